@@ -1,0 +1,62 @@
+"""The command line: every command, and how errors reach the user, as one line and a status of 2."""
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from gradveil import __version__
+from gradveil.cli import data, policy
+from gradveil.cli.train import EXAMPLES, train_command
+from gradveil.core.errors import GradveilError
+
+app = typer.Typer(
+    name="gradveil",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="What shared gradients give away in collaborative learning, and the defences that stop it.",
+)
+app.add_typer(data.app, name="data")
+app.add_typer(policy.app, name="policy")
+app.command("train", epilog=EXAMPLES)(train_command)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"gradveil {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def group(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False) -> None:
+    """What shared gradients give away in collaborative learning, and the defences that stop it."""
+
+
+def main(arguments: list[str] | None = None) -> None:
+    sys.exit(run(arguments))
+
+
+def run(arguments: list[str] | None = None) -> int:
+    """The status to exit with."""
+    try:
+        status = app(arguments, standalone_mode=False)
+        return status if isinstance(status, int) else 0
+    except GradveilError as error:
+        return _fail(str(error))
+    except (KeyboardInterrupt, typer.Abort):
+        return _fail("stopped; run the same command again to go on", 130)
+    except BrokenPipeError:  # the reader went away, as `| head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception as error:
+        message = getattr(error, "format_message", None)  # click's errors about usage, wherever this typer keeps click
+        if message is None:
+            raise
+        return _fail(message() or "no command given: see gradveil --help")
+
+
+def _fail(message: str, status: int = 2) -> int:
+    typer.echo("error: " + " ".join(message.split()), err=True)
+    return status

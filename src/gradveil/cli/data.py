@@ -1,0 +1,80 @@
+"""gradveil data: which data sets there are, whether they lie whole on this machine, and fetching them."""
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from gradveil.cli.options import DataRoot, Device, Json, Seed, examples, progress, say, table
+from gradveil.core.devices import find_device
+from gradveil.data import Dataset, Verification, catalog, fetch, find_root, verify
+
+app = typer.Typer(no_args_is_help=True, help="List, check and fetch data sets.")
+
+
+@app.command("list", epilog=examples("gradveil data list", "gradveil data list --data-root DIR --json"))
+def list_sets(data_root: DataRoot = None, as_json: Json = False, seed: Seed = 0, device: Device = "auto") -> None:  # noqa: ARG001
+    """Every data set gradveil knows, with what it expects below the data root."""
+    find_device(device)
+    root = find_root(data_root)
+    sets = [_facts(entry, root) for entry in catalog()]
+    rows = [
+        (
+            s["name"],
+            f"{s['channels']}x{s['size']}x{s['size']}",
+            s["classes"],
+            s["train"],
+            s["test"],
+            "yes" if s["here"] else "no",
+            s["license"],
+        )
+        for s in sets
+    ]
+    columns = ("name", "image", "classes", "train", "test", "here")
+    own = "A folder of your own: --data folder:PATH, with PATH/<class>/* or PATH/{train,test}/<class>/*."
+    say({"root": str(root), "datasets": sets}, as_json, table(f"Data sets below {root}", columns, rows), own)
+
+
+@app.command("verify", epilog=examples("gradveil data verify cifar100 --data-root DIR", "gradveil data verify fashion-mnist-mini --json"))
+def verify_set(name: str, data_root: DataRoot = None, as_json: Json = False, seed: Seed = 0, device: Device = "auto") -> None:  # noqa: ARG001
+    """Check a data set's files: by checksum where the owner publishes one, else by decoding every image. Status 1 if something is wrong."""
+    find_device(device)
+    _report(verify(name, data_root), as_json)
+
+
+@app.command("fetch", epilog=examples("gradveil data fetch fashion-mnist --data-root DIR"))
+def fetch_set(name: str, data_root: DataRoot = None, as_json: Json = False, seed: Seed = 0, device: Device = "auto") -> None:  # noqa: ARG001
+    """Download a data set below the data root, going on where an earlier download stopped, and check it."""
+    find_device(device)
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=progress) as bar:
+        tasks: dict[str, TaskID] = {}
+
+        def show(file: str, done: int, total: int | None) -> None:
+            if file not in tasks:
+                tasks[file] = bar.add_task(file, total=total)
+            bar.update(tasks[file], completed=done, total=total)
+
+        found = fetch(name, data_root, show)
+    _report(found, as_json)
+
+
+def _facts(entry: Dataset, root: Path) -> dict[str, Any]:
+    named = ("name", "title", "channels", "size", "classes", "train", "test", "license", "citation", "layout", "url", "home")
+    return {name: getattr(entry, name) for name in named} | {"here": entry.here(root)}
+
+
+def _report(found: Verification, as_json: bool) -> None:
+    result = {"dataset": found.name, "verified": found.ok, "note": found.note, "files": [asdict(check) for check in found.files]}
+    wrong = [check for check in found.files if not check.ok]
+    verdict = (
+        f"{found.name}: all {len(found.files)} files are right"
+        if found.ok
+        else f"{found.name}: {len(wrong)} of {len(found.files)} files are wrong"
+    )
+    lines = [f"  {check.path}: {check.problem}" for check in wrong[:20]]
+    say(result, as_json, "\n".join([verdict + (f" ({found.note})" if found.note else ""), *lines]))
+    if not found.ok:
+        raise typer.Exit(1)

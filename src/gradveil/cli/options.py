@@ -1,0 +1,42 @@
+"""Options that commands share, and how commands speak: tables for people, one JSON object for programs."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on the standard output, and nothing else there.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="The seed of everything random.")]
+Device = Annotated[str, typer.Option("--device", help="auto (the GPU where there is one), cpu or cuda.")]
+DataRoot = Annotated[
+    Path | None,
+    typer.Option("--data-root", help="The folder that holds the data sets. Default: $GRADVEIL_DATA, else ~/.local/share/gradveil."),
+]
+
+progress = Console(stderr=True)
+
+
+def say(result: Mapping[str, Any], as_json: bool, *shown: Table | str) -> None:
+    """The result, in the form that was asked for."""
+    if as_json:
+        typer.echo(json.dumps(result, default=str))
+        return
+    console = Console()
+    for part in shown:
+        console.print(part, soft_wrap=isinstance(part, str))
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
+    made = Table(*columns, title=title, title_justify="left")
+    for row in rows:
+        made.add_row(*map(str, row))
+    return made
+
+
+def examples(*lines: str) -> str:
+    """The end of a command's help."""
+    return "Examples:\n\n" + "\n\n".join(f"  {line}" for line in lines)

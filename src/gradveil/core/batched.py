@@ -1,0 +1,78 @@
+"""Many victims in one pass, where the model allows it: the engine, and the trial it must pass first."""
+
+import torch
+from torch import Generator, Tensor, nn
+
+from gradveil.core.errors import GradveilError
+from gradveil.core.gradients import Gradients, Loss, check_victims, gradient, trainable
+from gradveil.core.obstacles import obstacle
+from gradveil.core.taps import Pass, collect, forward
+
+
+class NotBatchableError(GradveilError):
+    """The model's victims cannot share a pass; the plain loop still works."""
+
+
+class BatchedGradients:
+    """Built once for a model and a loss, then called with images (victims, batch, ...) and labels (victims, batch[, classes]).
+
+    The first call tries it out on two random victims, against plain autograd. `why_not` says in one line what stands in the way.
+    Gradients may come out non-contiguous; they have graph and values like those of `loop_gradients`.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        self._model, self._loss = model, loss
+        self._tried = False
+        self._mismatch: str | None = None
+
+    @property
+    def why_not(self) -> str | None:
+        """Read anew each time, since a model may change its mode; a failed trial is remembered."""
+        return obstacle(self._model) or self._mismatch
+
+    def __call__(self, images: Tensor, labels: Tensor, *, differentiable: bool = False) -> Gradients:
+        check_victims(images, labels)
+        if not self._tried and self.why_not is None:
+            self._mismatch = _trial(self._model, self._loss, images, labels)
+            self._tried = True
+        if (reason := self.why_not) is not None:
+            raise NotBatchableError(f"the gradients of these victims cannot be batched: {reason}")
+        if not differentiable:
+            images, labels = images.detach(), labels.detach()
+        with torch.enable_grad():
+            done = forward(self._model, self._loss, images, labels, {n: p.detach() for n, p in self._model.named_parameters()})
+            return collect(self._model, done, len(images), differentiable)
+
+
+def _trial(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor) -> str | None:
+    """What is wrong with batching, seen on two random victims of the same shape, or None.
+
+    Each victim's loss is differentiated by plain autograd in the same pass, so a model that draws random numbers can be tried too.
+    """
+    first = torch.rand((2, *images.shape[1:]), generator=Generator().manual_seed(0)).to(images)
+    ends = labels.detach()[[0, -1]]
+    try:
+        with torch.enable_grad(), torch.autocast(images.device.type, enabled=False):
+            done = forward(model, loss, first, ends, dict(model.named_parameters()))
+            return _disagreement(model, done, collect(model, done, 2, differentiable=True))
+    except Exception as error:
+        gradient(model, loss, first[0], ends[0])  # a mistake in the input, not in the batching, shows here
+        return f"a trial pass failed with {type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def _disagreement(model: nn.Module, done: Pass, batched: Gradients) -> str | None:
+    parameters = trainable(model)
+    # TF32 and half types keep three digits or fewer; a wrong rule is off by as much as the gradient itself.
+    exact = done.rows.device.type == "cpu" and done.rows.dtype in (torch.float32, torch.float64)
+    tolerance = 1e-3 if exact else 5e-2
+    for victim, losses in enumerate(done.losses.chunk(2)):
+        targets = [*parameters.values(), done.rows]
+        *plain, images = torch.autograd.grad(losses.mean(), targets, retain_graph=True, materialize_grads=True)
+        if images.chunk(2)[1 - victim].any():
+            return "one row of a batch changes the outcome of another"
+        whole = torch.stack([p.norm() for p in plain]).norm()
+        for name, expected in zip(parameters, plain, strict=True):
+            error = (batched[name][victim] - expected).norm()
+            if not error <= tolerance * (expected.norm() + 0.01 * whole):
+                return f"the gradient of {name!r} differs from plain autograd's by {float(error / expected.norm()):.1%}"
+    return None

@@ -1,0 +1,59 @@
+"""Files that are either whole or not there: written beside their place, then renamed."""
+
+import errno
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from gradveil.core.errors import GradveilError
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path in the same folder that becomes `path` when the block ends well, and vanishes when it does not.
+
+    A disk that is full or may not be written becomes a `GradveilError`.
+    """
+    temporary: Path | None = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        os.close(handle)
+        temporary = Path(name)
+        yield temporary
+        with temporary.open("rb+") as written:
+            os.fsync(written.fileno())
+        temporary.chmod(0o666 & ~_umask())
+        temporary.replace(path)
+    except OSError as error:
+        raise _explained(error, path) from error
+    finally:
+        if temporary is not None:
+            temporary.unlink(missing_ok=True)
+
+
+def write_bytes(path: Path, data: bytes) -> None:
+    with replacing(path) as temporary:
+        temporary.write_bytes(data)
+
+
+def write_text(path: Path, text: str) -> None:
+    write_bytes(path, text.encode())
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
+
+
+def _explained(error: OSError, path: Path) -> OSError | GradveilError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return GradveilError(f"no space left on the disk while writing {path}: nothing was kept of it; free some space and run again")
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        return GradveilError(f"cannot write {path}: {error.strerror}; choose another folder")
+    if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
+        return GradveilError(f"cannot write {path}: {error.strerror}; a file stands where a folder should, or the reverse")
+    return error

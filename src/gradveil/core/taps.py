@@ -1,0 +1,90 @@
+"""Every victim's own gradients from one batched pass.
+
+Where rows do not interact, one forward and one backward pass give every row's layer inputs a and output gradients b, and each
+victim's weight gradient is a product of its own a and b. Nothing stays on the model: the taps are hooks that live for one pass.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.func import functional_call
+
+from gradveil.core.gradients import Gradients, Loss, per_sample, trainable
+from gradveil.core.layers import RULES
+from gradveil.core.obstacles import direct
+
+
+@dataclass(frozen=True)
+class Tap:
+    """One use of one layer. The edge marks the output in the graph, and holds even if the tensor is later changed in place."""
+
+    layer: nn.Module
+    inputs: Tensor
+    edge: GradientEdge
+
+
+@dataclass(frozen=True)
+class Pass:
+    rows: Tensor
+    losses: Tensor
+    taps: list[Tap]
+    copies: dict[str, Tensor]
+
+
+def forward(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor, parameters: dict[str, Tensor]) -> Pass:
+    """With `parameters` in place of the model's own: detached ones spare autograd the summed weight gradients nobody needs."""
+    rows = images.flatten(0, 1)
+    rows = rows if rows.requires_grad else rows.detach().requires_grad_()  # or nothing before the first layer would have a graph
+    copies = {name: parameters[name].expand(len(rows), *parameters[name].shape[1:]) for name in direct(model)}
+    copies = {name: copy if copy.requires_grad else copy.requires_grad_() for name, copy in copies.items()}
+    with _taps(model) as taps:
+        logits = functional_call(model, {**parameters, **copies}, (rows,))
+    return Pass(rows, per_sample(loss, logits, labels.flatten(0, 1)), taps, copies)
+
+
+@contextmanager
+def _taps(model: nn.Module) -> Iterator[list[Tap]]:
+    taps: list[Tap] = []
+
+    def record(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        taps.append(Tap(layer, inputs[0], get_gradient_edge(output)))
+
+    layers = [m for m in model.modules() if type(m) in RULES and any(p.requires_grad for p in m.parameters(recurse=False))]
+    handles = [layer.register_forward_hook(record) for layer in layers]
+    try:
+        yield taps
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def collect(model: nn.Module, done: Pass, victims: int, differentiable: bool) -> Gradients:
+    """The gradients of each victim's mean loss."""
+    edges = [tap.edge for tap in done.taps] + [get_gradient_edge(copy) for copy in done.copies.values()]
+    total = done.losses.sum() * (victims / len(done.losses))
+    blames = torch.autograd.grad(total, edges, create_graph=differentiable, materialize_grads=True)
+    with torch.set_grad_enabled(differentiable):
+        return _products(model, done, blames, victims)
+
+
+def _products(model: nn.Module, done: Pass, blames: tuple[Tensor, ...], victims: int) -> Gradients:
+    """Sums over the uses of a parameter, so a layer used twice or a shared weight comes out right."""
+    parameters = trainable(model)
+    names = {parameter: name for name, parameter in parameters.items()}
+    found: dict[str, Tensor] = {}
+    for tap, blame in zip(done.taps, blames, strict=False):
+        for key, rule in RULES[type(tap.layer)].items():
+            name = names.get(getattr(tap.layer, key))
+            if name is not None:
+                part = rule(tap.layer, tap.inputs.to(blame.dtype), blame, victims)
+                found[name] = found[name] + part if name in found else part
+    for name, blame in zip(done.copies, blames[len(done.taps) :], strict=True):
+        found[name] = blame.reshape(victims, -1, 1, *blame.shape[1:]).sum(1)
+    return {
+        name: found[name] if name in found else parameter.new_zeros(victims, *parameter.shape) for name, parameter in parameters.items()
+    }

@@ -1,0 +1,38 @@
+"""The gradients of many victims, as fast as the model allows."""
+
+import warnings
+
+from torch import Tensor, nn
+
+from gradveil.core.batched import BatchedGradients, NotBatchableError
+from gradveil.core.errors import GradveilWarning
+from gradveil.core.gradients import Gradients, Loss, loop_gradients
+
+
+class VictimGradients:
+    """Batched where possible; else one victim at a time, after one warning that says why. Keep it: its first call tries the model out."""
+
+    def __init__(self, model: nn.Module, loss: Loss) -> None:
+        self._model, self._loss = model, loss
+        self._batched = BatchedGradients(model, loss)
+        self._warned = False
+
+    @property
+    def why_not(self) -> str | None:
+        """Why the slow way is taken, as far as is known."""
+        return self._batched.why_not
+
+    def __call__(self, images: Tensor, labels: Tensor, *, differentiable: bool = False) -> Gradients:
+        """Of each victim's mean loss: images (victims, batch, ...) give tensors (victims, *parameter shape)."""
+        try:
+            return self._batched(images, labels, differentiable=differentiable)
+        except NotBatchableError as reason:
+            if not self._warned:
+                self._warned = True
+                warnings.warn(f"{reason}; taking them one at a time, which is slow", GradveilWarning, stacklevel=2)
+        return loop_gradients(self._model, self._loss, images, labels, differentiable=differentiable)
+
+
+def victim_gradients(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor, *, differentiable: bool = False) -> Gradients:
+    """For a single use; an attack that asks again and again should keep a `VictimGradients`."""
+    return VictimGradients(model, loss)(images, labels, differentiable=differentiable)

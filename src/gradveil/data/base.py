@@ -1,0 +1,124 @@
+"""What a dataset is: where its files lie, how one split is read, how it is verified. `Dataset` adds the published facts."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gradveil.core.errors import GradveilError
+from gradveil.data.archives import Archive, unpack
+from gradveil.data.files import File, Verification, check, checked_bytes
+from gradveil.data.images import Images
+from gradveil.data.pixels import Pixels, resized
+
+Labels = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Source(ABC):
+    """Images that can be loaded by name."""
+
+    name: str
+    decodes: ClassVar[bool] = True  # slowly enough to be worth a place in the cache
+
+    @abstractmethod
+    def sources(self, root: Path, split: str) -> Sequence[Path]:
+        """The files this split is read from, all present; a missing one is an error that says how to get it."""
+
+    @abstractmethod
+    def read(self, root: Path, split: str, image_size: int | None) -> Images:
+        """Decode the split, comparing checksums where there are any."""
+
+    @abstractmethod
+    def verify(self, root: Path) -> Verification:
+        """Look at every file."""
+
+
+@dataclass(frozen=True)
+class Dataset(Source):
+    """A published dataset. `layout` lists what is expected below the data root; `train` and `test` count images when complete.
+
+    `files` are those with an official checksum, and `archive` is the download they come in, if they come in one.
+    """
+
+    title: str
+    channels: int
+    size: int
+    classes: int
+    train: int
+    test: int
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    license: str
+    citation: str
+    layout: tuple[str, ...]
+    home: str
+    files: tuple[File, ...] = ()
+    archive: Archive | None = None
+
+    @abstractmethod
+    def pixels(self, root: Path, split: str) -> tuple[Pixels, Labels, tuple[str, ...]]:
+        """Images (NCHW) at their own size, labels, and class names."""
+
+    @property
+    def downloads(self) -> tuple[File, ...]:
+        """What `fetch` gets: the archive, or the files one by one, or nothing when there is no open address."""
+        return (self.archive.file,) if self.archive else tuple(file for file in self.files if file.url)
+
+    @property
+    def url(self) -> str | None:
+        return self.downloads[0].url if self.downloads else None
+
+    def here(self, root: Path) -> bool:
+        """Whether something of it lies below the root; `verify` says whether it is whole."""
+        return any((root / path.split("/")[0]).exists() for path in self.layout) or self._only_archive(root)
+
+    def read(self, root: Path, split: str, image_size: int | None) -> Images:
+        images, labels, classes = self.pixels(root, split)
+        tensor = torch.from_numpy(np.ascontiguousarray(resized(images, image_size or self.size)))
+        return Images(self.name, split, tensor, torch.from_numpy(labels), classes, self.mean, self.std)
+
+    def verify(self, root: Path) -> Verification:
+        if self._only_archive(root):
+            assert self.archive is not None
+            state = check(root, self.archive.file)
+            return Verification(self.name, state.ok, (state,), "only the archive is here; the first load unpacks it")
+        return self.inspect(root)
+
+    def inspect(self, root: Path) -> Verification:
+        """Compare every official file with its checksum."""
+        checks = tuple(check(root, file) for file in self.files)
+        right = sum(state.ok for state in checks)
+        return Verification(self.name, right == len(checks), checks, f"{right} of {len(checks)} files match their official checksum")
+
+    def present(self, root: Path, paths: Iterable[str]) -> list[Path]:
+        """These paths below the root, unpacked from the archive if need be; an absent one is an error that says what to do."""
+        wanted = list(paths)
+        if any(not (root / path).exists() for path in wanted) and self.archive and (root / self.archive.file.path).is_file():
+            unpack(root, self.archive)
+        absent = [path for path in wanted if not (root / path).exists()]
+        if absent:
+            raise self.missing(root, absent)
+        return [root / path for path in wanted]
+
+    def missing(self, root: Path, absent: Sequence[str]) -> GradveilError:
+        more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
+        archive = f" or {self.archive.file.path}" if self.archive else ""
+        return GradveilError(
+            f"{self.name} is not in {root}: no {', '.join(absent[:3])}{more}; expected {', '.join(self.layout)}{archive}; "
+            f"run `gradveil data fetch {self.name} --data-root {root}`"
+        )
+
+    def official(self, root: Path, path: str) -> bytes:
+        """The checked bytes of one of `files`."""
+        return checked_bytes(root, next(file for file in self.files if file.path == path))
+
+    def _only_archive(self, root: Path) -> bool:
+        if self.archive is None or not (root / self.archive.file.path).is_file():
+            return False
+        return not (root / self.archive.folder).exists()

@@ -1,0 +1,92 @@
+"""Decoded images kept on disk and mapped into memory, so that a dataset is decoded once.
+
+An entry is `<name>-<split>-<size>-<key>` with three files: `.images.npy`, `.labels.npy`, and `.json`, which is written last and makes
+the entry whole. The key covers the dataset's own description (checksums included) and the path, size and time of every source file: when
+a source changes the entry is built anew, and building compares the checksums.
+"""
+
+import hashlib
+import json
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from gradveil.core.errors import GradveilError
+from gradveil.core.files import replacing, write_text
+from gradveil.data.base import Source
+from gradveil.data.images import Images
+
+VERSION = 1  # raise it when the same files would decode to other pixels
+
+
+def cache_folder() -> Path:
+    """$GRADVEIL_CACHE, else $XDG_CACHE_HOME/gradveil, else ~/.cache/gradveil."""
+    if chosen := os.environ.get("GRADVEIL_CACHE"):
+        return Path(chosen).expanduser()
+    if shared := os.environ.get("XDG_CACHE_HOME"):
+        return Path(shared).expanduser() / "gradveil"
+    return Path.home() / ".cache" / "gradveil"
+
+
+def cached(source: Source, root: Path, split: str, image_size: int | None) -> Images:
+    """From the cache, or read, checked and kept there. Two processes that build one entry at once write the same bytes."""
+    key = _key(source, root, split)
+    slug = re.sub(r"[^A-Za-z0-9.]+", "-", Path(source.name).name or source.name).strip("-.")
+    stem = f"{slug}-{split}-{image_size or 'native'}-{key}"
+    folder = cache_folder()
+    found = _restored(folder, stem, source.name, split)
+    if found is not None:
+        return found
+    images = source.read(root, split, image_size)
+    try:
+        _keep(folder, stem, images)
+    except (OSError, GradveilError) as error:
+        raise GradveilError(f"{error} (GRADVEIL_CACHE can name another folder for the cache)") from error
+    kept = _restored(folder, stem, source.name, split)
+    if kept is None:
+        raise GradveilError(f"the cache entry {folder / stem} was damaged or removed while it was written; run again")
+    return kept
+
+
+def _key(source: Source, root: Path, split: str) -> str:
+    digest = hashlib.sha256(repr((VERSION, source, str(root.resolve()), split)).encode())
+    for path in source.sources(root, split):
+        try:
+            state = path.stat()
+        except OSError as error:
+            raise GradveilError(f"cannot read {path}: {error.strerror}") from error
+        digest.update(f"{path}\0{state.st_size}\0{state.st_mtime_ns}\n".encode())
+    return digest.hexdigest()[:20]
+
+
+def _keep(folder: Path, stem: str, images: Images) -> None:
+    _save(folder / f"{stem}.images.npy", images.images.numpy())
+    _save(folder / f"{stem}.labels.npy", images.labels.numpy())
+    write_text(folder / f"{stem}.json", json.dumps({"classes": images.classes, "mean": images.mean, "std": images.std}))
+
+
+def _save(path: Path, array: NDArray[Any]) -> None:
+    """As np.save, which on a full disk raises an error without a code, so that nobody can tell what happened."""
+    whole = np.ascontiguousarray(array)
+    with replacing(path) as temporary, temporary.open("wb") as handle:
+        np.lib.format.write_array_header_1_0(handle, np.lib.format.header_data_from_array_1_0(whole))
+        handle.write(whole.data.cast("B"))
+
+
+def _restored(folder: Path, stem: str, name: str, split: str) -> Images | None:
+    """The entry, or None when it is absent or damaged and so must be built."""
+    try:
+        facts = json.loads((folder / f"{stem}.json").read_text())
+        classes, mean, std = (tuple(facts[key]) for key in ("classes", "mean", "std"))
+        pixels = np.load(folder / f"{stem}.images.npy", mmap_mode="c", allow_pickle=False)
+        labels = np.load(folder / f"{stem}.labels.npy", allow_pickle=False)
+    except (OSError, ValueError, EOFError, KeyError, TypeError):
+        return None
+    if len(pixels) != len(labels):
+        return None
+    return Images(name, split, torch.from_numpy(pixels), torch.from_numpy(labels), classes, mean, std)

@@ -1,0 +1,61 @@
+"""Models by name: five built-in architectures, or any factory of the user's own."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import nn
+
+from gradveil.core import unknown
+from gradveil.core.seeds import derived
+from gradveil.models.base import Classifier, Normalize, Task
+from gradveil.models.convnet import convnet
+from gradveil.models.factories import find
+from gradveil.models.lenet import lenet
+from gradveil.models.mlp import mlp
+from gradveil.models.resnet import resnet20_4
+from gradveil.models.vit import vit
+
+__all__ = ["ARCHITECTURES", "Classifier", "Normalize", "Task", "build", "names"]
+
+ARCHITECTURES: dict[str, Callable[[Task], tuple[nn.Sequential, nn.Linear]]] = {
+    "resnet20-4": resnet20_4,
+    "convnet": convnet,
+    "lenet": lenet,
+    "mlp": mlp,
+    "vit": vit,
+}
+
+
+def names() -> tuple[str, ...]:
+    """The built-in models."""
+    return tuple(ARCHITECTURES)
+
+
+def build(
+    name: str,
+    *,
+    channels: int,
+    size: int,
+    classes: int,
+    mean: Sequence[float] | None = None,
+    std: Sequence[float] | None = None,
+    seed: int = 0,
+) -> nn.Module:
+    """A model in training mode, on the CPU, for images in [0, 1] of `channels` x `size` x `size`.
+
+    A built-in model normalizes its input by `mean` and `std` (no change where they are None). A name such as
+    `package.module:factory` calls the user's own factory; that model normalizes for itself, and `mean` and `std` do not reach it.
+    The weights depend on `seed` alone. Layers draw them from torch's global generator, so it is seeded here, the one place,
+    and put back as it was.
+    """
+    task = Task(channels, size, classes)
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        make = find(name) if ":" in name else _architecture(name, Normalize(channels, mean, std))
+        torch.default_generator.manual_seed(derived(seed, "weights"))  # after the import of a user's module, which may draw too
+        return make(task)
+
+
+def _architecture(name: str, normalize: Normalize) -> Callable[[Task], nn.Module]:
+    if name not in ARCHITECTURES:
+        raise unknown("model", name, (*ARCHITECTURES, "package.module:factory"))
+    return lambda task: Classifier(normalize, *ARCHITECTURES[name](task))

@@ -1,0 +1,96 @@
+"""Identification: is the true image the nearest to the reconstruction among many candidates?
+
+Images are compared by their locally normalized luminance, which keeps shapes and drops colors, brightness and contrast.
+Share identified of 1,000 test images among the same 1,000 (%), by the window's sigma in pixels:
+
+| reconstruction                        | CIFAR-100: 2 |     3 | 4 (kept) | Fashion-MNIST: 2 |     3 | 4 (kept) |
+|---------------------------------------|--------------|-------|----------|------------------|-------|----------|
+| uniform noise (chance: 0.1)           |          0.2 |   0.1 |      0.1 |              0.0 |   0.1 |      0.1 |
+| + Gaussian noise of 0.1, 0.2          |        100.0 | 100.0 |    100.0 |            100.0 | 100.0 |    100.0 |
+| + Gaussian noise of 0.3               |        100.0 | 100.0 |    100.0 |             99.9 | 100.0 |    100.0 |
+| + Gaussian noise of 0.8               |         91.9 |  95.4 |     96.6 |             86.5 |  86.3 |     86.8 |
+| blurred, sigma 1                      |        100.0 | 100.0 |    100.0 |            100.0 |  99.9 |     99.6 |
+| blurred, sigma 2                      |         99.9 | 100.0 |    100.0 |             74.4 |  73.0 |     71.8 |
+| 0.5 x + 0.3; random gain per channel  |        100.0 | 100.0 |    100.0 |            100.0 | 100.0 |    100.0 |
+| moved by 1 pixel                      |        100.0 | 100.0 |    100.0 |             60.3 |  64.2 |     66.4 |
+| gains, blur of 1 and noise of 0.2     |         99.0 |  99.6 |     99.9 |             83.8 |  87.9 |     88.9 |
+| negative, 1 - x                       |          0.0 |   0.0 |      0.0 |              0.0 |   0.0 |      0.0 |
+
+Two windows summed (2 and 5) were not clearly better. A negative counts as not identified.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gradveil.core import GradveilError
+from gradveil.scores.filters import smooth
+
+SMOOTHING = 0.7
+WINDOW = 4.0
+FLOOR = 0.5
+FLAT = 1e-5
+TIE = 1e-9
+CHUNK = 256
+
+
+def signatures(images: Tensor) -> Tensor:
+    """One vector of length 1 for each image, the same for a x + b with a > 0; zero for an image that is flat or not finite.
+
+    z = (x - local mean) / (local std + half the image's std), for x the luminance, slightly smoothed.
+    """
+    if images.ndim != 4 or not images.is_floating_point():
+        kind = f"{str(images.dtype).removeprefix('torch.')} of shape {tuple(images.shape)}"
+        raise GradveilError(f"images are {kind}: expected floats of shape (images, channels, height, width)")
+    return torch.cat([_signatures(part) for part in torch.split(images, CHUNK)])
+
+
+def rank(found: Tensor, candidates: Tensor, index: Tensor) -> Tensor:
+    """The place of the true image, `candidates[index[i]]`, among the candidates by likeness to `found[i]`: 1 is the nearest.
+
+    Candidates just as near as the true one do not count against it. A flat or non-finite reconstruction ranks it last.
+    """
+    _check(found, candidates, index)
+    known = signatures(candidates)
+    places = []
+    for part, true in zip(torch.split(found, CHUNK), torch.split(index.to(found.device), CHUNK), strict=True):
+        made = signatures(part)
+        likeness = made @ known.T
+        nearer = (likeness > likeness.gather(1, true[:, None]) + TIE).sum(dim=1)
+        places.append(torch.where(made.any(dim=1), nearer + 1, len(candidates)))
+    return torch.cat(places).double()
+
+
+def identify(found: Tensor, candidates: Tensor, index: Tensor) -> Tensor:
+    """1 where the true image, `candidates[index[i]]`, is the nearest candidate to `found[i]`, else 0. Chance: 1 / candidates."""
+    return (rank(found, candidates, index) == 1).double()
+
+
+def _signatures(images: Tensor) -> Tensor:
+    x = smooth(_luminance(images.double()), SMOOTHING)
+    spread = x.std(dim=(1, 2), correction=0)[:, None, None]
+    centered = x - smooth(x, WINDOW)
+    z = centered / (smooth(centered.square(), WINDOW).sqrt() + FLOOR * spread)
+    usable = spread.isfinite() & (spread > FLAT)
+    return F.normalize(torch.where(usable, z, 0.0).flatten(1), dim=1)
+
+
+def _luminance(images: Tensor) -> Tensor:
+    if images.shape[1] != 3:
+        return images.mean(dim=1)
+    weights = torch.tensor([0.299, 0.587, 0.114], dtype=images.dtype, device=images.device)
+    return torch.einsum("nchw,c->nhw", images, weights)
+
+
+def _check(found: Tensor, candidates: Tensor, index: Tensor) -> None:
+    if found.shape[1:] != candidates.shape[1:] or len(candidates) < 2:
+        raise GradveilError(
+            f"found has shape {tuple(found.shape)} and candidates {tuple(candidates.shape)}: "
+            "expected images of the same shape, and at least two candidates"
+        )
+    kind = f"{str(index.dtype).removeprefix('torch.')} of shape {tuple(index.shape)}"
+    if index.shape != found.shape[:1] or index.dtype != torch.long:
+        raise GradveilError(f"index is {kind}: expected one int64 for each of {len(found)} reconstructions")
+    wrong = index[(index < 0) | (index >= len(candidates))]
+    if len(wrong):
+        raise GradveilError(f"index holds {int(wrong[0])}: expected places from 0 to {len(candidates) - 1}, one of the candidates")

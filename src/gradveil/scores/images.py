@@ -1,0 +1,78 @@
+"""How alike two images are: one number for each pair.
+
+Every score takes `found` and `truth` as NCHW floats in [0, 1], computes in float64 and gives float64. It scores what it gets:
+clamp first if values outside [0, 1] should not count. NaN or infinity in a found image gives NaN or the worst value, never an error.
+"""
+
+import torch
+from torch import Tensor
+
+from gradveil.core import GradveilError
+from gradveil.scores.filters import windows
+
+SSIM_WINDOW = 11
+SSIM_SIGMA = 1.5
+SSIM_C1, SSIM_C2 = 0.01**2, 0.03**2
+
+
+def mse(found: Tensor, truth: Tensor) -> Tensor:
+    """The mean squared difference."""
+    found, truth = pair(found, truth)
+    return (found - truth).square().mean(dim=(1, 2, 3))
+
+
+def psnr(found: Tensor, truth: Tensor) -> Tensor:
+    """In dB, for images in [0, 1]; infinite where equal."""
+    return decibels(mse(found, truth))
+
+
+def ssim(found: Tensor, truth: Tensor) -> Tensor:
+    """Structural similarity: k1 = 0.01, k2 = 0.03, Gaussian windows of 11 x 11 (sigma 1.5) inside the picture, mean over channels.
+
+    Pictures smaller than 11 pixels get the largest window of odd width that fits.
+    """
+    found, truth = pair(found, truth)
+    side = min(*found.shape[-2:], SSIM_WINDOW)
+    width = side - (side + 1) % 2
+
+    def local(values: Tensor) -> Tensor:
+        return windows(values, SSIM_SIGMA, width)
+
+    mean_f, mean_t = local(found), local(truth)
+    var_f, var_t = local(found.square()) - mean_f.square(), local(truth.square()) - mean_t.square()
+    covariance = local(found * truth) - mean_f * mean_t
+    luminance = (2 * mean_f * mean_t + SSIM_C1) / (mean_f.square() + mean_t.square() + SSIM_C1)
+    structure = (2 * covariance + SSIM_C2) / (var_f + var_t + SSIM_C2)
+    return (luminance * structure).mean(dim=(1, 2, 3))
+
+
+def psnr_affine(found: Tensor, truth: Tensor) -> Tensor:
+    """PSNR after the affine map of the colors, one for each image, that brings found nearest to truth: right shapes in wrong colors count.
+
+    Never below the best single color. Colors are centered, y = B x; directions in which they vary by less than 1e-6 are left out.
+    """
+    found, truth = pair(found, truth)
+    x, y = found.flatten(2), truth.flatten(2)
+    x, y = x - x.mean(dim=2, keepdim=True), y - y.mean(dim=2, keepdim=True)
+    gram = x @ x.mT / x.shape[2]
+    usable = gram.isfinite().all(dim=2).all(dim=1)[:, None, None]
+    gram, x = torch.where(usable, gram, 0.0), torch.where(usable, x, torch.nan)
+    inverse = torch.linalg.pinv(gram, atol=1e-12, rtol=1e-12, hermitian=True)
+    mapping = (y @ x.mT / x.shape[2]) @ inverse
+    return decibels((y - mapping @ x).square().mean(dim=(1, 2)))
+
+
+def decibels(error: Tensor) -> Tensor:
+    """A mean squared error in [0, 1] as a peak signal-to-noise ratio."""
+    return -10 * error.log10()
+
+
+def pair(found: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
+    """Both in float64, after a check that they are images of the same shape."""
+    for name, images in (("found", found), ("truth", truth)):
+        if images.ndim != 4 or not images.is_floating_point():
+            kind = f"{str(images.dtype).removeprefix('torch.')} of shape {tuple(images.shape)}"
+            raise GradveilError(f"{name} is {kind}: expected floats in [0, 1] of shape (images, channels, height, width)")
+    if found.shape != truth.shape:
+        raise GradveilError(f"found has shape {tuple(found.shape)} and truth {tuple(truth.shape)}: they must be the same")
+    return found.double(), truth.double()

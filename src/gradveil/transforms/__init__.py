@@ -1,0 +1,7 @@
+"""Image transformations: 50 functions as batched tensor operations, the policies made of them, and crop and flip before them."""
+
+from gradveil.transforms.library import LIBRARY, OPERATIONS
+from gradveil.transforms.policy import Policy, Transform
+from gradveil.transforms.preparation import Preparation
+
+__all__ = ["LIBRARY", "OPERATIONS", "Policy", "Preparation", "Transform"]

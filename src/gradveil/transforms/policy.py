@@ -1,0 +1,167 @@
+"""Policies: up to three transformations in a row, written `3-1-7`; a hybrid is several joined by `+`, one drawn for each image."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import overload
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Generator, Tensor
+
+from gradveil.core.errors import GradveilError, unknown
+from gradveil.core.seeds import signs
+from gradveil.transforms.library import LIBRARY, OPERATIONS
+
+LONGEST = 3
+CHUNK_ON_CPU = 256  # images whose intermediate results stay in the cache
+CHUNK_ON_GPU = 16_384  # images whose intermediate results stay under a gigabyte
+NO_POLICY = "none"
+
+
+@dataclass(frozen=True)
+class Transform:
+    """One operation at one magnitude index; `index` is its place in the library if it was named by that."""
+
+    name: str
+    magnitude: int
+    index: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.name not in OPERATIONS:
+            raise unknown("transformation", self.name, OPERATIONS)
+        if not 0 <= self.magnitude <= 9:
+            raise GradveilError(f"magnitude {self.magnitude} of {self.name} is out of range: choose 0 to 9")
+
+    @classmethod
+    def parse(cls, text: str) -> "Transform":
+        """`3` (a place in the library, 0 to 49) or `translate_x(9)` (an operation and its magnitude index)."""
+        if re.fullmatch(r"\d+", text):
+            index = int(text)
+            if index >= len(LIBRARY):
+                raise GradveilError(
+                    f"transformation {index} is out of range: choose 0 to {len(LIBRARY) - 1}, or a name such as translate_x(9)"
+                )
+            return cls(*LIBRARY[index], index=index)
+        named = re.fullmatch(r"([A-Za-z_]+)\((\d+)\)", text)
+        if not named:
+            raise GradveilError(
+                f"{text!r} is no transformation: write 0 to {len(LIBRARY) - 1}, or a name and magnitude 0 to 9 such as translate_x(9)"
+            )
+        return cls(named[1], int(named[2]))
+
+    def __str__(self) -> str:
+        return f"{self.name}({self.magnitude})" if self.index is None else str(self.index)
+
+    @property
+    def value(self) -> float:
+        """What the magnitude index stands for, in the operation's own unit."""
+        return OPERATIONS[self.name].magnitudes[self.magnitude]
+
+    @property
+    def signed(self) -> bool:
+        """Whether each image draws its own direction."""
+        return OPERATIONS[self.name].signed
+
+    def describe(self) -> str:
+        """In words, such as `translate_x(9): ±0.4532 of the width`."""
+        means = OPERATIONS[self.name].means.format(self.value)
+        return f"{self.name}({self.magnitude})" + (f": {means}" if means else "")
+
+    def apply(self, images: Tensor, signs: Tensor) -> Tensor:
+        """To uint8 NCHW images, with a given sign (-1 or +1) for each."""
+        return OPERATIONS[self.name].apply(images, self.value, signs)
+
+
+@dataclass(frozen=True)
+class Policy:
+    """One or more sequences of transformations; each image gets one of them, drawn at random. It replaces the image.
+
+    Call it on a tensor (uint8, or float in [0, 1]; CHW or NCHW; one or three channels; any device) or on a `PIL.Image`
+    (mode L or RGB). Without a generator, torch's default one is used, which a `DataLoader` seeds in each worker.
+    """
+
+    members: tuple[tuple[Transform, ...], ...] = ((),)
+
+    def __post_init__(self) -> None:
+        if not self.members:
+            raise GradveilError("a policy needs at least one member; the empty sequence changes nothing")
+        for member in self.members:
+            if len(member) > LONGEST:
+                raise GradveilError(
+                    f"policy {'-'.join(map(str, member))!r} has {len(member)} transformations: at most {LONGEST} are allowed"
+                )
+
+    @classmethod
+    def parse(cls, text: str) -> "Policy":
+        """From `3-1-7+43-18-18`, `translate_x(9)-contrast(6)`, or `none`."""
+        try:
+            return cls(tuple(_member(part.strip()) for part in text.split("+")))
+        except GradveilError as error:
+            raise GradveilError(f"policy {text!r}: {error}") from None
+
+    def __str__(self) -> str:
+        return "+".join("-".join(map(str, member)) or NO_POLICY for member in self.members)
+
+    @overload
+    def __call__(self, images: Tensor, rng: Generator | None = None) -> Tensor: ...
+    @overload
+    def __call__(self, images: Image.Image, rng: Generator | None = None) -> Image.Image: ...
+    def __call__(self, images: Tensor | Image.Image, rng: Generator | None = None) -> Tensor | Image.Image:
+        if isinstance(images, Image.Image):
+            return _on_picture(images, lambda pixels: self(pixels, rng))
+        if not isinstance(images, Tensor):
+            raise GradveilError(f"a policy takes a torch.Tensor or a PIL.Image, not {type(images).__name__}")
+        batch = _checked(images)
+        if batch.dtype == torch.uint8:
+            return self._run(batch, rng).view_as(images)
+        pixels = (batch * 255).round_().clamp_(0, 255).to(torch.uint8)
+        return (self._run(pixels, rng).to(images.dtype) / 255).view_as(images)
+
+    def _run(self, images: Tensor, rng: Generator | None) -> Tensor:
+        if len(self.members) == 1:
+            return _apply(self.members[0], images, rng)
+        device = "cpu" if rng is None else rng.device
+        drawn = torch.randint(len(self.members), (len(images),), generator=rng, device=device)
+        out = torch.empty_like(images)
+        for number, member in enumerate(self.members):
+            rows = (drawn == number).nonzero().squeeze(1).to(images.device, non_blocking=True)
+            out[rows] = _apply(member, images[rows], rng)
+        return out
+
+
+def _member(text: str) -> tuple[Transform, ...]:
+    return () if text == NO_POLICY else tuple(Transform.parse(part.strip()) for part in text.split("-"))
+
+
+def _apply(member: tuple[Transform, ...], images: Tensor, rng: Generator | None) -> Tensor:
+    if not len(images):
+        return images
+    drawn = [signs(len(images), rng) if transform.signed else torch.ones(len(images), dtype=torch.long) for transform in member]
+    pieces = []
+    for rows in torch.arange(len(images)).split(CHUNK_ON_GPU if images.is_cuda else CHUNK_ON_CPU):
+        part = slice(int(rows[0]), int(rows[-1]) + 1)
+        piece = images[part]
+        for transform, directions in zip(member, drawn, strict=True):
+            piece = transform.apply(piece, directions[part])
+        pieces.append(piece)
+    return torch.cat(pieces)
+
+
+def _checked(images: Tensor) -> Tensor:
+    """NCHW, or an error that says what is wrong."""
+    if images.dtype != torch.uint8 and not images.is_floating_point():
+        raise GradveilError(f"images of type {images.dtype}: a policy takes uint8, or floats in [0, 1]")
+    if images.dim() not in (3, 4) or images.shape[-3] not in (1, 3):
+        raise GradveilError(f"images of shape {tuple(images.shape)}: a policy takes CHW or NCHW with 1 or 3 channels")
+    return images if images.dim() == 4 else images[None]
+
+
+def _on_picture(picture: Image.Image, change: Callable[[Tensor], Tensor]) -> Image.Image:
+    if picture.mode not in ("L", "RGB"):
+        raise GradveilError(f"a picture of mode {picture.mode}: a policy takes L or RGB; convert it first")
+    pixels = torch.from_numpy(np.array(picture))
+    pixels = pixels[None] if picture.mode == "L" else pixels.permute(2, 0, 1)
+    changed = change(pixels.contiguous())
+    return Image.fromarray((changed[0] if picture.mode == "L" else changed.permute(1, 2, 0)).numpy())

@@ -1,0 +1,127 @@
+"""The cache of decoded images: reused, rebuilt, and never half there."""
+
+import errno
+import io
+import multiprocessing
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from gradveil.core.errors import GradveilError
+from gradveil.data import load
+from gradveil.data.cache import cache_folder
+
+
+@pytest.fixture
+def photos(tmp_path: Path) -> Path:
+    rng = np.random.default_rng(0)
+    for place in ("train/a", "train/b", "test/a", "test/b"):
+        (tmp_path / "photos" / place).mkdir(parents=True)
+        for number in range(4):
+            Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8)).save(tmp_path / "photos" / place / f"{number}.png")
+    return tmp_path / "photos"
+
+
+def stamps(cache: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_mtime_ns for path in cache.iterdir()}
+
+
+def test_a_second_load_reads_the_cache_and_writes_nothing(photos: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = load(str(photos))
+    before = stamps(cache)
+    monkeypatch.setattr("gradveil.data.folder.opened", lambda path: pytest.fail(f"{path} was decoded again"))
+    second = load(str(photos))
+    assert len(before) == 3 and stamps(cache) == before
+    assert torch.equal(first.images, second.images) and torch.equal(first.labels, second.labels)
+    assert (first.classes, first.mean, first.std) == (second.classes, second.mean, second.std)
+
+
+def test_a_changed_source_is_read_again(photos: Path, cache: Path) -> None:
+    load(str(photos))
+    Image.new("RGB", (8, 8), (1, 2, 3)).save(photos / "train/a/0.png")
+    assert load(str(photos)).images[0, :, 0, 0].tolist() == [1, 2, 3]
+    assert len(stamps(cache)) == 6
+
+
+def test_a_source_touched_is_read_again(photos: Path, cache: Path) -> None:
+    load(str(photos))
+    os.utime(photos / "train/b/1.png", ns=(1, 1))
+    load(str(photos))
+    assert len(stamps(cache)) == 6
+
+
+def test_splits_and_sizes_have_entries_of_their_own(photos: Path, cache: Path) -> None:
+    assert load(str(photos)).size == 8 and load(str(photos), image_size=4).size == 4 and len(load(str(photos), "test")) == 8
+    assert len(stamps(cache)) == 9
+
+
+def test_writing_to_loaded_images_does_not_change_the_cache(photos: Path) -> None:
+    load(str(photos)).images.zero_()
+    assert load(str(photos)).images.any()
+
+
+@pytest.mark.parametrize("suffix", ["images.npy", "labels.npy", "json"])
+def test_a_damaged_entry_is_built_again(photos: Path, cache: Path, suffix: str) -> None:
+    whole = load(str(photos)).images.clone()
+    (path,) = cache.glob(f"*.{suffix}")
+    path.write_bytes(path.read_bytes()[:20])
+    assert torch.equal(load(str(photos)).images, whole)
+    assert path.stat().st_size > 20
+
+
+class FullDisk(io.FileIO):
+    def write(self, _: Any, /) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_is_one_line_and_leaves_no_file(photos: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real: Callable[..., Any] = Path.open
+
+    def opened(path: Path, mode: str = "r", *rest: Any, **named: Any) -> Any:
+        return FullDisk(path, "w") if mode == "wb" and cache in path.parents else real(path, mode, *rest, **named)
+
+    monkeypatch.setattr(Path, "open", opened)
+    with pytest.raises(GradveilError, match=r"no space left on the disk .*GRADVEIL_CACHE") as error:
+        load(str(photos))
+    assert "\n" not in str(error.value) and not list(cache.iterdir())
+
+
+def test_a_cache_that_is_a_file_is_one_line(photos: Path, cache: Path) -> None:
+    cache.write_text("in the way")
+    with pytest.raises(GradveilError, match=r"cannot write .*GRADVEIL_CACHE"):
+        load(str(photos))
+
+
+def build(photos: str, cache: str, gate: Any, results: Any) -> None:
+    os.environ["GRADVEIL_CACHE"] = cache
+    gate.wait(30)
+    results.put(load(photos).images.sum().item())
+
+
+def test_two_processes_that_build_at_once_are_both_right(photos: Path, cache: Path) -> None:
+    context = multiprocessing.get_context("forkserver")
+    gate, results = context.Barrier(2), context.Queue()
+    workers = [context.Process(target=build, args=(str(photos), str(cache), gate, results)) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    sums = {results.get(timeout=60) for _ in workers}
+    for worker in workers:
+        worker.join(60)
+    assert [worker.exitcode for worker in workers] == [0, 0]
+    assert sums == {load(str(photos)).images.sum().item()} and len(stamps(cache)) == 3
+
+
+def test_the_cache_folder_follows_the_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert cache_folder() == tmp_path / "cache"
+    monkeypatch.delenv("GRADVEIL_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert cache_folder() == tmp_path / "xdg/gradveil"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache/gradveil"
