@@ -11,6 +11,8 @@ from gradveil.cli import data, policy
 from gradveil.cli.train import EXAMPLES, train_command
 from gradveil.core.errors import GradveilError
 
+INTERRUPTED = 128 + 2  # as shells report a program that SIGINT ended
+
 app = typer.Typer(
     name="gradveil",
     no_args_is_help=True,
@@ -42,14 +44,18 @@ def run(arguments: list[str] | None = None) -> int:
     """The status to exit with."""
     try:
         status = app(arguments, standalone_mode=False)
+        if status == INTERRUPTED:  # what typer makes of Ctrl-C
+            raise KeyboardInterrupt
         return status if isinstance(status, int) else 0
     except GradveilError as error:
         return _fail(str(error))
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("stopped; run the same command again to go on", 130)
+        return _fail("stopped; run the same command again to go on", INTERRUPTED)
     except BrokenPipeError:  # the reader went away, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
+    except OSError as error:
+        return _fail(str(error))
     except Exception as error:
         message = getattr(error, "format_message", None)  # click's errors about usage, wherever this typer keeps click
         if message is None:

@@ -49,15 +49,21 @@ def fetch_set(name: str, data_root: DataRoot = None, as_json: Json = False, seed
     """Download a data set below the data root, going on where an earlier download stopped, and check it."""
     find_device(device)
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=progress) as bar:
-        tasks: dict[str, TaskID] = {}
+    bar = Progress(*columns, console=progress)
+    tasks: dict[str, TaskID] = {}
 
-        def show(file: str, done: int, total: int | None) -> None:
-            if file not in tasks:
-                tasks[file] = bar.add_task(file, total=total)
-            bar.update(tasks[file], completed=done, total=total)
+    def show(file: str, done: int, total: int | None) -> None:
+        if not tasks:  # not before there is something to show: a bar without tasks leaves an empty line
+            bar.start()
+        if file not in tasks:
+            tasks[file] = bar.add_task(file, total=total)
+        bar.update(tasks[file], completed=done, total=total)
 
+    try:
         found = fetch(name, data_root, show)
+    finally:
+        if tasks:
+            bar.stop()
     _report(found, as_json)
 
 

@@ -53,7 +53,8 @@ def train_command(
         "history": trained.history,
     }
     text = f"{model} on {data}: test accuracy {trained.accuracy:.2%} after {trained.epochs} epochs ({trained.steps} steps)"
-    say(result, as_json, f"{text}\nweights {trained.checkpoint}\nmetrics {trained.out / 'metrics.csv'}")
+    metrics = f"\nmetrics {trained.out / 'metrics.csv'}" if trained.history else ""
+    say(result, as_json, f"{text}\nweights {trained.checkpoint}{metrics}")
 
 
 def _steps(text: str) -> tuple[int, ...]:

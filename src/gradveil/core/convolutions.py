@@ -1,5 +1,11 @@
-"""The weight gradient of a 2-D convolution, victim by victim, from its input and the loss gradient at its output."""
+"""The weight gradient of a 2-D convolution, victim by victim, from its input and the loss gradient at its output.
 
+Each victim's patches are laid side by side, and one product for each victim gives the gradient: dW = b patches(a)^T. The two
+derivatives that a matching attack needs are products of the same kind, so a step is a few large batched products and no loop.
+And the convolution itself, for a pass in which nobody asks for its weight's summed gradient.
+"""
+
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -7,93 +13,128 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-MAP_SIZE = 200  # below it, or with few channels in, copying patches costs less than many small products (measured on a CPU)
-CHANNELS = 16
+
+@dataclass(frozen=True)
+class Shape:
+    """What the products need to know of a layer."""
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    dilation: tuple[int, int]
+    groups: int
+    victims: int
 
 
 def convolution_weight(layer: nn.Conv2d, inputs: Tensor, blame: Tensor, victims: int) -> Tensor:
-    """One of two ways with the same result, the faster for this shape."""
-    if layer.padding_mode == "zeros":
-        edges = _padding(layer)
-    else:
-        (left, right), (top, bottom) = reversed(_padding(layer))
-        inputs = F.pad(inputs, (left, right, top, bottom), mode=layer.padding_mode)
-        edges = [(0, 0), (0, 0)]
-    wide = blame.shape[2] * blame.shape[3] >= MAP_SIZE and inputs.shape[1] // layer.groups >= CHANNELS
-    return (shifted if wide else unfolded)(layer, inputs, edges, blame, victims)
+    """(victims, *weight shape). Differentiable once more by input and blame."""
+    (top, bottom), (left, right) = _padding(layer)
+    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
+    padded = F.pad(inputs, (left, right, top, bottom), mode=mode) if top + bottom + left + right else inputs
+    shape = Shape(_pair(layer.kernel_size), _pair(layer.stride), _pair(layer.dilation), layer.groups, victims)
+    found: Tensor = _PatchProducts.apply(padded, blame, shape)  # type: ignore[no-untyped-call]
+    return found.view(victims, *layer.weight.shape)
 
 
-def unfolded(layer: nn.Conv2d, inputs: Tensor, edges: list[tuple[int, int]], blame: Tensor, victims: int) -> Tensor:
-    """All patches side by side (a copy of kernel-area times the input), then one product for each victim."""
-    (top, bottom), (left, right) = edges
-    padded = F.pad(inputs, (left, right, top, bottom))
-    patches = F.unfold(padded, _pair(layer.kernel_size), dilation=_pair(layer.dilation), stride=_pair(layer.stride))
-    rows = (victims, -1, layer.groups)
-    found = torch.einsum(
-        "vrgop,vrgip->vgoi",
-        blame.reshape(*rows, layer.out_channels // layer.groups, patches.shape[2]),
-        patches.view(*rows, patches.shape[1] // layer.groups, patches.shape[2]),
-    )
-    return found.reshape(victims, *layer.weight.shape)
-
-
-def shifted(layer: nn.Conv2d, inputs: Tensor, edges: list[tuple[int, int]], blame: Tensor, victims: int) -> Tensor:
-    """One product for each kernel offset, with no copy of patches.
-
-    Lay the padded input and the output gradient on grids of the same width. Then moving by a kernel offset is moving by a constant
-    along the flattened grid, so each product reads a plain slice. A stride splits the input into one grid for each phase.
-    The result is laid out offset by offset: a view, not contiguous.
-    """
-    (kernel_h, kernel_w), (stride_h, stride_w), (step_h, step_w) = map(_pair, (layer.kernel_size, layer.stride, layer.dilation))
-    (top, _), (left, _) = edges
-    out_h, out_w = blame.shape[2:]
-    height, width = out_h + (kernel_h - 1) * step_h // stride_h, out_w + (kernel_w - 1) * step_w // stride_w
-    right, bottom = width * stride_w - inputs.shape[3] - left, height * stride_h - inputs.shape[2] - top
-    grid = F.pad(inputs, (left, right, top, bottom)).reshape(*inputs.shape[:2], height, stride_h, width, stride_w)
-    planes = grid.permute(3, 5, 0, 1, 2, 4).reshape(-1, inputs.shape[1], height, width)
-    count = stride_h * stride_w
-    phases = _flat(planes, layer.groups, count * victims)
-    phases = phases.view(count, -1, *phases.shape[1:])
-    tail = (height - out_h) * width + width - out_w
-    flat = _flat(F.pad(blame, (0, width - out_w, 0, height - out_h)), layer.groups, victims)
-    offsets = [
-        (i * step_h % stride_h * stride_w + j * step_w % stride_w, i * step_h // stride_h * width + j * step_w // stride_w)
-        for i in range(kernel_h)
-        for j in range(kernel_w)
-    ]
-    found: Tensor = _Products.apply(phases, flat[:, :, : flat.shape[2] - tail], offsets)  # type: ignore[no-untyped-call]
-    return found.permute(1, 2, 3, 0).reshape(victims, *layer.weight.shape)
-
-
-class _Products(torch.autograd.Function):
-    """For each (phase, shift): blame times the transposed slice of that phase. Gradients accumulate in place."""
+class _PatchProducts(torch.autograd.Function):
+    """b patches(a)^T for each victim and group."""
 
     @staticmethod
-    def forward(ctx: Any, phases: Tensor, blame: Tensor, offsets: list[tuple[int, int]]) -> Tensor:
-        ctx.save_for_backward(phases, blame)
-        ctx.offsets = offsets
-        found = blame.new_empty(len(offsets), len(blame), blame.shape[1], phases.shape[2])
-        for out, (phase, shift) in zip(found, offsets, strict=True):
-            torch.bmm(blame, phases[phase, :, :, shift : shift + blame.shape[2]].transpose(1, 2), out=out)
-        return found
+    def forward(ctx: Any, padded: Tensor, blame: Tensor, shape: Shape) -> Tensor:
+        patches = _by_victim(_patches(padded, blame.shape[2:], shape), shape)
+        flat = _by_victim(blame.flatten(2), shape)
+        ctx.save_for_backward(patches, flat)
+        ctx.shape, ctx.padded, ctx.blame = shape, padded.shape, blame.shape
+        return torch.bmm(flat, patches.transpose(1, 2))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, None]:
-        phases, blame = ctx.saved_tensors
-        to_phases, to_blame = torch.zeros_like(phases), torch.zeros_like(blame)
-        length, room = phases.shape[3], phases.shape[3] - blame.shape[2]
-        framed = F.pad(blame, (room, room))  # then slices are read, and what is written is whole: products in place are faster so
-        for part, (phase, shift) in zip(slope, ctx.offsets, strict=True):
-            to_phases[phase].baddbmm_(part.transpose(1, 2), framed[:, :, room - shift : room - shift + length])
-            to_blame.baddbmm_(part, phases[phase, :, :, shift : shift + blame.shape[2]])
-        return to_phases, to_blame, None
+        patches, flat = ctx.saved_tensors
+        shape: Shape = ctx.shape
+        to_blame = _by_row(torch.bmm(slope, patches), shape, len_rows=ctx.blame[0]).view(ctx.blame)
+        if flat.is_cuda and shape.stride == (1, 1):
+            return _spread(slope, flat, shape, ctx.padded, ctx.blame), to_blame, None
+        to_patches = _by_row(torch.bmm(slope.transpose(1, 2), flat), shape, len_rows=ctx.padded[0])
+        to_padded = F.fold(to_patches, ctx.padded[2:], shape.kernel, shape.dilation, stride=shape.stride)
+        return to_padded, to_blame, None
 
 
-def _flat(maps: Tensor, groups: int, victims: int) -> Tensor:
-    """(rows, channels, h, w) to (victims x groups, channels of the group, all positions of the victim's rows)."""
-    parts = maps.reshape(victims, -1, groups, maps.shape[1] // groups, maps.shape[2] * maps.shape[3])
-    return parts.permute(0, 2, 3, 1, 4).reshape(victims * groups, parts.shape[3], -1)
+def _spread(slope: Tensor, flat: Tensor, shape: Shape, padded: torch.Size, blame: torch.Size) -> Tensor:
+    """The slope at the padded input, as patches of the blame times the mirrored kernel: `F.fold` is slow on a GPU."""
+    (kernel_h, kernel_w), (step_h, step_w) = shape.kernel, shape.dilation
+    down, right = (kernel_h - 1) * step_h, (kernel_w - 1) * step_w
+    around = F.pad(_by_row(flat, shape, len_rows=blame[0]).view(blame), (right, right, down, down))
+    patches = _by_victim(_patches(around, padded[2:], shape), shape)
+    kernels = slope.view(len(slope), slope.shape[1], -1, kernel_h * kernel_w).flip(3)
+    mirrored = kernels.transpose(1, 2).reshape(len(slope), kernels.shape[2], -1)
+    return _by_row(torch.bmm(mirrored, patches), shape, len_rows=padded[0]).view(padded)
+
+
+def convolve(layer: nn.Conv2d, inputs: Tensor) -> Tensor:
+    """The layer's output. Where its weight asks for no gradient, in a form that costs nothing for it when differentiated twice."""
+    if layer.weight.requires_grad or isinstance(layer.padding, str) or layer.padding_mode != "zeros":
+        plain: Tensor = layer._conv_forward(inputs, layer.weight, layer.bias)
+        return plain
+    settings = layer.stride, layer.padding, layer.dilation, layer.groups
+    found: Tensor = _Convolution.apply(inputs, layer.weight, settings)  # type: ignore[no-untyped-call]
+    return found if layer.bias is None else found + layer.bias.view(-1, 1, 1)
+
+
+class _Convolution(torch.autograd.Function):
+    """By its input alone. Torch's own second derivative works out the weight's as well, asked for or not: a third of the time."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, weight: Tensor, settings: tuple[Any, ...]) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        ctx.settings = settings
+        return F.conv2d(inputs, weight, None, *settings)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
+        return _Transposed.apply(slope, *ctx.saved_tensors, ctx.settings), None, None  # type: ignore[no-untyped-call]
+
+
+class _Transposed(torch.autograd.Function):
+    """Its adjoint, whose own adjoint is the convolution again."""
+
+    @staticmethod
+    def forward(ctx: Any, slope: Tensor, inputs: Tensor, weight: Tensor, settings: tuple[Any, ...]) -> Tensor:
+        ctx.save_for_backward(weight)
+        ctx.settings = settings
+        stride, padding, dilation, groups = settings
+        back = torch.ops.aten.convolution_backward
+        found: Tensor = back(slope, inputs, weight, None, stride, padding, dilation, False, (0, 0), groups, (True, False, False))[0]
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None, None]:
+        (weight,) = ctx.saved_tensors
+        return F.conv2d(slope, weight, None, *ctx.settings), None, None, None
+
+
+def _patches(padded: Tensor, out: torch.Size, shape: Shape) -> Tensor:
+    """(rows, channels x kernel area, positions): a view of overlapping windows, copied once. `F.unfold` copies row by row on a GPU."""
+    rows, channels, down, right = padded.stride()
+    (step_h, step_w), (stride_h, stride_w) = shape.dilation, shape.stride
+    windows = padded.as_strided(
+        (*padded.shape[:2], *shape.kernel, *out),
+        (rows, channels, down * step_h, right * step_w, down * stride_h, right * stride_w),
+    )
+    return windows.reshape(len(padded), -1, out[0] * out[1])
+
+
+def _by_victim(rows: Tensor, shape: Shape) -> Tensor:
+    """(rows, channels, positions) to (victims x groups, channels of the group, all positions of the victim's rows)."""
+    parts = rows.reshape(shape.victims, -1, shape.groups, rows.shape[1] // shape.groups, rows.shape[2])
+    return parts.permute(0, 2, 3, 1, 4).reshape(shape.victims * shape.groups, parts.shape[3], -1)
+
+
+def _by_row(parts: Tensor, shape: Shape, len_rows: int) -> Tensor:
+    """The way back."""
+    own = len_rows // shape.victims
+    spread = parts.reshape(shape.victims, shape.groups, parts.shape[1], own, -1)
+    return spread.permute(0, 3, 1, 2, 4).reshape(len_rows, shape.groups * parts.shape[1], -1)
 
 
 def _padding(layer: nn.Conv2d) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from gradveil.core.errors import GradveilError
 def replacing(path: Path) -> Iterator[Path]:
     """A temporary path in the same folder that becomes `path` when the block ends well, and vanishes when it does not.
 
-    A disk that is full or may not be written becomes a `GradveilError`.
+    A disk that is full or a place that cannot be written becomes a `GradveilError`.
     """
     temporary: Path | None = None
     try:
@@ -49,11 +49,9 @@ def _umask() -> int:
     return mask
 
 
-def _explained(error: OSError, path: Path) -> OSError | GradveilError:
+def _explained(error: OSError, path: Path) -> GradveilError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return GradveilError(f"no space left on the disk while writing {path}: nothing was kept of it; free some space and run again")
-    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
-        return GradveilError(f"cannot write {path}: {error.strerror}; choose another folder")
     if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
         return GradveilError(f"cannot write {path}: {error.strerror}; a file stands where a folder should, or the reverse")
-    return error
+    return GradveilError(f"cannot write {path}: {error.strerror or error}; choose another folder")

@@ -29,6 +29,8 @@ class Batches:
     def __post_init__(self) -> None:
         if self.size < 1:
             raise GradveilError(f"batch size {self.size}: it must be at least 1")
+        if len(self.images) != len(self.labels) or not len(self.images):
+            raise GradveilError(f"{len(self.images)} images and {len(self.labels)} labels: there must be as many, and at least one")
         if self.prepare and not self.rng:
             raise GradveilError("random preparation of images needs a generator")
 
@@ -37,11 +39,12 @@ class Batches:
 
     def __iter__(self) -> Iterator[Batch]:
         count = len(self.images)
+        size = min(self.size, count)
         order = torch.arange(count) if self.rng is None else torch.randperm(count, generator=self.rng)
-        for rows in order.to(self.images.device).split(self.size * AHEAD):
+        for rows in order.to(self.images.device).split(size * AHEAD):
             images = self.images[rows]
             if self.prepare and self.rng:
                 images = self.prepare(images, self.rng)
             labels = self.labels[rows]
-            for some, theirs in zip(images.split(self.size), labels.split(self.size), strict=True):
+            for some, theirs in zip(images.split(size), labels.split(size), strict=True):
                 yield Batch(some.float().div_(255), theirs)

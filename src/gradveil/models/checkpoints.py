@@ -7,25 +7,27 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from torch import Tensor, nn
+from torch import Tensor, contiguous_format, nn
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.files import write_bytes, write_text
+from gradveil.core.files import replacing, write_text
 
 
 def save_checkpoint(path: Path, model: nn.Module, settings: Mapping[str, Any]) -> None:
-    """`path` must end in .safetensors; the settings also go to the same name with .json."""
+    """`path` must end in .safetensors; the settings also go to the same name with .json. Both are written or neither."""
+    if path.suffix != ".safetensors":
+        raise GradveilError(f"checkpoint {path}: its name must end in .safetensors")
     text = json.dumps(dict(settings), indent=2, sort_keys=True)
-    tensors = {name: value.detach().cpu().contiguous() for name, value in model.state_dict().items()}
-    write_bytes(path, save(tensors, metadata={"gradveil": text}))
-    write_text(path.with_suffix(".json"), text + "\n")
+    # A copy of each, because safetensors refuses tensors that share memory, as tied weights do.
+    tensors = {name: value.detach().cpu().clone(memory_format=contiguous_format) for name, value in model.state_dict().items()}
+    with replacing(path) as temporary:
+        temporary.write_bytes(save(tensors, metadata={"gradveil": text}))
+        write_text(path.with_suffix(".json"), text + "\n")
 
 
 def read_settings(path: Path) -> dict[str, Any]:
     """What was saved with the weights; empty for a file that another program wrote."""
-    _, metadata = _read(path, tensors=False)
-    settings: dict[str, Any] = json.loads(metadata.get("gradveil", "{}"))
-    return settings
+    return _settings(path, _read(path, tensors=False)[1])
 
 
 def load_checkpoint(path: Path, model: nn.Module) -> nn.Module:
@@ -34,11 +36,21 @@ def load_checkpoint(path: Path, model: nn.Module) -> nn.Module:
     wanted = model.state_dict()
     problem = _mismatch(found, wanted)
     if problem:
-        settings = json.loads(metadata.get("gradveil", "{}"))
+        settings = _settings(path, metadata)
         origin = f"; it was saved from {settings['model']} on {settings['data']}" if {"model", "data"} <= settings.keys() else ""
         raise GradveilError(f"checkpoint {path} does not fit the model: {problem}{origin}")
     model.load_state_dict(found)
     return model
+
+
+def _settings(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+    try:
+        settings = json.loads(metadata.get("gradveil", "{}"))
+    except ValueError as error:
+        raise GradveilError(f"the settings inside {path} are no JSON: {error}") from None
+    if not isinstance(settings, dict):
+        raise GradveilError(f"the settings inside {path} are a JSON {type(settings).__name__}: expected an object")
+    return settings
 
 
 def _mismatch(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:

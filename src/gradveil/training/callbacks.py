@@ -14,16 +14,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import replacing, write_text
+from gradveil.training.folders import METRICS, RESUME
 from gradveil.training.modules import Training
-
-RESUME = "resume.ckpt"
-METRICS = "metrics.csv"
 
 
 class Saving(Callback):
     """Weights at the steps asked for; after each epoch the metrics and, last, the point to go on from."""
 
-    def __init__(self, out: Path, save_at: tuple[int, ...], save: Callable[[Path, int], None]) -> None:
+    def __init__(self, out: Path, save_at: tuple[int, ...], save: Callable[[int], None]) -> None:
         self.out, self.save_at, self.save = out, frozenset(save_at), save
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:  # noqa: ARG002
@@ -47,7 +45,7 @@ class Saving(Callback):
 
     def _at(self, step: int) -> None:
         if step in self.save_at:
-            self.save(step_path(self.out, step), step)
+            self.save(step)
 
 
 class Bar(Callback):
@@ -86,11 +84,8 @@ class Bar(Callback):
         self.progress.stop()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:  # noqa: ARG002
-        self.progress.stop()
-
-
-def step_path(out: Path, step: int) -> Path:
-    return out / "steps" / f"step-{step:06d}.safetensors"
+        if self.progress.live.is_started:  # else it would print an empty line
+            self.progress.stop()
 
 
 def as_csv(rows: list[dict[str, float]]) -> str:

@@ -7,7 +7,7 @@ import lightning as L
 import torch
 from torch import nn
 
-from gradveil.core.seeds import generator
+from gradveil.core.seeds import derived, generator
 from gradveil.core.types import Batch
 from gradveil.data import Images
 from gradveil.data.batches import Batches
@@ -44,9 +44,9 @@ class ImageData(L.LightningDataModule):
 class Training(L.LightningModule):
     """A model, the recipe it is trained by, and one line of history per epoch."""
 
-    def __init__(self, model: nn.Module, recipe: Recipe, bf16: bool = False, graphs: bool = False) -> None:
+    def __init__(self, model: nn.Module, recipe: Recipe, seed: int = 0, bf16: bool = False, graphs: bool = False) -> None:
         super().__init__()
-        self.model, self.recipe, self.bf16, self.graphs = model, recipe, bf16, graphs
+        self.model, self.recipe, self.seed, self.bf16, self.graphs = model, recipe, seed, bf16, graphs
         self.automatic_optimization = False  # a replayed graph holds the whole step, the update too
         self.history: list[dict[str, float]] = []
         self.step: Step | None = None
@@ -59,6 +59,7 @@ class Training(L.LightningModule):
         return batch  # it is made where the images lie
 
     def on_train_epoch_start(self) -> None:
+        torch.manual_seed(derived(self.seed, "forward", self.current_epoch))  # for layers that draw, such as dropout
         optimizer = self.trainer.optimizers[0]
         for group in optimizer.param_groups:
             group["lr"] = self.recipe.rate(self.current_epoch)

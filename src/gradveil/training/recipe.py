@@ -1,6 +1,7 @@
 """The published training recipe as a value."""
 
 from dataclasses import dataclass
+from math import inf
 
 import torch
 from torch import Tensor, nn
@@ -27,12 +28,16 @@ class Recipe:
     loss_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        for name, least in (("epochs", 0), ("batch_size", 1), ("momentum", 0), ("weight_decay", 0)):
-            if getattr(self, name) < least:
-                raise GradveilError(f"{name.replace('_', ' ')} {getattr(self, name)}: it must be at least {least}")
-        for name in ("lr", "loss_scale"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise GradveilError(f"{name.replace('_', ' ')} {getattr(self, name)}: it must be above 0 and finite")
+        for name, right, rule in (
+            ("epochs", self.epochs >= 0, "at least 0"),
+            ("batch_size", self.batch_size >= 1, "at least 1"),
+            ("momentum", 0 <= self.momentum < 1, "at least 0 and below 1"),
+            ("weight_decay", 0 <= self.weight_decay < inf, "at least 0 and finite"),
+            ("lr", 0 < self.lr < inf, "above 0 and finite"),
+            ("loss_scale", 0 < self.loss_scale < inf, "above 0 and finite"),
+        ):
+            if not right:
+                raise GradveilError(f"{name.replace('_', ' ')} {getattr(self, name)}: it must be {rule}")
 
     def rate(self, epoch: int) -> float:
         """The learning rate of this epoch, counted from 0."""

@@ -1,11 +1,11 @@
-"""The training job: a value that says what to train, and the function that trains it into a folder, or goes on where it stopped."""
+"""The training run: trains a job into a folder, or goes on where it stopped."""
 
-import json
 import logging
 import platform
+import signal
 import warnings
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,99 +13,44 @@ import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
 from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 
 from gradveil import __version__
 from gradveil.core.devices import find_device
-from gradveil.core.errors import GradveilError, unknown
-from gradveil.core.files import write_text
+from gradveil.core.errors import GradveilError
 from gradveil.data import Images, load
-from gradveil.models import build
 from gradveil.models.checkpoints import load_checkpoint, read_settings, save_checkpoint
-from gradveil.training.callbacks import RESUME, Bar, Saving
+from gradveil.training.callbacks import Bar, Saving
+from gradveil.training.candidates import candidate
+from gradveil.training.folders import FINAL, RESUME, TENSORBOARD, claim, refuse_other, release, step_path
+from gradveil.training.jobs import Job, Trained
 from gradveil.training.modules import ImageData, Training
-from gradveil.training.recipe import Recipe
-from gradveil.transforms import Policy, Preparation
-
-SETTINGS = "settings.json"
-FINAL = "model.safetensors"
-PRECISIONS = ("auto", "32", "bf16")
-
-
-@dataclass(frozen=True)
-class Job:
-    """Everything that decides the result of a training run."""
-
-    data: str
-    model: str
-    recipe: Recipe = field(default_factory=Recipe)
-    policy: Policy = field(default_factory=Policy)
-    augment: bool = True
-    fraction: float = 1.0
-    image_size: int | None = None
-    save_at: tuple[int, ...] = ()
-    precision: str = "auto"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.precision not in PRECISIONS:
-            raise unknown("precision", self.precision, PRECISIONS)
-        if any(step < 0 for step in self.save_at):
-            raise GradveilError(f"save-at {min(self.save_at)}: steps are counted from 0, the untrained model")
-
-    def settings(self) -> dict[str, Any]:
-        """As plain values, for the JSON files."""
-        plain = asdict(self)
-        recipe: dict[str, Any] = plain.pop("recipe")
-        return plain | recipe | {"policy": str(self.policy), "save_at": sorted(self.save_at)}
-
-    def preparation(self) -> Preparation:
-        return Preparation(policy=self.policy) if self.augment else Preparation(padding=0, flip=False, policy=self.policy)
-
-
-@dataclass(frozen=True)
-class Trained:
-    """What a run gave, and where it is."""
-
-    out: Path
-    checkpoint: Path
-    accuracy: float
-    epochs: int
-    steps: int
-    history: tuple[Mapping[str, float], ...]
 
 
 def train(job: Job, out: Path, *, root: Path | None = None, device: str = "auto", progress: bool = True) -> Trained:
     """Train into `out`. A run that was stopped goes on after its last whole epoch; one that is done is read back."""
     place = find_device(device)
-    _claim(out, job)
-    splits = [load(job.data, split, root=root, image_size=job.image_size) for split in ("train", "test")]
-    if job.fraction != 1.0:
-        splits[0] = load(job.data, "train", root=root, image_size=job.image_size, fraction=job.fraction, seed=job.seed)
-    train_split, test_split = splits
-    steps = -(-len(train_split) // job.recipe.batch_size) * job.recipe.epochs
-    if job.save_at and max(job.save_at) > steps:
-        raise GradveilError(f"save-at {max(job.save_at)}: this training has {steps} steps")
-    model = _model(job, train_split)
+    refuse_other(out, job.settings())
+    train_split = load(job.data, "train", root=root, image_size=job.image_size, fraction=job.fraction, seed=job.seed)
+    test_split = load(job.data, "test", root=root, image_size=job.image_size)
+    steps = job.steps(len(train_split))
+    model = candidate(job.model, train_split, job.seed)
     if (out / FINAL).is_file():
-        return _read_back(out, model, steps)
-    module = _fit(job, model, ImageData(train_split, test_split, job.preparation(), job.recipe.batch_size, job.seed), out, place, progress)
-    facts = _facts(job, train_split, steps, place) | {"test_accuracy": module.accuracy, "history": module.history}
-    save_checkpoint(out / FINAL, model, facts)
+        load_checkpoint(out / FINAL, model)
+        return _trained(out, read_settings(out / FINAL))
+    claim(out, job.settings())
+    data = ImageData(train_split, test_split, job.preparation(), job.recipe.batch_size, job.seed)
+    try:
+        module = _fit(job, model, data, out, place, progress)
+        accuracy = module.history[-1]["test_accuracy"] if module.history else module.accuracy
+        facts = _facts(job, train_split, steps, place) | {"test_accuracy": accuracy, "history": module.history}
+        save_checkpoint(out / FINAL, model, facts)
+    except Exception:
+        release(out)
+        raise
     (out / RESUME).unlink(missing_ok=True)
     return _trained(out, facts)
-
-
-def _model(job: Job, split: Images) -> nn.Module:
-    return build(
-        job.model,
-        channels=split.channels,
-        size=split.size,
-        classes=len(split.classes),
-        mean=split.mean,
-        std=split.std,
-        seed=job.seed,
-    )
 
 
 def _fit(job: Job, model: nn.Module, data: ImageData, out: Path, place: torch.device, progress: bool) -> Training:
@@ -113,14 +58,14 @@ def _fit(job: Job, model: nn.Module, data: ImageData, out: Path, place: torch.de
     bf16 = job.precision == "bf16" or (job.precision == "auto" and on_gpu)
     if on_gpu:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # an overload that torch's annotations lack
-    module = Training(model, job.recipe, bf16, graphs=on_gpu)
+    module = Training(model, job.recipe, job.seed, bf16, graphs=on_gpu)
 
-    def save(path: Path, step: int) -> None:
-        save_checkpoint(path, model, _facts(job, data.splits["train"], step, place))
+    def save(step: int) -> None:
+        save_checkpoint(step_path(out, step), model, _facts(job, data.splits["train"], step, place))
 
     callbacks: list[Callback] = [Saving(out, job.save_at, save)]
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), torch.random.fork_rng(devices=[place] if on_gpu else []), _failures(job, out):
         warnings.filterwarnings("ignore", module="lightning")  # advice about workers and loggers that this loop does not use
         trainer = L.Trainer(
             accelerator="gpu" if on_gpu else "cpu",
@@ -135,35 +80,54 @@ def _fit(job: Job, model: nn.Module, data: ImageData, out: Path, place: torch.de
             reload_dataloaders_every_n_epochs=1,
             default_root_dir=out,
         )
-        stopped = out / RESUME
-        trainer.fit(module, datamodule=data, ckpt_path=stopped if stopped.is_file() else None, weights_only=True)
+        trainer.fit(module, datamodule=data, ckpt_path=_stopped(out), weights_only=True)
         if not module.history:  # no epoch was asked for: the untrained model
             trainer.validate(module, datamodule=data, verbose=False)
             for step in job.save_at:
-                save(out / "steps" / f"step-{step:06d}.safetensors", step)
+                save(step)
     return module
+
+
+@contextmanager
+def _failures(job: Job, out: Path) -> Iterator[None]:
+    """What can go wrong in the midst of training, told in a line; and signals, which Lightning turns into the program's quiet end."""
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    except SystemExit as stop:
+        if not isinstance(stop, SIGTERMException) and not isinstance(stop.__context__, KeyboardInterrupt):
+            raise GradveilError(f"model {job.model!r} ended the program while training, with {stop.code!r}") from stop
+        signal.signal(signal.SIGINT, handler)
+        raise KeyboardInterrupt from stop
+    except torch.OutOfMemoryError as error:
+        raise GradveilError(f"the GPU's memory is too small for batches of {job.recipe.batch_size}: lower --batch-size") from error
+    except GradveilError:
+        raise
+    except OSError as error:  # from the TensorBoard log: all other files are written by core.files
+        raise GradveilError(f"cannot write into {out}: {error.strerror or error}; mend that and run again") from error
+    except Exception as error:
+        if ":" not in job.model:
+            raise
+        raise GradveilError(f"model {job.model!r} failed while training: {type(error).__name__}: {error}") from error
+
+
+def _stopped(out: Path) -> Path | None:
+    """The point to go on from, if there is one."""
+    path = out / RESUME
+    if not path.is_file():
+        return None
+    try:
+        torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:
+        raise GradveilError(f"{path} is damaged ({type(error).__name__}): delete it, and the training starts again") from error
+    return path
 
 
 def _tensorboard(out: Path) -> TensorBoardLogger | None:
     try:
-        return TensorBoardLogger(out, name="tensorboard", version="")
+        return TensorBoardLogger(out, name=TENSORBOARD, version="")
     except ModuleNotFoundError:  # neither tensorboard nor tensorboardX is installed; metrics.csv has the same figures
         return None
-
-
-def _claim(out: Path, job: Job) -> None:
-    """Make the folder this job's own, or say why it cannot be."""
-    path, wanted = out / SETTINGS, job.settings()
-    if path.is_file():
-        found = json.loads(path.read_text())
-        other = sorted(key for key in wanted.keys() | found.keys() if wanted.get(key) != found.get(key))
-        if other:
-            changes = ", ".join(f"{key} {found.get(key)} there, {wanted.get(key)} here" for key in other)
-            raise GradveilError(f"{out} holds a run with other settings ({changes}): choose another --out")
-    elif out.is_dir() and any(out.iterdir()):
-        raise GradveilError(f"{out} is not empty and holds no training run: choose another --out")
-    else:
-        write_text(path, json.dumps(wanted, indent=2, sort_keys=True) + "\n")
 
 
 def _facts(job: Job, split: Images, step: int, place: torch.device) -> dict[str, Any]:
@@ -176,11 +140,6 @@ def _facts(job: Job, split: Images, step: int, place: torch.device) -> dict[str,
         "versions": {"gradveil": __version__, "torch": torch.__version__, "lightning": L.__version__, "python": platform.python_version()},
         "device": torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu",
     }
-
-
-def _read_back(out: Path, model: nn.Module, steps: int) -> Trained:
-    load_checkpoint(out / FINAL, model)
-    return _trained(out, read_settings(out / FINAL) | {"step": steps})
 
 
 def _trained(out: Path, facts: Mapping[str, Any]) -> Trained:
