@@ -32,7 +32,7 @@ def list_sets(data_root: DataRoot = None, as_json: Json = False, seed: Seed = 0,
         )
         for s in sets
     ]
-    columns = ("name", "image", "classes", "train", "test", "here")
+    columns = ("name", "image", "classes", "train", "test", "here", "license")
     own = "A folder of your own: --data folder:PATH, with PATH/<class>/* or PATH/{train,test}/<class>/*."
     say({"root": str(root), "datasets": sets}, as_json, table(f"Data sets below {root}", columns, rows), own)
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on the standard output, and nothing else there.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="The seed of everything random.")]
@@ -27,13 +28,16 @@ def say(result: Mapping[str, Any], as_json: bool, *shown: Table | str) -> None:
         return
     console = Console()
     for part in shown:
-        console.print(part, soft_wrap=isinstance(part, str))
+        console.print(part, soft_wrap=isinstance(part, str), markup=False, highlight=False)  # a path may hold [brackets]
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    made = Table(*columns, title=title, title_justify="left")
+    """The first column is never cut: it holds what the user types."""
+    made = Table(title=Text(title), title_justify="left")
+    for number, column in enumerate(columns):
+        made.add_column(column, no_wrap=number == 0)
     for row in rows:
-        made.add_row(*map(str, row))
+        made.add_row(*(Text(str(cell)) for cell in row))
     return made
 
 

@@ -1,0 +1,148 @@
+"""How far found gradients are from the observed ones: one number for each victim, weighted by layer and masked where asked.
+
+A distance is a value; `against(target)` prepares what depends on the target alone and gives the function to be minimized.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatch
+
+import torch
+from torch import Tensor
+
+from gradveil.core.errors import GradveilError
+from gradveil.core.gradients import Gradients
+
+Measure = Callable[[Gradients], Tensor]
+
+
+@dataclass(frozen=True)
+class Distance(ABC):
+    """`weights` are (pattern, factor) pairs: the first pattern that fits a parameter's name decides, 0 leaves it out, no fit means 1.
+
+    `nonzero` matches only where the observed gradient is not zero: what pruning left.
+    """
+
+    weights: tuple[tuple[str, float], ...] = field(default=(), kw_only=True)
+    nonzero: bool = field(default=False, kw_only=True)
+
+    def against(self, target: Gradients) -> Measure:
+        """The function of found gradients, both (victims, *parameter shape)."""
+        chosen = {name: factor for name in target if (factor := self._factor(name)) > 0}
+        if not chosen:
+            raise GradveilError(f"the layer weights {self.weights} leave no parameter to match")
+        wanted = [target[name] for name in chosen]
+        masks = [(observed != 0).to(observed.dtype) for observed in wanted] if self.nonzero else None
+        measure = self.measure(wanted, list(chosen.values()))
+
+        def distance(found: Gradients) -> Tensor:
+            parts = [found[name] for name in chosen]
+            return measure([part * mask for part, mask in zip(parts, masks, strict=True)] if masks else parts)
+
+        return distance
+
+    def _factor(self, name: str) -> float:
+        return next((factor for pattern, factor in self.weights if fnmatch(name, pattern)), 1.0)
+
+    @abstractmethod
+    def measure(self, target: Sequence[Tensor], factors: Sequence[float]) -> Callable[[Sequence[Tensor]], Tensor]:
+        """For the parameters that count, in one order."""
+
+
+@dataclass(frozen=True)
+class Cosine(Distance):
+    """1 - <g', g> / (|g'| |g|) over all parameters together (Geiping et al. 2020)."""
+
+    def measure(self, target: Sequence[Tensor], factors: Sequence[float]) -> Callable[[Sequence[Tensor]], Tensor]:
+        norm = _total([factor * dots(part, part) for part, factor in zip(target, factors, strict=True)])
+
+        def distance(found: Sequence[Tensor]) -> Tensor:
+            dot: Tensor
+            own: Tensor
+            dot, own = _InnerProducts.apply(tuple(factors), *found, *target)  # type: ignore[no-untyped-call]
+            return 1 - dot * torch.rsqrt(own * norm)
+
+        return distance
+
+
+@dataclass(frozen=True)
+class LayerCosine(Distance):
+    """The mean over parameters of each one's own cosine distance."""
+
+    def measure(self, target: Sequence[Tensor], factors: Sequence[float]) -> Callable[[Sequence[Tensor]], Tensor]:
+        tiny = torch.finfo(target[0].dtype).tiny
+        norms = [dots(part, part) for part in target]
+
+        def distance(found: Sequence[Tensor]) -> Tensor:
+            each = (
+                factor * (1 - dots(one, part) * torch.rsqrt((dots(one, one) * norm).clamp(min=tiny)))
+                for one, part, norm, factor in zip(found, target, norms, factors, strict=True)
+            )
+            return _total(list(each)) / sum(factors)
+
+        return distance
+
+
+@dataclass(frozen=True)
+class L2(Distance):
+    """The sum of squared differences (Zhu et al. 2019)."""
+
+    def measure(self, target: Sequence[Tensor], factors: Sequence[float]) -> Callable[[Sequence[Tensor]], Tensor]:
+        return lambda found: _sums(found, target, factors, torch.square)
+
+
+@dataclass(frozen=True)
+class L1(Distance):
+    """The sum of absolute differences."""
+
+    def measure(self, target: Sequence[Tensor], factors: Sequence[float]) -> Callable[[Sequence[Tensor]], Tensor]:
+        return lambda found: _sums(found, target, factors, torch.abs)
+
+
+def dots(left: Tensor, right: Tensor) -> Tensor:
+    """The inner product of each victim's tensors, with no copy of their product where they are large."""
+    victims = len(left)
+    if left.dim() < 3:
+        return (left * right).reshape(victims, -1).sum(1)
+    rows = victims * left.shape[1]
+    return torch.bmm(left.reshape(rows, 1, -1), right.reshape(rows, -1, 1)).view(victims, -1).sum(1)
+
+
+class _InnerProducts(torch.autograd.Function):
+    """sum f <g', g> and sum f <g', g'>; their slope is one pass over the gradients, f (a g + 2 b g')."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, factors: tuple[float, ...], *both: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.factors = factors  # type: ignore[attr-defined]
+        ctx.save_for_backward(*both)
+        found, target = both[: len(factors)], both[len(factors) :]
+        pairs = list(zip(found, target, factors, strict=True))
+        return _total([f * dots(g, t) for g, t, f in pairs]), _total([f * dots(g, g) for g, _, f in pairs])
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: torch.autograd.function.FunctionCtx, to_dot: Tensor, to_own: Tensor) -> tuple[Tensor | None, ...]:
+        factors: tuple[float, ...] = ctx.factors  # type: ignore[attr-defined]
+        both: tuple[Tensor, ...] = ctx.saved_tensors  # type: ignore[attr-defined]
+        found, target = both[: len(factors)], both[len(factors) :]
+        slopes = []
+        for g, t, factor in zip(found, target, factors, strict=True):
+            shape = (-1, *(1,) * (g.dim() - 1))
+            slopes.append((g * (2 * factor * to_own).view(shape)).addcmul_(t, (factor * to_dot).view(shape)))
+        return (None, *slopes, *(None for _ in target))
+
+
+def _sums(found: Sequence[Tensor], target: Sequence[Tensor], factors: Sequence[float], size: Callable[[Tensor], Tensor]) -> Tensor:
+    pairs = zip(found, target, factors, strict=True)
+    return _total([factor * size(one - part).reshape(len(one), -1).sum(1) for one, part, factor in pairs])
+
+
+def _total(parts: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(parts)).sum(0)
+
+
+cosine = Cosine()
+layer_cosine = LayerCosine()
+l1 = L1()
+l2 = L2()

@@ -1,0 +1,67 @@
+"""Small models of a user's own, and a quick job on the embedded images."""
+
+from pathlib import Path
+
+import pytest
+
+from gradveil.training import Job, Recipe
+
+SOURCE = """
+from torch import nn
+
+stop = {"at": None, "act": None}
+
+
+class Stopping(nn.Sequential):
+    def forward(self, images):
+        if self.training and stop["at"] is not None:
+            if stop["at"] == 0:
+                stop["act"]()
+            stop["at"] -= 1
+        return super().forward(images)
+
+
+def small(classes, size):
+    return nn.Sequential(nn.Flatten(), nn.Linear(size * size, 64), nn.ReLU(), nn.Linear(64, classes))
+
+
+def norm(classes):
+    return nn.Sequential(nn.Conv2d(1, 4, 3, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(676, classes))
+
+
+def dropout(classes, size):
+    return Stopping(nn.Flatten(), nn.Dropout(), nn.Linear(size * size, classes))
+
+
+def wide(classes, size):
+    return nn.Sequential(nn.Flatten(), nn.Linear(size * size, classes + 1))
+
+
+def frozen(classes, size):
+    return small(classes, size).requires_grad_(False)
+
+
+def picky():
+    return nn.Linear(5, 10)
+"""
+
+
+@pytest.fixture(scope="session")
+def nets_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "own_training_nets.py").write_text(SOURCE)
+    return folder
+
+
+@pytest.fixture
+def nets(nets_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of the module with these models, importable while a test runs."""
+    monkeypatch.syspath_prepend(nets_folder)
+    return "own_training_nets"
+
+
+@pytest.fixture
+def job(nets: str) -> Job:
+    """Four epochs of five steps, with every source of randomness: order, crop, flip, dropout."""
+    recipe = Recipe(epochs=4, lr=0.05, batch_size=40)
+    return Job("fashion-mnist-mini", f"{nets}:dropout", recipe, fraction=0.09, save_at=(0, 1, 7), seed=3)

@@ -1,0 +1,225 @@
+"""A run that is stopped, by whatever, goes on after its last whole epoch and ends with the same result, bit for bit."""
+
+import csv
+import errno
+import importlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gradveil.core import GradveilError
+from gradveil.core import files as core_files
+from gradveil.training import Job, Recipe, Trained, callbacks, train
+
+
+StopAt = Callable[..., None]
+
+
+def interrupt() -> None:
+    signal.raise_signal(signal.SIGINT)
+
+
+def terminate() -> None:
+    signal.raise_signal(signal.SIGTERM)
+
+
+def raising(error: BaseException) -> Callable[[], None]:
+    def act() -> None:
+        raise error
+
+    return act
+
+
+def metrics(out: Path) -> list[dict[str, str]]:
+    """Without the time each epoch took."""
+    with (out / "metrics.csv").open(newline="") as text:
+        return [{key: value for key, value in row.items() if key != "seconds"} for row in csv.DictReader(text)]
+
+
+def assert_same(found: Path, expected: Path) -> None:
+    files = sorted(path.relative_to(expected) for path in expected.rglob("*.safetensors"))
+    assert files == sorted(path.relative_to(found) for path in found.rglob("*.safetensors"))
+    for file in files:
+        ours, theirs = load_file(found / file), load_file(expected / file)
+        assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
+    assert metrics(found) == metrics(expected)
+    assert not [*found.rglob("*.part"), *found.rglob("resume.ckpt")]
+
+
+@pytest.fixture
+def whole(job: Job, tmp_path: Path) -> Path:
+    """The folder of the same job, never stopped."""
+    return train(job, tmp_path / "whole", progress=False).out
+
+
+@pytest.fixture
+def stop_at(nets: str) -> Iterator[StopAt]:
+    """Let the model do this in the forward pass of that step, counted from now; never where the step is None."""
+    stop = importlib.import_module(nets).stop
+    yield lambda step, act=interrupt: stop.update(at=step, act=act)
+    stop.update(at=None, act=None)
+
+
+@pytest.mark.parametrize("act", [interrupt, terminate])
+@pytest.mark.parametrize("step", [0, 6, 19])
+def test_after_an_interrupt_the_same_job_goes_on_to_the_same_result(
+    job: Job, tmp_path: Path, whole: Path, stop_at: StopAt, step: int, act: Callable[[], None]
+) -> None:
+    handlers = [signal.getsignal(which) for which in (signal.SIGINT, signal.SIGTERM)]
+    stop_at(step, act)
+    with pytest.raises(KeyboardInterrupt):
+        train(job, tmp_path / "run", progress=False)
+    assert [signal.getsignal(which) for which in (signal.SIGINT, signal.SIGTERM)] == handlers
+    assert (tmp_path / "run" / "resume.ckpt").exists() == (step >= 5)
+    stop_at(None)
+    train(job, tmp_path / "run", progress=False)
+    assert_same(tmp_path / "run", whole)
+
+
+def test_going_on_repeats_no_whole_epoch(job: Job, tmp_path: Path, stop_at: StopAt) -> None:
+    stop_at(12)  # two whole epochs of five steps, and two more steps
+    with pytest.raises(KeyboardInterrupt):
+        train(job, tmp_path, progress=False)
+    stop_at(10, raising(RuntimeError("an eleventh step")))
+    assert train(job, tmp_path, progress=False).steps == 20
+
+
+def test_a_failing_model_is_told_in_a_line_and_frees_the_folder(job: Job, tmp_path: Path, stop_at: StopAt) -> None:
+    for error in (RuntimeError("no\nway"), SystemExit(0)):
+        stop_at(2, raising(error))
+        with pytest.raises(GradveilError, match=r"^model 'own_training_nets:dropout' (failed|ended the program) while training"):
+            train(replace(job, save_at=()), tmp_path / "run", progress=False)
+        assert not (tmp_path / "run").exists()
+
+
+def test_a_failure_keeps_weights_that_were_asked_for(job: Job, tmp_path: Path, stop_at: StopAt) -> None:
+    stop_at(2, raising(RuntimeError("late")))
+    with pytest.raises(GradveilError, match="late"):
+        train(job, tmp_path, progress=False)
+    assert len(list(tmp_path.glob("steps/*.safetensors"))) == 2
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, after: int) -> None:
+    """The disk is full when this module writes its file of that name for another time."""
+    left = [after]
+
+    @contextmanager
+    def replacing(path: Path) -> Iterator[Path]:
+        with core_files.replacing(path) as temporary:
+            yield temporary
+            left[0] -= path.name == name
+            if left[0] < 0:
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(module, "replacing", replacing)
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_after_a_full_disk_the_run_goes_on_to_the_same_result(job: Job, tmp_path: Path, whole: Path, epochs: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        full_disk(patch, callbacks, "resume.ckpt", epochs)
+        with pytest.raises(GradveilError, match=r"^no space left on the disk while writing .*resume\.ckpt"):
+            train(job, tmp_path / "run", progress=False)
+    assert not list(tmp_path.rglob("*.part"))
+    train(job, tmp_path / "run", progress=False)
+    assert_same(tmp_path / "run", whole)
+
+
+def test_a_full_disk_in_the_first_epoch_frees_the_folder(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full_disk(monkeypatch, callbacks, "resume.ckpt", 0)
+    with pytest.raises(GradveilError, match="no space left"):
+        train(replace(job, save_at=()), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_full_disk_at_the_very_end_costs_no_epoch(job: Job, tmp_path: Path, whole: Path, stop_at: StopAt) -> None:
+    done = train(job, whole, progress=False)
+    with pytest.MonkeyPatch.context() as patch:
+        full_disk(patch, importlib.import_module("gradveil.models.checkpoints"), "model.safetensors", 0)
+        with pytest.raises(GradveilError, match=r"no space left on the disk while writing .*model\.safetensors"):
+            train(job, tmp_path / "run", progress=False)
+    stop_at(0, raising(RuntimeError("another step")))
+    again = train(job, tmp_path / "run", progress=False)
+    assert (again.accuracy, again.steps) == (done.accuracy, done.steps)
+    assert_same(tmp_path / "run", whole)
+
+
+def test_a_full_disk_under_the_tensorboard_log_is_told(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("lightning.pytorch.loggers.TensorBoardLogger.log_metrics", full)
+    with pytest.raises(GradveilError, match=r"^cannot write into .*run: No space left on device; mend that and run again$"):
+        train(replace(job, save_at=()), tmp_path / "run", progress=False)
+
+
+def test_what_a_killed_run_was_writing_is_swept_away(job: Job, tmp_path: Path) -> None:
+    train(job, tmp_path, progress=False)
+    (tmp_path / "model.safetensors").unlink()
+    for folder in (tmp_path, tmp_path / "steps"):
+        (folder / ".resume.ckpt.abc.part").touch()
+    train(job, tmp_path, progress=False)
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_a_damaged_point_to_go_on_from_is_told(job: Job, tmp_path: Path, stop_at: StopAt) -> None:
+    stop_at(7)
+    with pytest.raises(KeyboardInterrupt):
+        train(job, tmp_path, progress=False)
+    stop_at(None)
+    whole = (tmp_path / "resume.ckpt").read_bytes()
+    for damage in (b"", b"text", whole[: len(whole) // 2]):
+        (tmp_path / "resume.ckpt").write_bytes(damage)
+        with pytest.raises(GradveilError, match=r"resume\.ckpt is damaged .*delete it"):
+            train(job, tmp_path, progress=False)
+    assert (tmp_path / "resume.ckpt").exists()
+
+
+ARGUMENTS = (
+    "train --data fashion-mnist-mini --model mlp --epochs 6 --lr 0.02 --fraction 0.2 --batch-size 50 --seed 5 --save-at 0,30 --device cpu"
+)
+
+
+def stopped(out: Path, how: signal.Signals) -> tuple[int, str, str]:
+    """Run the command until another epoch's line is in metrics.csv, then send the signal."""
+    before = len(metrics(out)) if (out / "metrics.csv").exists() else 0
+    command = [sys.executable, "-m", "gradveil", *ARGUMENTS.split(), "--out", str(out), "--json"]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not (out / "metrics.csv").exists() or len(metrics(out)) <= before:
+            assert process.poll() is None and time.monotonic() < deadline, "it ended, or never came to an epoch"
+            time.sleep(0.005)
+        process.send_signal(how)
+        shown, said = process.communicate(timeout=60)
+    return process.returncode, shown, said
+
+
+def test_killed_and_interrupted_and_run_again_it_gives_the_weights_and_metrics_of_one_run(tmp_path: Path) -> None:
+    recipe = Recipe(epochs=6, lr=0.02, batch_size=50)
+    job = Job("fashion-mnist-mini", "mlp", recipe, fraction=0.2, save_at=(0, 30), seed=5)
+    whole: Trained = train(job, tmp_path / "whole", device="cpu", progress=False)
+
+    status, shown, _ = stopped(tmp_path / "run", signal.SIGKILL)
+    assert status == -signal.SIGKILL and not shown
+    status, shown, said = stopped(tmp_path / "run", signal.SIGINT)
+    assert status == 130 and not shown
+    assert [line for line in said.splitlines() if not line.startswith("training ")] == [
+        "error: stopped; run the same command again to go on"
+    ]
+    assert not (tmp_path / "run" / "model.safetensors").exists()
+    again = train(job, tmp_path / "run", device="cpu", progress=False)
+    assert again.accuracy == whole.accuracy
+    assert_same(tmp_path / "run", tmp_path / "whole")
