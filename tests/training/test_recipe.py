@@ -1,6 +1,7 @@
 """The published recipe as numbers, and the settings it refuses."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -38,18 +39,18 @@ def test_no_momentum_means_plain_descent() -> None:
 @pytest.mark.parametrize("bad", [{"epochs": -1}, {"batch_size": 0}, {"batch_size": -5}, {"momentum": -0.1}, {"momentum": 1.0}])
 def test_settings_out_of_range_are_refused_by_name(bad: dict[str, float]) -> None:
     ((name, value),) = bad.items()
-    with pytest.raises(GradveilError, match=f"^{name.replace('_', ' ')} {value}: it must be "):
+    with pytest.raises(GradveilError, match="^" + re.escape(f"{name.replace('_', ' ')} {value}: it must be ")):
         Recipe(**bad)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["lr", "loss_scale", "weight_decay", "momentum"])
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0, 1e39])
 def test_rates_that_are_no_positive_numbers_are_refused(name: str, value: float) -> None:
-    with pytest.raises(GradveilError, match=f"^{name.replace('_', ' ')} {value}: it must be "):
+    with pytest.raises(GradveilError, match="^" + re.escape(f"{name.replace('_', ' ')} {value}: it must be ")):
         Recipe(**{name: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", ["lr", "loss_scale"])
 def test_a_rate_of_zero_is_refused(name: str) -> None:
-    with pytest.raises(GradveilError, match=r"above 0 and finite"):
+    with pytest.raises(GradveilError, match=r"above 0 and finite as a float32"):
         Recipe(**{name: 0.0})  # type: ignore[arg-type]

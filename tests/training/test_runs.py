@@ -168,6 +168,13 @@ def test_after_divergence_the_folder_is_free_for_a_lower_rate(job: Job, tmp_path
     train(replace(job, save_at=()), tmp_path / "run", progress=False)
 
 
+def test_weights_that_only_the_last_step_spoiled_are_divergence_too(job: Job, tmp_path: Path) -> None:
+    with pytest.raises(GradveilError, match=r"^training diverged in epoch 1: weights are not finite; lower --lr$"):
+        train(
+            replace(job, recipe=Recipe(epochs=1, lr=1e38, batch_size=1_000, loss_scale=1e10), save_at=()), tmp_path / "run", progress=False
+        )
+
+
 def test_bf16_trains_to_other_weights_than_float32(job: Job, tmp_path: Path) -> None:
     history = [train(replace(job, precision=p), tmp_path / p, progress=False).history[-1]["train_loss"] for p in ("32", "bf16", "auto")]
     assert history[0] == history[2] != history[1] == pytest.approx(history[0], rel=0.05)

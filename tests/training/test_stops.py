@@ -22,7 +22,6 @@ from gradveil.core import GradveilError
 from gradveil.core import files as core_files
 from gradveil.training import Job, Recipe, Trained, callbacks, train
 
-
 StopAt = Callable[..., None]
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.gpu import kernels, suits
 from gradveil.core.gradients import Gradients
 
 Measure = Callable[[Gradients], Tensor]
@@ -55,7 +56,7 @@ class Cosine(Distance):
     """1 - <g', g> / (|g'| |g|) over all parameters together (Geiping et al. 2020)."""
 
     def measure(self, target: Sequence[Tensor], factors: Sequence[float]) -> Callable[[Sequence[Tensor]], Tensor]:
-        norm = _total([factor * dots(part, part) for part, factor in zip(target, factors, strict=True)])
+        norm = _total([factor * _products(part, part)[1] for part, factor in zip(target, factors, strict=True)])
 
         def distance(found: Sequence[Tensor]) -> Tensor:
             dot: Tensor
@@ -117,8 +118,8 @@ class _InnerProducts(torch.autograd.Function):
         ctx.factors = factors  # type: ignore[attr-defined]
         ctx.save_for_backward(*both)
         found, target = both[: len(factors)], both[len(factors) :]
-        pairs = list(zip(found, target, factors, strict=True))
-        return _total([f * dots(g, t) for g, t, f in pairs]), _total([f * dots(g, g) for g, _, f in pairs])
+        parts = [(f * dot, f * own) for f, (dot, own) in zip(factors, map(_products, found, target), strict=True)]
+        return _total([dot for dot, _ in parts]), _total([own for _, own in parts])
 
     @staticmethod
     @torch.autograd.function.once_differentiable
@@ -126,11 +127,25 @@ class _InnerProducts(torch.autograd.Function):
         factors: tuple[float, ...] = ctx.factors  # type: ignore[attr-defined]
         both: tuple[Tensor, ...] = ctx.saved_tensors  # type: ignore[attr-defined]
         found, target = both[: len(factors)], both[len(factors) :]
-        slopes = []
-        for g, t, factor in zip(found, target, factors, strict=True):
-            shape = (-1, *(1,) * (g.dim() - 1))
-            slopes.append((g * (2 * factor * to_own).view(shape)).addcmul_(t, (factor * to_dot).view(shape)))
+        slopes = [_mix(g, t, 2 * f * to_own, f * to_dot) for g, t, f in zip(found, target, factors, strict=True)]
         return (None, *slopes, *(None for _ in target))
+
+
+def _products(found: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """<g', g> and <g', g'> of each victim."""
+    if suits(found):
+        both: tuple[Tensor, Tensor] = kernels().products(found, target)
+        return both
+    return dots(found, target), dots(found, found)
+
+
+def _mix(found: Tensor, target: Tensor, to_found: Tensor, to_target: Tensor) -> Tensor:
+    """a g' + b g, with each victim's own a and b."""
+    if suits(found):
+        mixed: Tensor = kernels().mix(found, target, to_found, to_target)
+        return mixed
+    shape = (-1, *(1,) * (found.dim() - 1))
+    return (found * to_found.view(shape)).addcmul_(target, to_target.view(shape))
 
 
 def _sums(found: Sequence[Tensor], target: Sequence[Tensor], factors: Sequence[float], size: Callable[[Tensor], Tensor]) -> Tensor:

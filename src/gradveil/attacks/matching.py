@@ -81,7 +81,7 @@ class _Problem:
         self.labels = self._labels(attack.labels, seen, attack.restarts, rng).to(device)
         self.shares = Shares(first.model, first.loss, first.protocol)
         self.measure = attack.distance.against({name: part.repeat_interleave(attack.restarts, 0) for name, part in target.items()})
-        self.prior, self.model = attack.prior, first.model
+        self.prior, self.model, self.train_mode = attack.prior, first.model, first.protocol.train_mode
 
     @staticmethod
     def _labels(labels: Labels, seen: Sequence[Observation], restarts: int, rng: Generator) -> Tensor:
@@ -106,7 +106,7 @@ class _Problem:
         leaves += [self.labels.detach().requires_grad_()] if self.joint else []
         with torch.enable_grad():
             losses = self._distances(*leaves, differentiable=True)
-            state = PriorState(self.model, self._targets(*leaves[1:]), self.mean, self.std)
+            state = PriorState(self.model, self._targets(*leaves[1:]), self.mean, self.std, self.train_mode)
             losses = losses + self.prior(leaves[0] * self.std + self.mean, state)
             return losses.detach(), list(torch.autograd.grad(losses.sum(), leaves))
 

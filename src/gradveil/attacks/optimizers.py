@@ -73,8 +73,8 @@ class FirstOrder(Optimizer):
 
     def rates(self, steps: int, decay: bool) -> Tensor:
         """The learning rate of each step: divided by ten at 3/8, 5/8 and 7/8 of them, where asked for."""
-        passed = sum((torch.arange(steps) >= part * steps).double() for part in DECAY_AT) if decay else torch.zeros(steps).double()
-        return self.lr * 0.1**passed
+        passed = torch.stack([torch.arange(steps) >= part * steps for part in DECAY_AT]).sum(0) * int(decay)
+        return self.lr * 0.1 ** passed.double()
 
     @property
     @abstractmethod

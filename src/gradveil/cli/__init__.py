@@ -8,6 +8,8 @@ import typer
 
 from gradveil import __version__
 from gradveil.cli import data, policy
+from gradveil.cli.audit import EXAMPLES as AUDIT_EXAMPLES
+from gradveil.cli.audit import audit_command
 from gradveil.cli.train import EXAMPLES, train_command
 from gradveil.core.errors import GradveilError
 
@@ -23,6 +25,7 @@ app = typer.Typer(
 app.add_typer(data.app, name="data")
 app.add_typer(policy.app, name="policy")
 app.command("train", epilog=EXAMPLES)(train_command)
+app.command("audit", epilog=AUDIT_EXAMPLES)(audit_command)
 
 
 def _version(asked: bool) -> None:

@@ -5,6 +5,7 @@ derivatives that a matching attack needs are products of the same kind, so a ste
 And the convolution itself, for a pass in which nobody asks for its weight's summed gradient.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,25 +14,29 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from gradveil.core.gpu import kernels, suits
+
 
 @dataclass(frozen=True)
 class Shape:
-    """What the products need to know of a layer."""
+    """What the products need to know of a layer. `edges`: zeros (before, after) in height, then width."""
 
     kernel: tuple[int, int]
     stride: tuple[int, int]
     dilation: tuple[int, int]
+    edges: tuple[tuple[int, int], tuple[int, int]]
     groups: int
     victims: int
 
 
 def convolution_weight(layer: nn.Conv2d, inputs: Tensor, blame: Tensor, victims: int) -> Tensor:
     """(victims, *weight shape). Differentiable once more by input and blame."""
-    (top, bottom), (left, right) = _padding(layer)
-    mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
-    padded = F.pad(inputs, (left, right, top, bottom), mode=mode) if top + bottom + left + right else inputs
-    shape = Shape(_pair(layer.kernel_size), _pair(layer.stride), _pair(layer.dilation), layer.groups, victims)
-    found: Tensor = _PatchProducts.apply(padded, blame, shape)  # type: ignore[no-untyped-call]
+    edges = _padding(layer)
+    if layer.padding_mode != "zeros":
+        inputs = F.pad(inputs, (*edges[1], *edges[0]), mode=layer.padding_mode)
+        edges = ((0, 0), (0, 0))
+    shape = Shape(_pair(layer.kernel_size), _pair(layer.stride), _pair(layer.dilation), edges, layer.groups, victims)
+    found: Tensor = _PatchProducts.apply(inputs, blame, shape)  # type: ignore[no-untyped-call]
     return found.view(victims, *layer.weight.shape)
 
 
@@ -39,11 +44,11 @@ class _PatchProducts(torch.autograd.Function):
     """b patches(a)^T for each victim and group."""
 
     @staticmethod
-    def forward(ctx: Any, padded: Tensor, blame: Tensor, shape: Shape) -> Tensor:
-        patches = _by_victim(_patches(padded, blame.shape[2:], shape), shape)
+    def forward(ctx: Any, inputs: Tensor, blame: Tensor, shape: Shape) -> Tensor:
+        patches = _by_victim(_patches(inputs, shape, blame.shape[2:]), shape)
         flat = _by_victim(blame.flatten(2), shape)
         ctx.save_for_backward(patches, flat)
-        ctx.shape, ctx.padded, ctx.blame = shape, padded.shape, blame.shape
+        ctx.shape, ctx.inputs, ctx.blame = shape, inputs.shape, blame.shape
         return torch.bmm(flat, patches.transpose(1, 2))
 
     @staticmethod
@@ -51,23 +56,54 @@ class _PatchProducts(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, None]:
         patches, flat = ctx.saved_tensors
         shape: Shape = ctx.shape
-        to_blame = _by_row(torch.bmm(slope, patches), shape, len_rows=ctx.blame[0]).view(ctx.blame)
-        if flat.is_cuda and shape.stride == (1, 1):
-            return _spread(slope, flat, shape, ctx.padded, ctx.blame), to_blame, None
-        to_patches = _by_row(torch.bmm(slope.transpose(1, 2), flat), shape, len_rows=ctx.padded[0])
-        to_padded = F.fold(to_patches, ctx.padded[2:], shape.kernel, shape.dilation, stride=shape.stride)
-        return to_padded, to_blame, None
+        to_blame = _by_row(torch.bmm(slope, patches), shape, ctx.blame)
+        if suits(flat) and shape.stride == (1, 1):
+            return _spread(slope, _by_row(flat, shape, ctx.blame), shape, ctx.inputs), to_blame, None
+        (top, bottom), (left, right) = shape.edges
+        padded = ctx.inputs[2] + top + bottom, ctx.inputs[3] + left + right
+        to_patches = _by_row(
+            torch.bmm(slope.transpose(1, 2), flat), shape, (ctx.inputs[0], -1, patches.shape[2] * shape.victims // ctx.inputs[0])
+        )
+        to_padded = F.fold(to_patches, padded, shape.kernel, shape.dilation, stride=shape.stride)
+        return to_padded[:, :, top : padded[0] - bottom, left : padded[1] - right], to_blame, None
 
 
-def _spread(slope: Tensor, flat: Tensor, shape: Shape, padded: torch.Size, blame: torch.Size) -> Tensor:
-    """The slope at the padded input, as patches of the blame times the mirrored kernel: `F.fold` is slow on a GPU."""
-    (kernel_h, kernel_w), (step_h, step_w) = shape.kernel, shape.dilation
-    down, right = (kernel_h - 1) * step_h, (kernel_w - 1) * step_w
-    around = F.pad(_by_row(flat, shape, len_rows=blame[0]).view(blame), (right, right, down, down))
-    patches = _by_victim(_patches(around, padded[2:], shape), shape)
-    kernels = slope.view(len(slope), slope.shape[1], -1, kernel_h * kernel_w).flip(3)
-    mirrored = kernels.transpose(1, 2).reshape(len(slope), kernels.shape[2], -1)
-    return _by_row(torch.bmm(mirrored, patches), shape, len_rows=padded[0]).view(padded)
+def _spread(slope: Tensor, blame: Tensor, shape: Shape, inputs: torch.Size) -> Tensor:
+    """The slope at the input: the kernel, transposed, times mirrored patches of the blame. `F.fold` is slow on a GPU."""
+    (kernel_h, kernel_w), (step_h, step_w), ((top, _), (left, _)) = shape.kernel, shape.dilation, shape.edges
+    corner = (kernel_h - 1) * step_h - top, (kernel_w - 1) * step_w - left
+    patches = kernels().patches(blame, shape.kernel, (1, 1), shape.dilation, corner, inputs[2:], mirrored=True)
+    parts = slope.view(len(slope), slope.shape[1], -1, kernel_h * kernel_w)
+    turned = parts.transpose(1, 2).reshape(len(slope), parts.shape[2], -1)
+    return _by_row(torch.bmm(turned, _by_victim(patches, shape)), shape, inputs)
+
+
+def _patches(inputs: Tensor, shape: Shape, out: torch.Size) -> Tensor:
+    """(rows, channels x kernel area, positions), in one copy; `F.unfold` copies row by row on a GPU."""
+    (top, bottom), (left, right) = shape.edges
+    if suits(inputs):
+        found: Tensor = kernels().patches(inputs, shape.kernel, shape.stride, shape.dilation, (top, left), out, mirrored=False)
+        return found
+    padded = F.pad(inputs, (left, right, top, bottom))
+    rows, channels, down, across = padded.stride()
+    (step_h, step_w), (stride_h, stride_w) = shape.dilation, shape.stride
+    windows = padded.as_strided(
+        (*padded.shape[:2], *shape.kernel, *out),
+        (rows, channels, down * step_h, across * step_w, down * stride_h, across * stride_w),
+    )
+    return windows.reshape(len(padded), -1, out[0] * out[1])
+
+
+def _by_victim(rows: Tensor, shape: Shape) -> Tensor:
+    """(rows, channels, positions) to (victims x groups, channels of the group, all positions of the victim's rows)."""
+    parts = rows.reshape(shape.victims, -1, shape.groups, rows.shape[1] // shape.groups, rows.shape[2])
+    return parts.permute(0, 2, 3, 1, 4).reshape(shape.victims * shape.groups, parts.shape[3], -1)
+
+
+def _by_row(parts: Tensor, shape: Shape, like: Sequence[int]) -> Tensor:
+    """The way back, to the shape `like`."""
+    spread = parts.reshape(shape.victims, shape.groups, parts.shape[1], like[0] // shape.victims, -1)
+    return spread.permute(0, 3, 1, 2, 4).reshape(*like)
 
 
 def convolve(layer: nn.Conv2d, inputs: Tensor) -> Tensor:
@@ -113,38 +149,13 @@ class _Transposed(torch.autograd.Function):
         return F.conv2d(slope, weight, None, *ctx.settings), None, None, None
 
 
-def _patches(padded: Tensor, out: torch.Size, shape: Shape) -> Tensor:
-    """(rows, channels x kernel area, positions): a view of overlapping windows, copied once. `F.unfold` copies row by row on a GPU."""
-    rows, channels, down, right = padded.stride()
-    (step_h, step_w), (stride_h, stride_w) = shape.dilation, shape.stride
-    windows = padded.as_strided(
-        (*padded.shape[:2], *shape.kernel, *out),
-        (rows, channels, down * step_h, right * step_w, down * stride_h, right * stride_w),
-    )
-    return windows.reshape(len(padded), -1, out[0] * out[1])
-
-
-def _by_victim(rows: Tensor, shape: Shape) -> Tensor:
-    """(rows, channels, positions) to (victims x groups, channels of the group, all positions of the victim's rows)."""
-    parts = rows.reshape(shape.victims, -1, shape.groups, rows.shape[1] // shape.groups, rows.shape[2])
-    return parts.permute(0, 2, 3, 1, 4).reshape(shape.victims * shape.groups, parts.shape[3], -1)
-
-
-def _by_row(parts: Tensor, shape: Shape, len_rows: int) -> Tensor:
-    """The way back."""
-    own = len_rows // shape.victims
-    spread = parts.reshape(shape.victims, shape.groups, parts.shape[1], own, -1)
-    return spread.permute(0, 3, 1, 2, 4).reshape(len_rows, shape.groups * parts.shape[1], -1)
-
-
-def _padding(layer: nn.Conv2d) -> list[tuple[int, int]]:
+def _padding(layer: nn.Conv2d) -> tuple[tuple[int, int], tuple[int, int]]:
     """(before, after) for height, then width."""
     if layer.padding == "same":
-        totals = [step * (size - 1) for step, size in zip(_pair(layer.dilation), _pair(layer.kernel_size), strict=True)]
-        return [(total // 2, total - total // 2) for total in totals]
-    if isinstance(layer.padding, str):  # "valid"
-        return [(0, 0), (0, 0)]
-    return [(amount, amount) for amount in _pair(layer.padding)]
+        down, across = (step * (size - 1) for step, size in zip(_pair(layer.dilation), _pair(layer.kernel_size), strict=True))
+        return (down // 2, down - down // 2), (across // 2, across - across // 2)
+    down, across = (0, 0) if isinstance(layer.padding, str) else _pair(layer.padding)  # the other word is "valid"
+    return (down, down), (across, across)
 
 
 def _pair(value: tuple[int, ...]) -> tuple[int, int]:

@@ -9,31 +9,44 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 
 from gradveil.core.convolutions import convolution_weight, convolve
 
-Rule = Callable[[Any, Tensor, Tensor, int], Tensor]  # (layer, input, blame, victims) -> (victims, *parameter shape)
+Rule = Callable[[Any, Tensor, Tensor, int], dict[str, Tensor]]
+"""(layer, input, blame, victims) -> (victims, *parameter shape) for each of the layer's parameters."""
 
 
-def linear_weight(_: nn.Linear, inputs: Tensor, blame: Tensor, victims: int) -> Tensor:
+def linear(_: nn.Linear, inputs: Tensor, blame: Tensor, victims: int) -> dict[str, Tensor]:
     rows_out, rows_in = blame.reshape(victims, -1, blame.shape[-1]), inputs.reshape(victims, -1, inputs.shape[-1])
-    return torch.bmm(rows_out.transpose(1, 2), rows_in)
+    return {"weight": torch.bmm(rows_out.transpose(1, 2), rows_in), "bias": rows_out.sum(1)}
 
 
-def linear_bias(_: nn.Linear, __: Tensor, blame: Tensor, victims: int) -> Tensor:
-    return blame.reshape(victims, -1, blame.shape[-1]).sum(1)
+def convolution(layer: nn.Conv2d, inputs: Tensor, blame: Tensor, victims: int) -> dict[str, Tensor]:
+    weight = convolution_weight(layer, inputs, blame, victims)
+    return {"weight": weight} if layer.bias is None else {"weight": weight, "bias": _sums(blame, victims)}
 
 
-def channel_sums(_: nn.Module, __: Tensor, blame: Tensor, victims: int) -> Tensor:
-    """The bias of a layer whose channels are dimension 1."""
-    return blame.reshape(victims, -1, blame.shape[1], blame[0, 0].numel()).sum((1, 3))
-
-
-def batch_norm_weight(layer: nn.BatchNorm1d | nn.BatchNorm2d, inputs: Tensor, blame: Tensor, victims: int) -> Tensor:
+def batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, inputs: Tensor, blame: Tensor, victims: int) -> dict[str, Tensor]:
     """sum b (a - mean) / std = (sum b a - mean sum b) / std, which needs no normalized copy of the input."""
+    if layer.weight is None:
+        return {}
     assert layer.running_mean is not None and layer.running_var is not None
-    centered = channel_sums(layer, inputs, blame * inputs, victims) - layer.running_mean * channel_sums(layer, inputs, blame, victims)
-    return centered * torch.rsqrt(layer.running_var + layer.eps)
+    plain: Tensor
+    mixed: Tensor
+    plain, mixed = _Moments.apply(blame, inputs)  # type: ignore[no-untyped-call]
+    weight = (mixed - layer.running_mean * plain) * torch.rsqrt(layer.running_var + layer.eps)
+    return {name: part.view(victims, -1, part.shape[1]).sum(1) for name, part in (("weight", weight), ("bias", plain))}
+
+
+def group_norm(layer: nn.GroupNorm, inputs: Tensor, blame: Tensor, victims: int) -> dict[str, Tensor]:
+    normal = F.group_norm(inputs, layer.num_groups, eps=layer.eps)
+    return {"weight": _sums(blame * normal, victims), "bias": _sums(blame, victims)}
+
+
+def layer_norm(layer: nn.LayerNorm, inputs: Tensor, blame: Tensor, victims: int) -> dict[str, Tensor]:
+    normal = F.layer_norm(inputs, layer.normalized_shape, eps=layer.eps)
+    return {name: part.reshape(victims, -1, *layer.normalized_shape).sum(1) for name, part in (("weight", blame * normal), ("bias", blame))}
 
 
 def affine(norm: nn.BatchNorm1d | nn.BatchNorm2d, inputs: Tensor) -> Tensor:
@@ -47,25 +60,35 @@ def affine(norm: nn.BatchNorm1d | nn.BatchNorm2d, inputs: Tensor) -> Tensor:
     return torch.addcmul(shift.view(channels), inputs, scale.view(channels))
 
 
-def group_norm_weight(layer: nn.GroupNorm, inputs: Tensor, blame: Tensor, victims: int) -> Tensor:
-    return channel_sums(layer, inputs, blame * F.group_norm(inputs, layer.num_groups, eps=layer.eps), victims)
+class _Moments(torch.autograd.Function):
+    """sum b and sum b a over the positions of each row and channel; the slopes take one pass each."""
+
+    @staticmethod
+    def forward(ctx: Any, blame: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(blame, inputs)
+        positions = tuple(range(2, blame.dim()))
+        return (blame.sum(positions), (blame * inputs).sum(positions)) if positions else (blame.clone(), blame * inputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, to_plain: Tensor, to_mixed: Tensor) -> tuple[Tensor, Tensor]:
+        blame, inputs = ctx.saved_tensors
+        shape = (*to_plain.shape, *(1,) * (blame.dim() - 2))
+        return torch.addcmul(to_plain.view(shape), inputs, to_mixed.view(shape)), blame * to_mixed.view(shape)
 
 
-def layer_norm_weight(layer: nn.LayerNorm, inputs: Tensor, blame: Tensor, victims: int) -> Tensor:
-    return layer_norm_bias(layer, inputs, blame * F.layer_norm(inputs, layer.normalized_shape, eps=layer.eps), victims)
+def _sums(values: Tensor, victims: int) -> Tensor:
+    """Over all but the channels, which are dimension 1."""
+    return values.reshape(victims, -1, values.shape[1], values[0, 0].numel()).sum((1, 3))
 
 
-def layer_norm_bias(layer: nn.LayerNorm, _: Tensor, blame: Tensor, victims: int) -> Tensor:
-    return blame.reshape(victims, -1, *layer.normalized_shape).sum(1)
-
-
-RULES: dict[type[nn.Module], dict[str, Rule]] = {
-    nn.Conv2d: {"weight": convolution_weight, "bias": channel_sums},
-    nn.Linear: {"weight": linear_weight, "bias": linear_bias},
-    nn.BatchNorm1d: {"weight": batch_norm_weight, "bias": channel_sums},
-    nn.BatchNorm2d: {"weight": batch_norm_weight, "bias": channel_sums},
-    nn.GroupNorm: {"weight": group_norm_weight, "bias": channel_sums},
-    nn.LayerNorm: {"weight": layer_norm_weight, "bias": layer_norm_bias},
+RULES: dict[type[nn.Module], Rule] = {
+    nn.Conv2d: convolution,
+    nn.Linear: linear,
+    nn.BatchNorm1d: batch_norm,
+    nn.BatchNorm2d: batch_norm,
+    nn.GroupNorm: group_norm,
+    nn.LayerNorm: layer_norm,
 }
 """By exact type: a subclass may compute something else."""
 

@@ -84,10 +84,9 @@ def _products(model: nn.Module, done: Pass, blames: tuple[Tensor, ...], victims:
     names = {parameter: name for name, parameter in parameters.items()}
     found: dict[str, Tensor] = {}
     for tap, blame in zip(done.taps, blames, strict=False):
-        for key, rule in RULES[type(tap.layer)].items():
+        for key, part in RULES[type(tap.layer)](tap.layer, tap.inputs.to(blame.dtype), blame, victims).items():
             name = names.get(getattr(tap.layer, key))
             if name is not None:
-                part = rule(tap.layer, tap.inputs.to(blame.dtype), blame, victims)
                 found[name] = found[name] + part if name in found else part
     for name, blame in zip(done.copies, blames[len(done.taps) :], strict=True):
         found[name] = blame.reshape(victims, -1, 1, *blame.shape[1:]).sum(1)

@@ -36,6 +36,8 @@ class Saving(Callback):
         latest = pl_module.history[-1]
         if not math.isfinite(latest["train_loss"]):
             raise GradveilError(f"training diverged in epoch {latest['epoch']:.0f}: the loss is {latest['train_loss']}; lower --lr")
+        if not all(bool(weight.isfinite().all()) for weight in pl_module.model.parameters()):  # the last step may be the one too far
+            raise GradveilError(f"training diverged in epoch {latest['epoch']:.0f}: weights are not finite; lower --lr")
         write_text(self.out / METRICS, as_csv(pl_module.history))
         if trainer.logger is not None:
             trainer.logger.log_metrics({key: value for key, value in latest.items() if key != "step"}, step=int(latest["step"]))

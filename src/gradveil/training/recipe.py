@@ -1,7 +1,6 @@
 """The published training recipe as a value."""
 
 from dataclasses import dataclass
-from math import inf
 
 import torch
 from torch import Tensor, nn
@@ -9,6 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from gradveil.core.errors import GradveilError
 
+LARGEST = torch.finfo(torch.float32).max  # the optimizer's step cannot use a larger number
 DECAY_AT = (3 / 8, 5 / 8, 7 / 8)
 
 
@@ -32,9 +32,9 @@ class Recipe:
             ("epochs", self.epochs >= 0, "at least 0"),
             ("batch_size", self.batch_size >= 1, "at least 1"),
             ("momentum", 0 <= self.momentum < 1, "at least 0 and below 1"),
-            ("weight_decay", 0 <= self.weight_decay < inf, "at least 0 and finite"),
-            ("lr", 0 < self.lr < inf, "above 0 and finite"),
-            ("loss_scale", 0 < self.loss_scale < inf, "above 0 and finite"),
+            ("weight_decay", 0 <= self.weight_decay <= LARGEST, "at least 0 and finite as a float32"),
+            ("lr", 0 < self.lr <= LARGEST, "above 0 and finite as a float32"),
+            ("loss_scale", 0 < self.loss_scale <= LARGEST, "above 0 and finite as a float32"),
         ):
             if not right:
                 raise GradveilError(f"{name.replace('_', ' ')} {getattr(self, name)}: it must be {rule}")

@@ -2,7 +2,6 @@
 
 import logging
 import platform
-import signal
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -91,13 +90,11 @@ def _fit(job: Job, model: nn.Module, data: ImageData, out: Path, place: torch.de
 @contextmanager
 def _failures(job: Job, out: Path) -> Iterator[None]:
     """What can go wrong in the midst of training, told in a line; and signals, which Lightning turns into the program's quiet end."""
-    handler = signal.getsignal(signal.SIGINT)
     try:
         yield
     except SystemExit as stop:
         if not isinstance(stop, SIGTERMException) and not isinstance(stop.__context__, KeyboardInterrupt):
             raise GradveilError(f"model {job.model!r} ended the program while training, with {stop.code!r}") from stop
-        signal.signal(signal.SIGINT, handler)
         raise KeyboardInterrupt from stop
     except torch.OutOfMemoryError as error:
         raise GradveilError(f"the GPU's memory is too small for batches of {job.recipe.batch_size}: lower --batch-size") from error

@@ -1,0 +1,133 @@
+"""Who finds the victim's labels: known beforehand, read off the last layer's gradient, or optimized along with the images.
+
+All rests on that layer's bias gradient, db_c = mean over the batch of (p_c - [y = c]): only the classes present pull it below the
+mean probability. Without a bias, the row sums of the weight gradient stand in for it, db_c times the sum of the features: that
+needs features whose sum is positive and much alike for all images, as after a ReLU or a sigmoid.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor, nn
+
+from gradveil.attacks.probing import expected_pulls, probe
+from gradveil.core.errors import GradveilError
+from gradveil.core.types import Observation
+
+
+@dataclass(frozen=True)
+class LabelFinder(ABC):
+    """From what is seen of victims of one model to their labels."""
+
+    @abstractmethod
+    def infer(self, seen: Sequence[Observation], rng: Generator) -> Tensor:
+        """(victims, B), int64."""
+
+
+@dataclass(frozen=True)
+class Known(LabelFinder):
+    """The attacker was told."""
+
+    def infer(self, seen: Sequence[Observation], rng: Generator) -> Tensor:  # noqa: ARG002
+        return torch.stack([_told(one) for one in seen])
+
+
+@dataclass(frozen=True)
+class SingleLabel(LabelFinder):
+    """For batches of one image (iDLG, Zhao et al. 2020): p_c - [y = c] is negative for the true class alone.
+
+    The smallest entry is that one, and still the best guess where a defense left several negative entries or none.
+    """
+
+    def infer(self, seen: Sequence[Observation], rng: Generator) -> Tensor:  # noqa: ARG002
+        for one in seen:
+            if one.size != 1:
+                raise GradveilError(f"batch of {one.size}: SingleLabel reads the label of one image; use Counted or give the labels")
+        return _pulls(seen, last_layer(seen[0]))[0].argmin(1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class Counted(LabelFinder):
+    """For any batch, repeats included: class c occurs n_c = B (pbar_c - db_c) times, pbar the mean probability over the batch.
+
+    The attacker has no data, so it takes pbar from `probes` images of uniform noise. Then B times the class with the largest n_c
+    is taken, and its n_c lowered by 1. Labels come sorted: the gradient does not tell which image has which. With several local
+    steps the shared sum of gradients is divided by their number, as if the weights had stood still.
+    """
+
+    probes: int = 64
+
+    def __post_init__(self) -> None:
+        if self.probes < 1:
+            raise GradveilError(f"probes {self.probes}: Counted needs at least 1 noise image")
+
+    def infer(self, seen: Sequence[Observation], rng: Generator) -> Tensor:
+        one = seen[0]
+        layer = last_layer(one)
+        pulls, biased = _pulls(seen, layer)
+        logits, feature_sum = probe(one, layer, self.probes, rng)
+        absent, drop = expected_pulls(one, logits)
+        means = pulls / one.protocol.local_steps / (1.0 if biased else feature_sum)
+        return _largest(one.size * (absent - means) / drop, one.size)
+
+
+@dataclass(frozen=True)
+class Joint:
+    """Labels are variables of the search, as the softmax of logits (DLG, Zhu et al. 2019): this gives only their start."""
+
+    def start(self, rows: int, size: int, classes: int, rng: Generator) -> Tensor:
+        """N(0, 1), (rows, size, classes), row by row: none depends on how many follow."""
+        return torch.stack([torch.randn(size, classes, generator=rng, device=rng.device) for _ in range(rows)])
+
+
+Labels = LabelFinder | Joint
+
+
+def last_layer(one: Observation) -> nn.Linear:
+    """The last linear layer, in the order of registration, with one output for each class."""
+    fitting = [m for m in one.model.modules() if isinstance(m, nn.Linear) and m.out_features == one.classes]
+    if not fitting:
+        raise GradveilError(f"label inference needs a last linear layer with {one.classes} outputs, one for each class; give the labels")
+    return fitting[-1]
+
+
+def _told(one: Observation) -> Tensor:
+    one.knowledge.need("labels", by="with known labels")
+    labels = one.knowledge.labels
+    assert labels is not None
+    if labels.shape != (one.size,) or labels.is_floating_point():
+        got = f"labels of shape {tuple(labels.shape)} and type {labels.dtype}"
+        raise GradveilError(f"{got}: expected one class index for each of {one.size} image(s)")
+    if bool(((labels < 0) | (labels >= one.classes)).any()):
+        raise GradveilError(f"labels {labels.tolist()}: expected class indices from 0 to {one.classes - 1}")
+    return labels.long()
+
+
+def _pulls(seen: Sequence[Observation], layer: nn.Linear) -> tuple[Tensor, bool]:
+    """(victims, classes): the last layer's bias gradients and True, or its weight gradients' row sums and False."""
+    shared = {id(p): name for name, p in seen[0].model.named_parameters() if name in seen[0].gradients}
+    for parameter, biased in ((layer.bias, True), (layer.weight, False)):
+        name = shared.get(id(parameter))
+        if name is not None:
+            both = torch.stack([one.gradients[name] for one in seen])
+            _check_usable(both, name)
+            return both if biased else both.sum(2), biased
+    raise GradveilError("the last linear layer is frozen, so its gradient is not shared and tells no labels; give the labels")
+
+
+def _check_usable(gradients: Tensor, name: str) -> None:
+    for victim, own in enumerate(gradients):
+        if not bool(own.isfinite().all()) or not bool(own.any()):
+            state = "all zero" if bool(own.isfinite().all()) else "not finite"
+            raise GradveilError(f"the gradient of {name!r} of victim {victim} is {state}: it tells no label; give the labels")
+
+
+def _largest(counts: Tensor, size: int) -> Tensor:
+    """`size` classes for each victim, sorted: always the one with the largest count, which is then lowered by 1."""
+    left, rows, taken = counts.clone(), torch.arange(len(counts), device=counts.device), []
+    for _ in range(size):
+        taken.append(left.argmax(1))
+        left[rows, taken[-1]] -= 1
+    return torch.stack(taken, dim=1).sort(dim=1).values

@@ -1,0 +1,85 @@
+"""The audit's folder: whose it is, and how its pictures are kept."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from gradveil.audit.records import RECORDS
+from gradveil.core.errors import GradveilError
+from gradveil.core.files import write_bytes, write_text
+
+SETTINGS = "settings.json"
+IMAGES = "images"
+PICTURES = "pictures"
+
+
+def slug(name: str) -> str:
+    """A name as part of a file's."""
+    return "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in name).strip("-")
+
+
+def images_path(out: Path, kind: str, attack: str, chunk: int) -> Path:
+    return out / IMAGES / f"{'positive-' if kind == 'positive' else ''}{slug(attack)}-{chunk:04d}.safetensors"
+
+
+def save_images(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """uint8 tensors, whole or not at all."""
+    plain = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    write_bytes(path, save(plain, metadata={"gradveil": json.dumps(dict(facts))}))
+
+
+def load_images(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}, json.loads((file.metadata() or {})["gradveil"])  # noqa: SIM118
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise GradveilError(f"{path} is missing or damaged ({type(error).__name__}): audit into another --out") from None
+
+
+def read_settings(out: Path) -> dict[str, Any]:
+    path = out / SETTINGS
+    try:
+        return dict(json.loads(path.read_text()))
+    except FileNotFoundError:
+        raise GradveilError(f"{out} holds no audit: there is no {SETTINGS} in it") from None
+    except (OSError, ValueError, TypeError):
+        raise GradveilError(f"{path} is no JSON object of settings: choose another --out") from None
+
+
+def refuse_other(out: Path, wanted: Mapping[str, Any]) -> None:
+    """An error if the folder holds anything but this very audit. Nothing is written."""
+    if out.exists() and not out.is_dir():
+        raise GradveilError(f"{out} is a file: choose another --out, a folder")
+    if not (out / SETTINGS).is_file():
+        if out.is_dir() and any(not entry.name.endswith(".part") for entry in out.iterdir()):
+            raise GradveilError(f"{out} is not empty and holds no audit: choose another --out")
+        return
+    found, here = read_settings(out), json.loads(json.dumps(wanted))
+    other = sorted(key for key in here.keys() | found.keys() if here.get(key) != found.get(key))
+    if other:
+        changes = ", ".join(f"{key} {found.get(key)} there, {here.get(key)} here" for key in other)
+        raise GradveilError(f"{out} holds an audit with other settings ({changes}): choose another --out")
+
+
+def claim(out: Path, wanted: Mapping[str, Any]) -> None:
+    """Make the folder this audit's own, and rid it of files that a killed run was writing."""
+    for unfinished in [*out.glob(".*.part"), *out.glob("*/.*.part")]:
+        unfinished.unlink(missing_ok=True)
+    if not (out / SETTINGS).is_file():
+        write_text(out / SETTINGS, json.dumps(dict(wanted), indent=2, sort_keys=True) + "\n")
+
+
+def release(out: Path) -> None:
+    """After a failure: give the folder back, unless it holds records."""
+    if (out / RECORDS).exists() and (out / RECORDS).stat().st_size:
+        return
+    for path in (*out.glob(f"{IMAGES}/*.safetensors"), out / RECORDS, out / SETTINGS):
+        path.unlink(missing_ok=True)
+    for folder in (out / IMAGES, out):
+        if folder.is_dir() and not any(folder.iterdir()):
+            folder.rmdir()

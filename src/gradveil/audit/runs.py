@@ -1,0 +1,123 @@
+"""The audit itself: attacks a job's victims into a folder, or goes on where it stopped."""
+
+import hashlib
+import json
+import platform
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradveil import __version__
+from gradveil.audit.chunks import attacked, outcomes, pictures, records
+from gradveil.audit.folders import claim, images_path, refuse_other, release, save_images
+from gradveil.audit.jobs import AuditJob
+from gradveil.audit.progress import Bar
+from gradveil.audit.records import RECORDS, Key, append, recover
+from gradveil.audit.results import AuditResult
+from gradveil.audit.stages import Stage, make_stages
+from gradveil.audit.victims import blind_guesses, share
+from gradveil.core.devices import find_device
+from gradveil.core.errors import GradveilError
+from gradveil.core.seeds import generator
+from gradveil.data import load
+
+
+def audit(job: AuditJob, out: Path, *, root: Path | None = None, device: str = "auto", progress: bool = True) -> AuditResult:
+    """Audit into `out`. A run that was stopped goes on after its last whole chunk; one that is done is read back."""
+    place = find_device(device)
+    job = job.on(place)
+    split = load(job.data, job.split, root=root, image_size=job.image_size)
+    train = load(job.data, "train", root=root, image_size=job.image_size)
+    stages = make_stages(job, split, train, place)
+    settings = job.settings() | _facts(stages[-1], place)
+    refuse_other(out, settings)
+    _try_out(stages[-1])
+    claim(out, settings)
+    run = _Run(out, experiment_id(settings), Bar(progress))
+    try:
+        run.go(stages)
+    except Exception:
+        release(out)
+        raise
+    finally:
+        run.bar.stop()
+    return AuditResult.read(out)
+
+
+@dataclass(frozen=True, eq=False)
+class _Run:
+    out: Path
+    experiment: str
+    bar: Bar
+
+    def go(self, stages: list[Stage]) -> None:
+        sizes = {key: size for stage in stages for key, size in stage.sizes().items()}
+        done = {record.key for record in recover(self.out / RECORDS, sizes)}
+        rows = [row for stage in stages for number in range(len(stage.chunks)) for row in stage.rows(number)]
+        self.bar.start((attack, sizes[key]) for key, attack in rows if key not in done)
+        for stage in stages:
+            for number in range(len(stage.chunks)):
+                if any(key not in done for key, _ in stage.rows(number)):
+                    self.chunk(stage, number, done)
+
+    def chunk(self, stage: Stage, number: int, done: set[Key]) -> None:
+        """The controls are cheap, and all else is measured by them, so they are made again where only an attack is missing."""
+        victims = share(stage.client, stage.split, stage.chunks[number], stage.seed, stage.labels)
+        told = [victim.told() for victim in victims if victim.seen is not None]
+        seen = [victim.seen for victim in victims if victim.seen is not None]
+        controls = {name: attacked(blind, told, generator(stage.seed, "blind", name, number), None) for name, blind in stage.blinds.items()}
+        guesses = blind_guesses(victims, [found for found, _ in controls.values()])
+        images = sum(map(len, stage.chunks[number]))
+        for key, attack in stage.rows(number):
+            if key in done:
+                continue
+            self.bar.begin(key)
+
+            def step(now: int, of: int, attack: Any = attack) -> None:
+                self.bar.step(attack, images, now, of)
+
+            kind, name, _ = key
+            found, seconds = controls[name] if kind == "blind" else attacked(attack, seen, generator(stage.seed, *key), step)
+            made = outcomes(victims, found)
+            save_images(images_path(self.out, *key), *pictures(made, with_frames=number == 0))
+            append(self.out / RECORDS, records(made, guesses, stage.pool, self.experiment, key, seconds))
+            self.bar.finish(attack, images)
+
+
+def experiment_id(settings: Mapping[str, Any]) -> str:
+    """What can be read of it, and a digest of everything that decides the result."""
+    digest = hashlib.sha256(json.dumps(dict(settings), sort_keys=True).encode()).hexdigest()
+    return f"{settings['data']}/{settings['model']}/{settings['policy']}/{digest[:12]}"
+
+
+def _try_out(stage: Stage) -> None:
+    """Before anything is written: an error if the first chunk's victims can share nothing at all."""
+    for victims in (stage.chunks[0][:1], stage.chunks[0]):
+        tried = share(stage.client, stage.split, victims, stage.seed, stage.labels)
+        if any(victim.seen is not None for victim in tried):
+            return
+    raise GradveilError(tried[0].status.removeprefix("failed: "))
+
+
+def _facts(stage: Stage, place: torch.device) -> dict[str, Any]:
+    """Of what the names stand for, so that a changed file is another experiment; and of the machine."""
+    indices = torch.cat([indices for chunk in stage.chunks for indices in chunk])
+    return {
+        "weights_sha256": _digest(stage.client.model.state_dict()),
+        "images_sha256": _digest({"images": stage.split.images[indices], "labels": stage.split.labels[indices]}),
+        "candidates": len(stage.pool),
+        "versions": {"gradveil": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "device": torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu",
+    }
+
+
+def _digest(tensors: Mapping[str, Tensor]) -> str:
+    hashed = hashlib.sha256()
+    for name, value in tensors.items():
+        hashed.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        hashed.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return hashed.hexdigest()

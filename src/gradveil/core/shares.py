@@ -1,0 +1,193 @@
+"""What a client shares, as one function of its images: the client calls it on the true ones, the attacker on a guess."""
+
+import copy
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.func import functional_call, grad, vmap
+from torch.nn.modules.batchnorm import _NormBase
+
+from gradveil.core.errors import GradveilError, GradveilWarning
+from gradveil.core.gradients import Gradients, Loss, check_victims, per_sample, trainable
+from gradveil.core.types import Protocol
+from gradveil.core.victims import VictimGradients
+
+
+class Shares:
+    """Built once for a model, a loss and a protocol, then called with images (victims, batch, ...) and their labels.
+
+    Each call puts the model into the protocol's mode, and afterwards each of its modules into the one it had.
+    """
+
+    def __init__(self, model: nn.Module, loss: Loss, protocol: Protocol) -> None:
+        self._model, self._protocol = model, protocol
+        one_step = protocol.local_steps == 1
+        self._engine: VictimGradients | LocalUpdates = VictimGradients(model, loss) if one_step else LocalUpdates(model, loss, protocol)
+
+    @property
+    def why_not(self) -> str | None:
+        """Why victims are taken one at a time, as far as is known; None where they share a pass."""
+        with in_mode(self._model, self._protocol.train_mode):
+            return self._engine.why_not
+
+    def __call__(self, images: Tensor, labels: Tensor, *, differentiable: bool = False) -> Gradients:
+        """(victims, *parameter shape) for labels (victims, batch), or class probabilities (victims, batch, classes)."""
+        with in_mode(self._model, self._protocol.train_mode):
+            return self._engine(images, labels, differentiable=differentiable)
+
+    def check(self, images: Tensor, classes: int) -> None:
+        """Refuse a model that does not turn one batch of such images into a logit for each class."""
+        taken = f"{type(self._model).__name__} and images of shape {tuple(images.shape)}"
+        try:
+            with in_mode(self._model, self._protocol.train_mode), torch.no_grad():
+                logits = functional_call(self._model, {name: buffer.clone() for name, buffer in self._model.named_buffers()}, (images,))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # the model may be anyone's
+            raise GradveilError(f"{taken} do not fit: {_line(error)}") from error
+        if not isinstance(logits, Tensor) or logits.shape != (len(images), classes):
+            got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
+            raise GradveilError(
+                f"{taken}: the model gave {got}; expected {(len(images), classes)}, one logit for each of {classes} classes"
+            )
+
+
+@contextmanager
+def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
+    """The model in training or in eval mode for a while; then each module's own flag is put back."""
+    before = {module: module.training for module in model.modules()}
+    try:
+        model.train(training)
+        yield
+    finally:
+        for module, flag in before.items():
+            module.training = flag
+
+
+class LocalUpdates:
+    """(W_0 - W_k) / rate after k local steps. All victims in one pass, each with weights of its own, or one by one after a warning."""
+
+    def __init__(self, model: nn.Module, loss: Loss, protocol: Protocol) -> None:
+        self._settings = model, loss, protocol
+        self._tried = self._warned = False
+        self._mismatch: str | None = None
+
+    @property
+    def why_not(self) -> str | None:
+        """Read anew each time, since a model may change its mode; a failed trial is remembered."""
+        return _batch_statistics(self._settings[0]) or self._mismatch
+
+    def __call__(self, images: Tensor, labels: Tensor, *, differentiable: bool = False) -> Gradients:
+        check_victims(images, labels)
+        if not self._tried and self.why_not is None:
+            self._mismatch = _trial(*self._settings, images, labels)
+            self._tried = True
+        if (reason := self.why_not) is None:
+            return batched_updates(*self._settings, images, labels, differentiable=differentiable)
+        found = loop_updates(*self._settings, images, labels, differentiable=differentiable)  # a mistake in the input shows here
+        if not self._warned:
+            self._warned = True
+            text = f"the local steps of these victims cannot be batched: {reason}; taking them one at a time, which is slow"
+            warnings.warn(text, GradveilWarning, stacklevel=3)
+        return found
+
+
+def batched_updates(
+    model: nn.Module, loss: Loss, protocol: Protocol, images: Tensor, labels: Tensor, *, differentiable: bool = False
+) -> Gradients:
+    """Of all victims at once; raises whatever `torch.vmap` does where it cannot. Random layers draw anew for each victim."""
+    start = {name: parameter.detach() for name, parameter in trainable(model).items()}
+    buffers = {name: torch.stack([buffer] * len(images)) for name, buffer in _changing(model).items()}
+
+    def mean_loss(weights: Gradients, buffers: Gradients, images: Tensor, labels: Tensor) -> Tensor:
+        return per_sample(loss, functional_call(model, {**buffers, **weights}, (images,)), labels).mean()
+
+    def of_one(buffers: Gradients, images: Tensor, labels: Tensor) -> Gradients:
+        return _descend(protocol, start, lambda weights: grad(mean_loss)(weights, buffers, images, labels))
+
+    if not differentiable:
+        images, labels = images.detach(), labels.detach()
+    with torch.set_grad_enabled(differentiable):
+        found: Gradients = vmap(of_one, randomness="different")(buffers, images, labels)
+    return found
+
+
+def loop_updates(
+    model: nn.Module, loss: Loss, protocol: Protocol, images: Tensor, labels: Tensor, *, differentiable: bool = False
+) -> Gradients:
+    """Of one victim after the other, by plain autograd."""
+    start = {name: parameter.detach() for name, parameter in trainable(model).items()}
+
+    def of_one(images: Tensor, labels: Tensor) -> Gradients:
+        buffers = {name: buffer.clone() for name, buffer in _changing(model).items()}
+
+        def gradient_at(weights: Gradients) -> Gradients:
+            weights = {name: weight if weight.requires_grad else weight.detach().requires_grad_() for name, weight in weights.items()}
+            losses = per_sample(loss, functional_call(model, {**buffers, **weights}, (images,)), labels)
+            slopes = torch.autograd.grad(losses.mean(), list(weights.values()), create_graph=differentiable, materialize_grads=True)
+            return dict(zip(weights, slopes, strict=True))
+
+        return _descend(protocol, start, gradient_at)
+
+    if not differentiable:
+        images, labels = images.detach(), labels.detach()
+    with torch.enable_grad():
+        each = [of_one(x, y) for x, y in zip(images, labels, strict=True)]
+    return {name: torch.stack([found[name] for found in each]) for name in start}
+
+
+def _descend(protocol: Protocol, start: Gradients, gradient_at: Callable[[Gradients], Gradients]) -> Gradients:
+    """W_i = W_0 - rate (g_1 + ... + g_i), so (W_0 - W_k) / rate is the sum itself, without the rounding of the difference."""
+    total = gradient_at(start)
+    for _ in range(protocol.local_steps - 1):
+        weights = {name: start[name] - protocol.local_lr * total[name] for name in start}
+        total = {name: total[name] + slope for name, slope in gradient_at(weights).items()}
+    return total
+
+
+def _trial(model: nn.Module, loss: Loss, protocol: Protocol, images: Tensor, labels: Tensor) -> str | None:
+    """What is wrong with batching, seen on one random victim of a float64 copy with the same draws both ways, or None.
+
+    Slopes are compared too: torch has batching rules whose values are right and whose second derivatives are off by a few 1e-4.
+    """
+    copied, few = copy.deepcopy(model).double(), replace(protocol, local_steps=2)
+    guess = torch.rand(images[:1, :2].shape, generator=Generator().manual_seed(0)).to(images.device, torch.float64).requires_grad_()
+    target = labels.detach()[:1, :2]
+    target = target.double() if target.is_floating_point() else target
+    found: list[tuple[Tensor, ...]] = []
+    try:
+        for way in (loop_updates, batched_updates):
+            with torch.random.fork_rng(range(torch.cuda.device_count())), torch.enable_grad():
+                torch.manual_seed(0)
+                values = torch.cat([v.flatten() for v in way(copied, loss, few, guess, target, differentiable=True).values()])
+                found.append((values.detach(), *torch.autograd.grad(values.square().sum(), guess)))
+    except Exception as error:
+        return f"a trial by torch.vmap failed with {_line(error)}"
+    if not all(bool(part.isfinite().all()) for part in found[0]):
+        return "a trial gave values that are not finite"
+    errors = [float((batched - plain).norm() / plain.norm().clamp_min(1e-30)) for plain, batched in zip(*found, strict=True)]
+    if max(errors) < 1e-7:
+        return None
+    return f"in a trial torch.vmap was off by {errors[0]:.1e} in values and by {errors[1]:.1e} in slopes"
+
+
+def _batch_statistics(model: nn.Module) -> str | None:
+    for name, module in model.named_modules():
+        if isinstance(module, _NormBase) and (module.training or module.running_mean is None):
+            kind = f"{name or 'the model'} ({type(module).__name__})"
+            return f"{kind} takes its statistics from the batch, and torch.vmap gets their second derivatives wrong"
+    return None
+
+
+def _changing(model: nn.Module) -> dict[str, Tensor]:
+    """The buffers that a pass in training mode may change, such as running statistics."""
+    return dict(model.named_buffers()) if model.training else {}
+
+
+def _line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text[:200]}{'...' if len(text) > 200 else ''}"

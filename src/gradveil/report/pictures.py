@@ -1,0 +1,99 @@
+"""Pictures of an audit: what each attack found beside the truth, and how its pictures came to be."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from gradveil.audit import AuditResult, Record
+from gradveil.audit.folders import PICTURES, images_path, load_images, slug
+from gradveil.core.files import replacing
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+SHOWN = 8
+CELL = 1.35  # inches
+
+
+def draw_audit(result: AuditResult) -> list[Path]:
+    """A grid for each attack, and frames where it kept some, in the audit's folder."""
+    made = []
+    for name in dict.fromkeys(record.attack for record in result.of("attack")):
+        grid, frames = (result.out / PICTURES / f"{part}-{slug(name)}.png" for part in ("grid", "frames"))
+        draw_grid(result, name, grid)
+        made.append(grid)
+        if draw_frames(result, name, frames):
+            made.append(frames)
+    return made
+
+
+def draw_grid(result: AuditResult, attack: str, path: Path) -> None:
+    """Original, used (where a policy changed it) and reconstruction of the first images, with PSNR to the used one."""
+    tensors, _ = load_images(images_path(result.out, "attack", attack, 0))
+    records = [record for record in result.of("attack", attack) if record.chunk == 0][:SHOWN]
+    names = ["original", "found"] if result.settings["policy"] == "none" else ["original", "used", "found"]
+    figure = _figure(len(records), len(names), f"{attack} on {result.settings['model']}: first images")
+    grid = figure.subplots(len(names), len(records), squeeze=False)
+    for axes, name in zip(grid, names, strict=True):
+        for axis, image in zip(axes, tensors[name], strict=False):
+            _show(axis, image)
+        axes[0].set_ylabel("reconstruction" if name == "found" else name, fontsize=9)
+    for top, bottom, record in zip(grid[0], grid[-1], records, strict=True):
+        top.set_title(f"image {record.image}", fontsize=8)
+        text, color = _caption(record)
+        bottom.set_xlabel(text, fontsize=8, color=color)
+    _save(figure, path)
+
+
+def draw_frames(result: AuditResult, attack: str, path: Path) -> bool:
+    """One row for each image, one column for each moment; the last is the image used. False where the attack kept no frames."""
+    tensors, facts = load_images(images_path(result.out, "attack", attack, 0))
+    if "frames" not in tensors:
+        return False
+    frames: Tensor = tensors["frames"]
+    steps: Sequence[int] = facts["frame_steps"]
+    figure = _figure(len(steps) + 1, len(frames), f"{attack} on {result.settings['model']}: the search, by iteration")
+    grid = figure.subplots(len(frames), len(steps) + 1, squeeze=False)
+    for axes, row, image in zip(grid, frames, facts["frame_images"], strict=True):
+        for axis, frame in zip(axes, (*row, tensors["used"][facts["images"].index(image)]), strict=True):
+            _show(axis, frame)
+        axes[0].set_ylabel(f"image {image}", fontsize=8)
+    for axis, title in zip(grid[0], (*map(str, steps), "used"), strict=True):
+        axis.set_title(title, fontsize=8)
+    _save(figure, path)
+    return True
+
+
+def _caption(record: Record) -> tuple[str, str]:
+    if not record.ok:
+        return "failed", "tab:red"
+    scores = record.scores["used"]
+    return f"{scores['psnr']:.1f} dB\n" + ("✓ identified" if scores["identified"] else "not identified"), (
+        "tab:red" if scores["identified"] else "black"
+    )
+
+
+def _figure(columns: int, rows: int, title: str) -> "Figure":
+    from matplotlib.figure import Figure  # slow to import, and only needed here
+
+    figure = Figure(figsize=(CELL * columns + 0.6, (CELL + 0.15) * rows + 0.9), layout="constrained")
+    figure.suptitle(title, fontsize=10)
+    return figure
+
+
+def _show(axis: "Axes", image: Tensor) -> None:
+    pixels = image.permute(1, 2, 0).numpy().astype(np.uint8)
+    axis.imshow(pixels.squeeze(2) if pixels.shape[2] == 1 else pixels, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+    axis.set_xticks([])
+    axis.set_yticks([])
+    for side in axis.spines.values():
+        side.set_visible(False)
+
+
+def _save(figure: "Figure", path: Path) -> None:
+    with replacing(path) as temporary:
+        figure.savefig(temporary, format="png", dpi=120)

@@ -1,0 +1,97 @@
+"""An audit as a table, and what its controls say in words."""
+
+from collections.abc import Sequence
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from gradveil.audit import AuditResult, Row
+from gradveil.audit.results import NO_BETTER
+from gradveil.statistics import Summary
+
+COLUMNS = ("", "n", "PSNR dB", "median", "worst 5%", "over blind", "SSIM", "identified", "")
+TITLES = {"used": "Against the images that were used", "original": "Against the original images"}
+
+
+def audit_tables(result: AuditResult) -> list[Table]:
+    """One table where no policy was used; else one against the used images and one against the originals."""
+    changed = result.settings["policy"] != "none"
+    return [audit_table(result, truth, TITLES[truth] if changed else "") for truth in (("used", "original") if changed else ("used",))]
+
+
+def audit_table(result: AuditResult, truth: str, title: str) -> Table:
+    settings = result.settings
+    facts = f"{settings['model']} on {settings['data']}, policy {settings['policy']}, labels {settings['labels']}, seed {settings['seed']}"
+    made = Table(*COLUMNS, title=f"{title}: {facts}" if title else facts, title_justify="left", box=SIMPLE_HEAD)
+    for column in made.columns[1:-1]:
+        column.justify, column.no_wrap = "right", True
+    kind = None
+    for row in result.rows:
+        if row.truth == truth:
+            if kind not in (None, row.kind):
+                made.add_section()
+            kind = row.kind
+            made.add_row(*_cells(row), style="bold" if kind == "attack" else "")
+    return made
+
+
+def controls_in_words(result: AuditResult) -> list[str]:
+    """What the controls say, one line each, and what that makes of the attacks."""
+    rows = [row for row in result.rows if row.truth == "used"]
+    lines = [_blind_words([row for row in rows if row.kind == "blind"])]
+    positives = {row.attack: row for row in rows if row.kind == "positive"}
+    lines += [_positive_words(row) for row in positives.values()]
+    works = {name: row.verdict.better for name, row in positives.items()}
+    return [line for line in (*lines, *(_attack_words(row, works.get(row.attack, False)) for row in rows if row.kind == "attack")) if line]
+
+
+def _cells(row: Row) -> list[str]:
+    name = f"positive control: {row.attack}" if row.kind == "positive" else row.attack
+    return [
+        name,
+        str(row.n),
+        _spread(row.psnr),
+        _number(row.psnr.median),
+        _number(row.psnr.worst5),
+        _number(row.over_blind.mean, "+.2f"),
+        _number(row.ssim.mean, ".3f"),
+        f"{row.identified / row.n:.1%}",
+        ", ".join(row.flags),
+    ]
+
+
+def _blind_words(rows: Sequence[Row]) -> str:
+    scored = [row for row in rows if row.psnr.mean is not None]
+    if not scored:
+        return ""
+    best = max(scored, key=lambda row: row.psnr.mean or 0)
+    return (
+        f"Blind controls look at no gradient: the best, {best.attack.removeprefix('blind: ')}, scores {_number(best.psnr.mean)} dB, "
+        f"so PSNR up to there gives nothing away; chance identifies {best.verdict.chance:.2%} among {best.candidates}."
+    )
+
+
+def _positive_words(row: Row) -> str:
+    model = "mlp" if row.attack == "closed-form" else "lenet"
+    found = f"{_number(row.psnr.mean)} dB, {_number(row.over_blind.mean, '+.2f')} dB over blind, {row.identified} of {row.n} identified"
+    says = "the attack works" if row.verdict.better else "it finds nothing even there, so its low scores say nothing about the model"
+    return f"Positive control: {row.attack} on an untrained {model}, one image a victim and one gradient: {found}: {says}."
+
+
+def _attack_words(row: Row, works: bool) -> str:
+    failed = f", {row.failed} failed" if row.failed else ""
+    tests = f"p = {row.verdict.p_over_blind:.2g} for dB over blind, p = {row.verdict.p_identified:.2g} for identification"
+    low, high = row.identified_bounds
+    seen = f"{row.identified} of {row.n} identified (95%: {low:.1%} to {high:.1%}){failed}; {tests}"
+    if row.verdict.better:
+        return f"{row.attack}: better than blind: {seen}."
+    because = "" if works else ", and its positive control fails too: try more steps or another attack before calling the model safe"
+    return f"{row.attack}: {NO_BETTER}: {seen}{because}."
+
+
+def _spread(values: Summary) -> str:
+    return _number(values.mean) + ("" if values.std is None else f" ± {values.std:.2f}")
+
+
+def _number(value: float | None, form: str = ".2f") -> str:
+    return "-" if value is None else format(value, form)

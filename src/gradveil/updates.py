@@ -1,0 +1,183 @@
+"""What two checkpoints of any framework tell: the weights before and after a client's local training, read and never unpickled."""
+
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from gradveil.core.errors import GradveilError, GradveilWarning
+from gradveil.core.gradients import Loss, trainable
+from gradveil.core.shares import Shares
+from gradveil.core.types import Knowledge, Observation, Protocol
+
+NESTS = ("state_dict", "model", "model_state_dict")
+PREFIXES = ("module.", "model.", "_orig_mod.")  # of DataParallel, of Lightning, of torch.compile
+NOTHING = Knowledge()
+
+
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """On the CPU, in the order of the file, without a prefix such as `module.` that all names share."""
+    if path.suffix.lower() not in READERS:
+        raise GradveilError(f"weights {path}: unknown kind {path.suffix!r}; choose from {', '.join(READERS)}")
+    if not path.is_file():
+        raise GradveilError(f"no weights file at {path}")
+    try:
+        found = READERS[path.suffix.lower()](path)
+    except GradveilError:
+        raise
+    except Exception as error:  # a damaged file can raise nearly anything
+        raise GradveilError(f"{path} cannot be read as {path.suffix}: {_line(error)}") from error
+    if not found:
+        raise GradveilError(f"{path} holds no weights")
+    return dict(zip(_without_prefix(found), found.values(), strict=True))
+
+
+def observe_update(
+    before: Path,
+    after: Path,
+    model: nn.Module,
+    *,
+    loss: Loss,
+    image_shape: tuple[int, int, int],
+    classes: int,
+    size: int,
+    protocol: Protocol,
+    knowledge: Knowledge = NOTHING,
+) -> Observation:
+    """(before - after) / local rate for each trainable parameter. Loads `before`, with its running statistics, into the model."""
+    if len(image_shape) != 3 or min(*image_shape, size, classes) < 1:
+        raise GradveilError(f"image shape {image_shape}, size {size}, classes {classes}: expected (C, H, W) and numbers of at least 1")
+    parameters = trainable(model)
+    example = next(iter(parameters.values()))
+    Shares(model, loss, protocol).check(example.new_zeros(size, *image_shape), classes)
+    was, became = _fitted(before, model), _fitted(after, model)
+    _check_frozen(model, was, became)
+    # In float64, so that nothing is lost of a small step.
+    steps = {name: (was[name].double() - became[name].double()) / protocol.local_lr for name in parameters}
+    if not any(bool(step.any()) for step in steps.values()):
+        raise GradveilError(f"{before} and {after} hold the same weights: nothing was shared")
+    gradients = {name: step.to(example.device, parameters[name].dtype) for name, step in steps.items()}
+    model.load_state_dict(was, strict=False)
+    return Observation(model, loss, gradients, image_shape, size, classes, protocol, knowledge)
+
+
+def _safetensors(path: Path) -> dict[str, Tensor]:
+    with safe_open(path, framework="pt") as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+
+
+def _npz(path: Path) -> dict[str, Tensor]:
+    with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
+        return {name: torch.from_numpy(_native(file[name])) for name in file.files}
+
+
+def _native(array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
+    """In this machine's byte order, the only one torch takes."""
+    return array.astype(array.dtype.newbyteorder("="))
+
+
+def _torch(path: Path) -> dict[str, Tensor]:
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        # Torch's own advice is to unpickle anyway, which would run the code in the file.
+        asked = re.search(r"GLOBAL (\S+)", str(error))
+        why = f"it asks for {asked[1]}" if asked else f"it is damaged or no torch file ({type(error).__name__})"
+        raise GradveilError(f"{path} is refused: {why}; save plain weights: torch.save(model.state_dict(), path)") from error
+    nest = next((key for key in NESTS if isinstance(found, Mapping) and isinstance(found.get(key), Mapping)), None)
+    found = found if nest is None else found[nest]
+    if not isinstance(found, Mapping):
+        raise GradveilError(f"{path} holds a {type(found).__name__}: expected a state dict, names and tensors")
+    for name, value in found.items():
+        if not isinstance(name, str) or not isinstance(value, Tensor):
+            raise GradveilError(f"{path} holds {name!r} of type {type(value).__name__}: expected a state dict, names and tensors")
+    return {name: value.detach() for name, value in found.items()}
+
+
+READERS: dict[str, Callable[[Path], dict[str, Tensor]]] = {
+    ".safetensors": _safetensors,
+    ".npz": _npz,
+    ".pt": _torch,
+    ".pth": _torch,
+    ".ckpt": _torch,
+}
+
+
+def _without_prefix(names: Mapping[str, object]) -> list[str]:
+    short = list(names)
+    while prefix := next((prefix for prefix in PREFIXES if all(name.startswith(prefix) for name in short)), ""):
+        short = [name.removeprefix(prefix) for name in short]
+    return short
+
+
+def _bare(name: str) -> str:
+    while prefix := next((prefix for prefix in PREFIXES if name.startswith(prefix)), ""):
+        name = name.removeprefix(prefix)
+    return name
+
+
+def _fitted(path: Path, model: nn.Module) -> dict[str, Tensor]:
+    """The file's tensors by the model's own names. Buffers may be absent, parameters not."""
+    found, state = read_weights(path), model.state_dict()
+    needed = dict(model.named_parameters())
+    named = _by_name(found, state, needed) or _by_order(found, path, (state, needed))
+    if named is None:
+        absent = next((name for name in needed if _bare(name) not in map(_bare, found)), None)
+        first = next((name for name in found if _bare(name) not in map(_bare, state)), None)
+        problem = f"it has no {absent!r}" if absent else f"the model has no {first!r}"
+        raise GradveilError(f"{path} does not fit the model: {problem}")
+    for name, value in named.items():
+        _check_tensor(f"{path}: {name!r}", value, state[name], name in needed)
+    return named
+
+
+def _by_name(found: Mapping[str, Tensor], state: Mapping[str, Tensor], needed: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+    own_names: tuple[Callable[[str], str], ...] = (str, _bare)
+    for rename in own_names:
+        full = {rename(name): name for name in state}
+        named = {full[rename(name)]: value for name, value in found.items() if rename(name) in full}
+        if len(named) == len(found) and needed.keys() <= named.keys():
+            return named
+    return None
+
+
+def _by_order(found: Mapping[str, Tensor], path: Path, choices: tuple[Mapping[str, Tensor], ...]) -> dict[str, Tensor] | None:
+    """For files that list the shapes of the model, or of its parameters alone, one for one."""
+    if path.suffix.lower() == ".safetensors":  # sorts its tensors, so their order means nothing
+        return None
+    for wanted in choices:
+        if [value.shape for value in found.values()] == [value.shape for value in wanted.values()]:
+            pair = f"{next(iter(found))!r} taken for {next(iter(wanted))!r}"
+            warnings.warn(f"{path}: its names are not the model's; matched by order, {pair} and so on", GradveilWarning, stacklevel=4)
+            return dict(zip(wanted, found.values(), strict=True))
+    return None
+
+
+def _check_tensor(name: str, value: Tensor, own: Tensor, parameter: bool) -> None:
+    if value.shape != own.shape:
+        raise GradveilError(f"{name} has shape {tuple(value.shape)}, the model {tuple(own.shape)}")
+    if parameter and not value.is_floating_point():
+        raise GradveilError(f"{name} is of type {value.dtype}; expected floating point")
+    if value.is_floating_point() and not bool(value.isfinite().all()):
+        raise GradveilError(f"{name} has values that are not finite: the training diverged")
+
+
+def _check_frozen(model: nn.Module, was: Mapping[str, Tensor], became: Mapping[str, Tensor]) -> None:
+    for name, parameter in model.named_parameters():
+        if not parameter.requires_grad and not torch.equal(was[name], became[name]):
+            warnings.warn(
+                f"{name!r} changed, but the model holds it frozen, so its update is left out; requires_grad_() would add it",
+                GradveilWarning,
+                stacklevel=3,
+            )
+            return
+
+
+def _line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

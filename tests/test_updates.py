@@ -1,0 +1,299 @@
+"""Two checkpoints of any kind give back the update; what is no plain file of weights is refused, and its code never runs."""
+
+import pickle
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from gradveil.core.errors import GradveilError, GradveilWarning
+from gradveil.core.gradients import cross_entropy
+from gradveil.core.shares import Shares
+from gradveil.core.types import Knowledge, Observation, Protocol
+from gradveil.models import build
+from gradveil.updates import observe_update, read_weights
+
+CLASSES = 4
+SIZE = 8
+PROTOCOL = Protocol(local_steps=3, local_lr=0.05)
+Weights = dict[str, Tensor]
+
+
+def net(seed: int = 0) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        layers = (nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(72, CLASSES))
+        return nn.Sequential(*layers)
+
+
+def save(path: Path, weights: Weights) -> Path:
+    match path.suffix:
+        case ".safetensors":
+            save_file(weights, path)
+        case ".npz":
+            np.savez(path, **{name: value.numpy() for name, value in weights.items()})  # type: ignore[arg-type]
+        case _:
+            torch.save(weights, path)
+    return path
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    rng = torch.Generator().manual_seed(1)
+    return torch.rand(2, 1, SIZE, SIZE, generator=rng), torch.tensor([1, 3])
+
+
+def trained(model: nn.Module) -> Weights:
+    """After the local steps of a real client, by torch's own optimizer."""
+    images, labels = batch()
+    model.eval()
+    optimizer = torch.optim.SGD(model.parameters(), lr=PROTOCOL.local_lr)
+    for _ in range(PROTOCOL.local_steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def observe(before: Path, after: Path, model: nn.Module | None = None, **changed: Any) -> Observation:
+    settings: dict[str, Any] = {"loss": cross_entropy, "image_shape": (1, SIZE, SIZE), "classes": CLASSES, "size": 2, "protocol": PROTOCOL}
+    return observe_update(before, after, net(7) if model is None else model, **{**settings, **changed})
+
+
+def refused(*args: Any, **more: Any) -> str:
+    with pytest.raises(GradveilError) as caught:
+        observe(*args, **more)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def pair(tmp_path: Path) -> tuple[Path, Path]:
+    return save(tmp_path / "before.pt", net().state_dict()), save(tmp_path / "after.pt", trained(net()))
+
+
+@pytest.mark.parametrize("kind", [".safetensors", ".npz", ".pt", ".pth", ".ckpt"])
+def test_two_files_of_a_client_give_what_it_would_have_shared(kind: str, tmp_path: Path) -> None:
+    before, after = save(tmp_path / f"before{kind}", net().state_dict()), save(tmp_path / f"after{kind}", trained(net()))
+    seen = observe(before, after, knowledge=Knowledge(labels=batch()[1]))
+    expected = Shares(net(), cross_entropy, PROTOCOL)(*(part[None] for part in batch()))
+    assert list(seen.gradients) == list(expected)
+    for name, value in expected.items():
+        torch.testing.assert_close(seen.gradients[name], value[0], rtol=1e-3, atol=1e-5)
+    assert (seen.image_shape, seen.size, seen.classes, seen.protocol) == ((1, SIZE, SIZE), 2, CLASSES, PROTOCOL)
+    assert seen.knowledge.labels is not None
+
+
+def test_the_model_gets_the_weights_and_running_statistics_from_before(tmp_path: Path) -> None:
+    old, new, model = net(), net(1), net(7)
+    old.get_buffer("1.running_mean").fill_(3.0)
+    seen = observe(save(tmp_path / "a.pt", old.state_dict()), save(tmp_path / "b.pt", new.state_dict()), model)
+    assert seen.model is model
+    for name, value in old.state_dict().items():
+        assert torch.equal(model.state_dict()[name], value)
+    assert "1.running_mean" not in seen.gradients
+
+
+def test_gradients_are_the_differences_divided_by_the_rate(tmp_path: Path) -> None:
+    old = {name: value.double() if value.is_floating_point() else value for name, value in net().state_dict().items()}
+    new = {name: value + 1 if value.is_floating_point() else value for name, value in old.items()}
+    seen = observe(save(tmp_path / "a.pt", old), save(tmp_path / "b.npz", new), protocol=Protocol(local_lr=0.25))
+    for value in seen.gradients.values():
+        assert value.dtype == torch.float32
+        torch.testing.assert_close(value, torch.full_like(value, -4))
+
+
+@pytest.mark.parametrize("nest", [None, "state_dict", "model"])
+@pytest.mark.parametrize("prefix", ["", "model.", "module.", "model.module."])
+def test_nested_and_prefixed_state_dicts_are_read(nest: str | None, prefix: str, tmp_path: Path) -> None:
+    weights = {prefix + name: value for name, value in net().state_dict().items()}
+    torch.save(weights if nest is None else {nest: weights, "epoch": 3}, tmp_path / "x.pt")
+    found = read_weights(tmp_path / "x.pt")
+    assert list(found) == list(net().state_dict())
+    assert all(torch.equal(value, net().state_dict()[name]) for name, value in found.items())
+
+
+def test_a_model_whose_own_names_have_the_prefix_is_matched_by_name(tmp_path: Path) -> None:
+    class Wrapped(nn.Module):
+        def __init__(self, seed: int) -> None:
+            super().__init__()
+            self.model = net(seed)
+            self.register_buffer("mean", torch.zeros(()))
+
+        def forward(self, images: Tensor) -> Tensor:
+            logits: Tensor = self.model(images)
+            return logits
+
+    for drop in ((), ("mean",)):
+        before, after = (
+            save(tmp_path / f"{seed}.safetensors", {name: value for name, value in Wrapped(seed).state_dict().items() if name not in drop})
+            for seed in (0, 1)
+        )
+        seen = observe(before, after, Wrapped(7))
+        assert next(iter(seen.gradients)) == "model.0.weight"
+
+
+@pytest.mark.parametrize("parameters_alone", [False, True])
+def test_unnamed_arrays_are_matched_by_order_with_a_warning(parameters_alone: bool, tmp_path: Path) -> None:
+    for name, model in (("a.npz", net()), ("b.npz", net(1))):
+        tensors = model.parameters() if parameters_alone else model.state_dict().values()
+        np.savez(tmp_path / name, *[value.detach().numpy() for value in tensors])
+    with pytest.warns(GradveilWarning, match="matched by order, 'arr_0' taken for '0.weight'"):
+        seen = observe(tmp_path / "a.npz", tmp_path / "b.npz")
+    expected = (net().get_parameter("4.bias") - net(1).get_parameter("4.bias")).detach() / PROTOCOL.local_lr
+    torch.testing.assert_close(seen.gradients["4.bias"], expected)
+
+
+def test_safetensors_keep_no_order_so_other_names_are_refused(tmp_path: Path) -> None:
+    renamed = {f"x{i}": value for i, value in enumerate(net().state_dict().values())}
+    path = save(tmp_path / "a.safetensors", renamed)
+    assert "does not fit the model: it has no '0.weight'" in refused(path, path)
+
+
+def test_a_frozen_parameter_that_changed_is_told(pair: tuple[Path, Path]) -> None:
+    model = net(7)
+    model.get_parameter("0.weight").requires_grad_(False)
+    with pytest.warns(GradveilWarning, match=r"'0.weight' changed, but the model holds it frozen"):
+        seen = observe(*pair, model)
+    assert "0.weight" not in seen.gradients
+
+
+def altered(change: Callable[[Weights], object]) -> Weights:
+    weights = {name: value.clone() for name, value in net(1).state_dict().items()}
+    change(weights)
+    return weights
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda w: w.update({"4.weight": torch.zeros(5, 72)}), "'4.weight' has shape (5, 72), the model (4, 72)"),
+        (lambda w: w.pop("4.bias"), "does not fit the model: it has no '4.bias'"),
+        (lambda w: w.update(extra=torch.zeros(1)), "does not fit the model: the model has no 'extra'"),
+        (lambda w: w["4.bias"].fill_(float("nan")), "'4.bias' has values that are not finite"),
+        (lambda w: w.update({"4.bias": torch.zeros(4).int()}), "'4.bias' is of type torch.int32"),
+        (lambda w: w.clear(), "holds no weights"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused_and_the_model_kept(
+    change: Callable[[Weights], object], says: str, pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    bad, model = save(tmp_path / "bad.pt", altered(change)), net(7)
+    for paths in ((bad, pair[1]), (pair[0], bad)):
+        message = refused(*paths, model)
+        assert says in message and "bad.pt" in message
+    assert all(torch.equal(value, net(7).state_dict()[name]) for name, value in model.state_dict().items())
+
+
+def test_identical_weights_share_nothing(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    statistics_only = altered(lambda w: w["1.running_mean"].add_(1))
+    assert "nothing was shared" in refused(pair[0], pair[0])
+    other = save(tmp_path / "c.pt", net(1).state_dict())
+    assert "nothing was shared" in refused(other, save(tmp_path / "d.pt", statistics_only))
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"classes": 9}, "gave shape (2, 4); expected (2, 9)"),
+        ({"image_shape": (3, SIZE, SIZE)}, "do not fit"),
+        ({"image_shape": (SIZE, SIZE)}, "expected (C, H, W)"),
+        ({"size": 0}, "size 0"),
+    ],
+)
+def test_settings_that_do_not_fit_the_model_are_refused(changed: dict[str, Any], says: str, pair: tuple[Path, Path]) -> None:
+    assert says in refused(*pair, **changed)
+
+
+class Payload:
+    """Its pickle makes a folder when it is loaded the unsafe way."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.mkdir, (self.marker,)
+
+
+def test_the_payload_would_run_if_unpickled(tmp_path: Path) -> None:
+    pickle.loads(pickle.dumps(Payload(tmp_path / "ran")))
+    assert (tmp_path / "ran").is_dir()
+
+
+@pytest.mark.parametrize("name", ["x.pt", "x.pth", "x.ckpt", "x.npz", "x.safetensors"])
+@pytest.mark.parametrize("way", ["pickle", "torch", "numpy"])
+def test_a_file_with_code_inside_is_refused_and_the_code_does_not_run(way: str, name: str, tmp_path: Path) -> None:
+    path, payload = tmp_path / name, Payload(tmp_path / "ran")
+    with path.open("wb") as file:
+        if way == "pickle":
+            pickle.dump({"weight": payload}, file)
+        elif way == "torch":
+            torch.save({"state_dict": {"weight": torch.ones(1)}, "extra": payload}, file)
+        else:
+            np.savez(file, weight=np.array([payload], dtype=object))
+    with pytest.raises(GradveilError) as caught, warnings.catch_warnings(action="ignore", category=UserWarning):
+        read_weights(path)
+    assert "\n" not in str(caught.value) and name in str(caught.value) and "weights_only" not in str(caught.value)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_whole_pickled_model_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    torch.save(net(), tmp_path / "model.pt")
+    with pytest.raises(GradveilError, match=r"it asks for torch\.nn\.\S+Sequential; save plain weights: torch\.save\(model\.state_dict"):
+        read_weights(tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("x.h5", b"", "unknown kind '.h5'; choose from .safetensors, .npz, .pt, .pth, .ckpt"),
+        ("x", b"", "unknown kind ''"),
+        ("x.pt", b"", "damaged or no torch file"),
+        ("x.pt", b"not a checkpoint", "damaged or no torch file"),
+        ("x.npz", b"PK\x03\x04 broken", "cannot be read as .npz"),
+        ("x.npz", b"", "cannot be read as .npz"),
+        ("x.safetensors", b"\xff" * 20, "cannot be read as .safetensors"),
+        ("missing.pt", None, "no weights file at"),
+    ],
+)
+def test_other_and_damaged_files_are_refused(name: str, content: bytes | None, says: str, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / name).write_bytes(content)
+    with pytest.raises(GradveilError) as caught:
+        read_weights(tmp_path / name)
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
+    for suffix in (".pt", ".npz", ".safetensors"):
+        whole = save(tmp_path / f"w{suffix}", net().state_dict()).read_bytes()
+        (tmp_path / f"cut{suffix}").write_bytes(whole[: len(whole) // 2])
+        with pytest.raises(GradveilError, match="cut"):
+            read_weights(tmp_path / f"cut{suffix}")
+
+
+@pytest.mark.parametrize("content", [[torch.ones(1)], {"a": 1}, {1: torch.ones(1)}])
+def test_a_torch_file_that_is_no_state_dict_is_refused(content: object, tmp_path: Path) -> None:
+    torch.save(content, tmp_path / "x.pt")
+    with pytest.raises(GradveilError, match="expected a state dict"):
+        read_weights(tmp_path / "x.pt")
+
+
+def test_arrays_of_the_other_byte_order_are_read(tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", weight=np.array([1.0, 2.5], dtype=">f4"))
+    assert read_weights(tmp_path / "x.npz")["weight"].tolist() == [1.0, 2.5]
+
+
+@pytest.mark.parametrize("name", ["resnet20-4", "vit"])
+def test_a_built_in_model_goes_through_files_and_back(name: str, tmp_path: Path) -> None:
+    def built(seed: int) -> nn.Module:
+        return build(name, channels=1, size=SIZE, classes=CLASSES, seed=seed)
+
+    before, after = (save(tmp_path / f"{seed}.safetensors", built(seed).state_dict()) for seed in (0, 1))
+    seen = observe(before, after, built(7))
+    assert list(seen.gradients) == [key for key, _ in built(0).named_parameters()]
