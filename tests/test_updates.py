@@ -134,7 +134,9 @@ def test_a_model_whose_own_names_have_the_prefix_is_matched_by_name(tmp_path: Pa
             save(tmp_path / f"{seed}.safetensors", {name: value for name, value in Wrapped(seed).state_dict().items() if name not in drop})
             for seed in (0, 1)
         )
-        seen = observe(before, after, Wrapped(7))
+        with warnings.catch_warnings(record=True, action="always") as told:
+            seen = observe(before, after, Wrapped(7))
+        assert [str(one.message).partition("has no ")[2][:6] for one in told] == [repr(name) for name in drop]
         assert next(iter(seen.gradients)) == "model.0.weight"
 
 
@@ -143,8 +145,11 @@ def test_unnamed_arrays_are_matched_by_order_with_a_warning(parameters_alone: bo
     for name, model in (("a.npz", net()), ("b.npz", net(1))):
         tensors = model.parameters() if parameters_alone else model.state_dict().values()
         np.savez(tmp_path / name, *[value.detach().numpy() for value in tensors])
-    with pytest.warns(GradveilWarning, match="matched by order, 'arr_0' taken for '0.weight'"):
+    with pytest.warns(GradveilWarning) as told:
         seen = observe(tmp_path / "a.npz", tmp_path / "b.npz")
+    messages = " ".join(str(one.message) for one in told)
+    assert "matched by order, 'arr_0' taken for '0.weight'" in messages
+    assert ("keeps its own for 3 buffer(s)" in messages) == parameters_alone
     expected = (net().get_parameter("4.bias") - net(1).get_parameter("4.bias")).detach() / PROTOCOL.local_lr
     torch.testing.assert_close(seen.gradients["4.bias"], expected)
 

@@ -57,7 +57,7 @@ def observe_update(
     example = next(iter(parameters.values()))
     Shares(model, loss, protocol).check(example.new_zeros(size, *image_shape), classes)
     was, became = _fitted(before, model), _fitted(after, model)
-    _check_frozen(model, was, became)
+    _tell_left_out(model, before, was, became)
     # In float64, so that nothing is lost of a small step.
     steps = {name: (was[name].double() - became[name].double()) / protocol.local_lr for name in parameters}
     if not any(bool(step.any()) for step in steps.values()):
@@ -168,15 +168,17 @@ def _check_tensor(name: str, value: Tensor, own: Tensor, parameter: bool) -> Non
         raise GradveilError(f"{name} has values that are not finite: the training diverged")
 
 
-def _check_frozen(model: nn.Module, was: Mapping[str, Tensor], became: Mapping[str, Tensor]) -> None:
-    for name, parameter in model.named_parameters():
-        if not parameter.requires_grad and not torch.equal(was[name], became[name]):
-            warnings.warn(
-                f"{name!r} changed, but the model holds it frozen, so its update is left out; requires_grad_() would add it",
-                GradveilWarning,
-                stacklevel=3,
-            )
-            return
+def _tell_left_out(model: nn.Module, before: Path, was: Mapping[str, Tensor], became: Mapping[str, Tensor]) -> None:
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    moved = next((name for name in frozen if not torch.equal(was[name], became[name])), None)
+    if moved is not None:
+        text = f"{moved!r} changed, but the model holds it frozen, so its update is left out; requires_grad_() would add it"
+        warnings.warn(text, GradveilWarning, stacklevel=3)
+    own = {name for name, _ in model.named_buffers()} & model.state_dict().keys()
+    absent = sorted(own - was.keys())
+    if absent:
+        text = f"{before} has no {absent[0]!r}: the model keeps its own for {len(absent)} buffer(s), such as running statistics"
+        warnings.warn(text, GradveilWarning, stacklevel=3)
 
 
 def _line(error: Exception) -> str:

@@ -85,11 +85,11 @@ def test_counting_works_without_a_bias_from_the_row_sums_of_the_weight(name: str
     assert share_found(Counted().infer(observe(headless(untrained(name)), images, labels), rng()), labels) >= least
 
 
-@pytest.mark.parametrize(("name", "rate"), [("lenet", 0.001), ("mlp", 0.01)])
-def test_counting_survives_several_small_local_steps(name: str, rate: float) -> None:
-    images, labels = real_batches(10, 4)
-    seen = observe(untrained(name), images, labels, protocol=Protocol(local_steps=3, local_lr=rate))
-    assert share_found(Counted().infer(seen, rng()), labels) >= 0.95  # measured: 1.0 in both; 0.70 for lenet at 0.01
+@pytest.mark.parametrize(("name", "steps", "least"), [("lenet", 3, 0.8), ("lenet", 10, 0.72), ("mlp", 3, 0.99)])
+def test_counting_survives_several_local_steps(name: str, steps: int, least: float) -> None:
+    images, labels = real_batches(20, 4)
+    seen = observe(untrained(name), images, labels, protocol=Protocol(local_steps=steps, local_lr=0.01))
+    assert share_found(Counted().infer(seen, rng()), labels) >= least  # measured: 0.86, 0.80 and 1.0
 
 
 def test_counting_fits_the_clients_own_loss_even_scaled_and_smoothed() -> None:

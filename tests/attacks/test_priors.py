@@ -30,7 +30,7 @@ def network() -> nn.Sequential:
     for seed, (name, value) in enumerate(model.state_dict().items()):
         if value.is_floating_point():
             value.copy_(random(*value.shape, seed=seed) + (0.1 if name.endswith("running_var") else -0.4))
-    return model.eval()
+    return model.eval().requires_grad_(False)
 
 
 def state(model: nn.Module | None = None, train_mode: bool = False, rows: slice = slice(None)) -> PriorState:

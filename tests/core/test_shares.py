@@ -256,6 +256,41 @@ def test_dropout_draws_anew_for_each_victim() -> None:
     assert len({tuple(row.tolist()) for row in found["2.weight"].ne(0).flatten(1)}) > 1
 
 
+def test_the_global_random_state_is_left_alone_by_a_model_that_draws_nothing() -> None:
+    before = torch.get_rng_state()
+    Shares(small_mlp(), cross_entropy, Protocol(local_steps=2))(*victims())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class Counting(nn.Module):
+    """Its buffer counts passes in training mode and scales the output."""
+
+    passes: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = small_mlp()
+        self.register_buffer("passes", torch.ones((), dtype=torch.float64))
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.training:
+            self.passes.add_(1)
+        logits: Tensor = self.inner(images) * self.passes.detach().clone()
+        return logits
+
+
+def test_buffers_change_from_step_to_step_but_not_in_the_model() -> None:
+    model, protocol = Counting(), Protocol(local_steps=3, local_lr=0.1, train_mode=True)
+    images, labels = victims(batch=2)
+    before = snapshot(model)
+    shares = Shares(model, cross_entropy, protocol)
+    assert_same(shares(images, labels), sgd_of_all(model, protocol, images, labels))
+    assert shares.why_not is None
+    with in_mode(model, True):
+        assert_same(looped(model, protocol)(images, labels), sgd_of_all(model, protocol, images, labels))
+    assert_untouched(model, before)
+
+
 def test_frozen_parameters_stay_and_are_not_shared_and_unused_ones_get_zeros() -> None:
     model = small_mlp()
     model[1].requires_grad_(False)  # type: ignore[index]

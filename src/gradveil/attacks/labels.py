@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Generator, Tensor, nn
 
-from gradveil.attacks.probing import expected_pulls, probe
+from gradveil.attacks.probing import expect
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Observation
 
@@ -54,7 +54,7 @@ class Counted(LabelFinder):
 
     The attacker has no data, so it takes pbar from `probes` images of uniform noise. Then B times the class with the largest n_c
     is taken, and its n_c lowered by 1. Labels come sorted: the gradient does not tell which image has which. With several local
-    steps the shared sum of gradients is divided by their number, as if the weights had stood still.
+    steps it works on their mean, which is an approximation: weights move between them.
     """
 
     probes: int = 64
@@ -64,13 +64,14 @@ class Counted(LabelFinder):
             raise GradveilError(f"probes {self.probes}: Counted needs at least 1 noise image")
 
     def infer(self, seen: Sequence[Observation], rng: Generator) -> Tensor:
-        one = seen[0]
-        layer = last_layer(one)
+        size, steps = seen[0].size, seen[0].protocol.local_steps
+        layer = last_layer(seen[0])
         pulls, biased = _pulls(seen, layer)
-        logits, feature_sum = probe(one, layer, self.probes, rng)
-        absent, drop = expected_pulls(one, logits)
-        means = pulls / one.protocol.local_steps / (1.0 if biased else feature_sum)
-        return _largest(one.size * (absent - means) / drop, one.size)
+        whose = seen if steps > 1 else seen[:1]  # after a step, each victim's weights are its own
+        expected = [expect(one, layer, self.probes, rng) for one in whose]
+        absent, drop, features = (torch.stack([getattr(own, name) for own in expected]) for name in ("absent", "drop", "features"))
+        means = pulls / steps if biased else pulls / steps / features
+        return _largest(size * (absent - means) / drop, size)
 
 
 @dataclass(frozen=True)

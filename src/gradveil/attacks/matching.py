@@ -16,7 +16,6 @@ from gradveil.attacks.optimizers import Adam, Optimizer, Search, Slopes
 from gradveil.attacks.priors import Prior, PriorState
 from gradveil.attacks.space import pixel_frame
 from gradveil.core.errors import GradveilError
-from gradveil.core.gradients import Gradients
 from gradveil.core.shares import Shares
 from gradveil.core.types import Observation, Reconstruction, stacked
 
@@ -26,8 +25,8 @@ class GradientMatching(Attack):
     """Minimize distance + prior over images in the model's normalized space, where published step sizes and N(0, 1) live.
 
     Victims and restarts are rows of one batch. Of a victim's restarts the one with the smallest gradient distance is kept, all
-    that an attacker can judge by; one that diverged never is. `boxed` clips to valid pixels after each step. `tf32` lets a GPU
-    multiply in its faster, shorter format. `frames` pictures are kept of the way.
+    that an attacker can judge by; one that diverged never is. `boxed` clips to valid pixels after each step. `fast` lets a GPU use
+    shorter number formats: TF32, and bf16 for products of patches. `frames` pictures are kept of the way.
     """
 
     distance: Distance = cosine
@@ -40,7 +39,7 @@ class GradientMatching(Attack):
     signed: bool = False
     boxed: bool = True
     decay: bool = True
-    tf32: bool = True
+    fast: bool = True
     frames: int = 8
 
     def __post_init__(self) -> None:
@@ -49,9 +48,8 @@ class GradientMatching(Attack):
                 raise GradveilError(f"{name} {getattr(self, name)}: an attack needs at least 1")
 
     def reconstruct(self, seen: Sequence[Observation], rng: Generator, progress: Progress) -> list[Reconstruction]:
-        target = stacked(list(seen))
-        with _tf32(self.tf32):
-            problem = _Problem(self, seen, target, rng)
+        with _tf32(self.fast):
+            problem = Problem(self, seen, rng)
             shots: list[tuple[int, Tensor]] = []
             wanted = {round(self.steps * part / self.frames) for part in range(1, self.frames + 1)} if self.frames else set()
 
@@ -66,11 +64,11 @@ class GradientMatching(Attack):
             return problem.best(shots, self.restarts)
 
 
-class _Problem:
+class Problem:
     """The images looked for, victims x restarts rows of them, and what they are judged by."""
 
-    def __init__(self, attack: GradientMatching, seen: Sequence[Observation], target: Gradients, rng: Generator) -> None:
-        first, rows = seen[0], len(seen) * attack.restarts
+    def __init__(self, attack: GradientMatching, seen: Sequence[Observation], rng: Generator) -> None:
+        first, rows, target = seen[0], len(seen) * attack.restarts, stacked(list(seen))
         device = next(iter(target.values())).device
         dtype = next(iter(target.values())).dtype
         self.mean, self.std = (part.to(device, dtype) for part in pixel_frame(first.model, first.image_shape))
@@ -79,7 +77,7 @@ class _Problem:
         self.images = attack.initial(rows, shape, rng, frame).to(device, dtype)
         self.joint = isinstance(attack.labels, Joint)
         self.labels = self._labels(attack.labels, seen, attack.restarts, rng).to(device)
-        self.shares = Shares(first.model, first.loss, first.protocol)
+        self.shares = Shares(first.model, first.loss, first.protocol, short=attack.fast)
         self.measure = attack.distance.against({name: part.repeat_interleave(attack.restarts, 0) for name, part in target.items()})
         self.prior, self.model, self.train_mode = attack.prior, first.model, first.protocol.train_mode
 
@@ -99,9 +97,9 @@ class _Problem:
 
         self._distances(*variables)  # a first run, so that a model is tried out before anything is captured
         replayable = self.images.is_cuda and self.shares.why_not is None and not attack.prior.waits
-        return Search(variables, self._evaluate, attack.steps, attack.signed, attack.decay, confine, after, replayable)
+        return Search(variables, self.evaluate, attack.steps, attack.signed, attack.decay, confine, after, replayable)
 
-    def _evaluate(self) -> tuple[Tensor, Slopes]:
+    def evaluate(self) -> tuple[Tensor, Slopes]:
         leaves = [self.images.detach().requires_grad_()]
         leaves += [self.labels.detach().requires_grad_()] if self.joint else []
         with torch.enable_grad():

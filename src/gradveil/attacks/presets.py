@@ -17,9 +17,7 @@ PRESETS: dict[str, Attack] = {
     "adam-cosine": GradientMatching(cosine, Adam(0.1), TV, steps=4_800, signed=True),
     "ig-default": GradientMatching(cosine, Adam(0.1), TotalVariation(1e-1), steps=4_800),
     # As published, at a learning rate that hardly moves ("zhu"): kept to show it.
-    "lbfgs-l2": GradientMatching(
-        l2, LBFGS(1e-4, line_search=False), TotalVariation(1e-3), steps=50, restarts=2, boxed=False, decay=False
-    ),
+    "lbfgs-l2": GradientMatching(l2, LBFGS(1e-4, line_search=False), TotalVariation(1e-3), steps=50, restarts=2, boxed=False, decay=False),
     "lbfgs-cosine": GradientMatching(cosine, LBFGS(1e-4, line_search=False), TV, steps=300, restarts=16, signed=True, decay=False),
     # Deep Leakage from Gradients, Zhu et al. 2019, as its own paper sets it, with a line search for each victim.
     "dlg": GradientMatching(l2, LBFGS(1.0), steps=300, boxed=False, decay=False),

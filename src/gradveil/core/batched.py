@@ -17,11 +17,12 @@ class BatchedGradients:
     """Built once for a model and a loss, then called with images (victims, batch, ...) and labels (victims, batch[, classes]).
 
     The first call tries it out on two random victims, against plain autograd. `why_not` says in one line what stands in the way.
-    Gradients may come out non-contiguous; they have graph and values like those of `loop_gradients`.
+    They have graph and values like those of `loop_gradients`. `short`: on a GPU, products of patches may be taken in bf16, which
+    halves the memory they move; such gradients come out as bf16.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
-        self._model, self._loss = model, loss
+    def __init__(self, model: nn.Module, loss: Loss, *, short: bool = False) -> None:
+        self._model, self._loss, self._short = model, loss, short
         self._tried = False
         self._mismatch: str | None = None
 
@@ -41,7 +42,7 @@ class BatchedGradients:
             images, labels = images.detach(), labels.detach()
         with torch.enable_grad():
             done = forward(self._model, self._loss, images, labels, {n: p.detach() for n, p in self._model.named_parameters()})
-            return collect(self._model, done, len(images), differentiable)
+            return collect(self._model, done, len(images), differentiable, short=self._short)
 
 
 def _trial(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor) -> str | None:

@@ -20,13 +20,15 @@ from gradveil.core.victims import VictimGradients
 class Shares:
     """Built once for a model, a loss and a protocol, then called with images (victims, batch, ...) and their labels.
 
-    Each call puts the model into the protocol's mode, and afterwards each of its modules into the one it had.
+    Each call puts the model into the protocol's mode, and afterwards each of its modules into the one it had. `short` allows
+    shorter number formats on a GPU, as `BatchedGradients` does.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, protocol: Protocol) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, protocol: Protocol, *, short: bool = False) -> None:
         self._model, self._protocol = model, protocol
-        one_step = protocol.local_steps == 1
-        self._engine: VictimGradients | LocalUpdates = VictimGradients(model, loss) if one_step else LocalUpdates(model, loss, protocol)
+        self._engine: VictimGradients | LocalUpdates = (
+            VictimGradients(model, loss, short=short) if protocol.local_steps == 1 else LocalUpdates(model, loss, protocol)
+        )
 
     @property
     def why_not(self) -> str | None:
@@ -154,12 +156,12 @@ def _trial(model: nn.Module, loss: Loss, protocol: Protocol, images: Tensor, lab
 
     Slopes are compared too: torch has batching rules whose values are right and whose second derivatives are off by a few 1e-4.
     """
-    copied, few = copy.deepcopy(model).double(), replace(protocol, local_steps=2)
-    guess = torch.rand(images[:1, :2].shape, generator=Generator().manual_seed(0)).to(images.device, torch.float64).requires_grad_()
     target = labels.detach()[:1, :2]
     target = target.double() if target.is_floating_point() else target
+    guess = torch.rand(images[:1, :2].shape, generator=Generator().manual_seed(0)).to(images.device, torch.float64).requires_grad_()
     found: list[tuple[Tensor, ...]] = []
     try:
+        copied, few = copy.deepcopy(model).double(), replace(protocol, local_steps=2)
         for way in (loop_updates, batched_updates):
             with torch.random.fork_rng(range(torch.cuda.device_count())), torch.enable_grad():
                 torch.manual_seed(0)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call
 
+from gradveil.core.gpu import suits
 from gradveil.core.gradients import Gradients, Loss, per_sample, trainable
 from gradveil.core.layers import FORWARDS, RULES
 from gradveil.core.obstacles import direct
@@ -69,22 +70,22 @@ def _taps(model: nn.Module) -> Iterator[list[Tap]]:
             layer.__dict__.pop("forward", None)
 
 
-def collect(model: nn.Module, done: Pass, victims: int, differentiable: bool) -> Gradients:
+def collect(model: nn.Module, done: Pass, victims: int, differentiable: bool, *, short: bool = False) -> Gradients:
     """The gradients of each victim's mean loss."""
     edges = [tap.edge for tap in done.taps] + [get_gradient_edge(copy) for copy in done.copies.values()]
     total = done.losses.sum() * (victims / len(done.losses))
     blames = torch.autograd.grad(total, edges, create_graph=differentiable, materialize_grads=True)
     with torch.set_grad_enabled(differentiable):
-        return _products(model, done, blames, victims)
+        return _products(model, done, blames, victims, short)
 
 
-def _products(model: nn.Module, done: Pass, blames: tuple[Tensor, ...], victims: int) -> Gradients:
+def _products(model: nn.Module, done: Pass, blames: tuple[Tensor, ...], victims: int, short: bool) -> Gradients:
     """Sums over the uses of a parameter, so a layer used twice or a shared weight comes out right."""
     parameters = trainable(model)
     names = {parameter: name for name, parameter in parameters.items()}
     found: dict[str, Tensor] = {}
     for tap, blame in zip(done.taps, blames, strict=False):
-        for key, part in RULES[type(tap.layer)](tap.layer, tap.inputs.to(blame.dtype), blame, victims).items():
+        for key, part in RULES[type(tap.layer)](tap.layer, *_formatted(tap, blame, short), victims).items():
             name = names.get(getattr(tap.layer, key))
             if name is not None:
                 found[name] = found[name] + part if name in found else part
@@ -93,3 +94,9 @@ def _products(model: nn.Module, done: Pass, blames: tuple[Tensor, ...], victims:
     return {
         name: found[name] if name in found else parameter.new_zeros(victims, *parameter.shape) for name, parameter in parameters.items()
     }
+
+
+def _formatted(tap: Tap, blame: Tensor, short: bool) -> tuple[Tensor, Tensor]:
+    """Both in one format: the blame's, or bf16 for a convolution's large products where that is allowed and faster."""
+    dtype = torch.bfloat16 if short and type(tap.layer) is nn.Conv2d and suits(blame) else blame.dtype
+    return tap.inputs.to(dtype), blame.to(dtype)

@@ -12,9 +12,9 @@ from gradveil.core.gradients import Gradients, Loss, loop_gradients
 class VictimGradients:
     """Batched where possible; else one victim at a time, after one warning that says why. Keep it: its first call tries the model out."""
 
-    def __init__(self, model: nn.Module, loss: Loss) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, *, short: bool = False) -> None:
         self._model, self._loss = model, loss
-        self._batched = BatchedGradients(model, loss)
+        self._batched = BatchedGradients(model, loss, short=short)
         self._warned = False
 
     @property

@@ -1,0 +1,169 @@
+"""Milliseconds per iteration of a cosine-matching attack: all victims in one batch against the plain loop, in one run.
+
+    python benchmarks/attack.py [--models lenet small-convnet] [--victims 16] [--threads 2] [--device auto] [--json FILE]
+
+An iteration moves every victim's image by one signed Adam step with total variation: the preset `adam-cosine`. The loop does what
+other toolkits do, one victim after the other through plain autograd; it is timed on a few victims and scaled up. Both start
+from the same images; the script checks that distances and slopes agree there before it times anything.
+"""
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gradveil.attacks import GradientMatching, find
+from gradveil.attacks.initial import Given
+from gradveil.clients import Client
+from gradveil.core.devices import find_device
+from gradveil.core.seeds import generator
+from gradveil.core.types import Batch, Observation
+from gradveil.models import build
+
+TV = 1e-4
+
+
+def small_convnet() -> nn.Module:
+    layers: list[nn.Module] = []
+    for wide_in, wide_out, stride in ((3, 16, 1), (16, 32, 2), (32, 64, 2)):
+        layers += [nn.Conv2d(wide_in, wide_out, 3, stride, 1), nn.BatchNorm2d(wide_out), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 64, 100))
+
+
+def plain_slope(model: nn.Module, image: Tensor, label: Tensor, target: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """Distance of one victim and its slope at the image, by plain autograd."""
+    x = image.detach().requires_grad_()
+    loss = F.cross_entropy(model(x), label)
+    found = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    dot = torch.stack([(f * t).sum() for f, t in zip(found, target, strict=True)]).sum()
+    norms = [torch.stack([part.square().sum() for part in parts]).sum().sqrt() for parts in (found, target)]
+    distance = 1 - dot / (norms[0] * norms[1])
+    variation = x.diff(dim=-1).abs().mean() + x.diff(dim=-2).abs().mean()
+    return distance.detach(), torch.autograd.grad(distance + TV * variation, x)[0]
+
+
+def plain_loop(model: nn.Module, starts: Tensor, labels: Tensor, targets: list[list[Tensor]], steps: int) -> list[Tensor]:
+    """The distances of every victim after each step."""
+    trail = []
+    for start, label, target in zip(starts, labels, targets, strict=True):
+        x = start.clone()
+        optimizer = torch.optim.Adam([x], 0.1)
+        own = []
+        for _ in range(steps):
+            distance, slope = plain_slope(model, x, label, target)
+            own.append(distance)
+            x.grad = slope.sign()
+            optimizer.step()
+            x.clamp_(0, 1)
+        trail.append(torch.stack(own))
+    return trail
+
+
+def timed(work: Callable[[], object], device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    start = time.perf_counter()
+    work()
+    if device.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def batched_ms(attack: GradientMatching, seen: list[Observation], device: torch.device, steps: int, repeats: int) -> float:
+    """From the difference of a long and a short run, so that set-up, capture and reading back do not count."""
+    taken = []
+    for _ in range(repeats):
+        short, long = (timed(lambda n=n: replace(attack, steps=n)(seen, generator(0)), device) for n in (10, 10 + steps))  # type: ignore[misc]
+        taken.append((long - short) / steps * 1e3)
+    return statistics.median(taken)
+
+
+def compare(name: str, victims: int, device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
+    model = (small_convnet() if name == "small-convnet" else build(name, channels=3, size=32, classes=100)).to(device).eval()
+    rng = generator(0, "benchmark")
+    images, labels = torch.rand(victims, 1, 3, 32, 32, generator=rng), torch.randint(100, (victims, 1), generator=rng)
+    starts = torch.rand(images.shape, generator=rng)
+    client = Client(model, classes=100)
+    seen = [one for one, _ in client.share([Batch(x.to(device), y.to(device)) for x, y in zip(images, labels, strict=True)], rng)]
+    attack = find("adam-cosine")
+    assert isinstance(attack, GradientMatching)
+    attack = replace(attack, initial=Given(starts), frames=0, decay=False)
+    few = min(options.loop_victims or victims, victims)
+    targets = [list(one.gradients.values()) for one in seen[:few]]
+    begin, theirs = starts[:few].to(device), labels[:few].to(device)
+    exact = [plain_slope(model, x, y, t) for x, y, t in zip(begin, theirs, targets, strict=True)]
+    worst = _check(attack, seen[:few], begin, exact)
+    plain_loop(model, begin[:1], theirs[:1], targets[:1], 2)
+    loop = statistics.median(
+        timed(lambda: plain_loop(model, begin, theirs, targets, options.loop_steps), device) for _ in range(options.repeats)
+    )
+    loop_ms = loop / options.loop_steps / few * victims * 1e3
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    ms = batched_ms(attack, seen, device, options.steps, options.repeats)
+    peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
+    return {
+        "model": name,
+        "victims": victims,
+        "batched_ms": ms,
+        "loop_ms": loop_ms,
+        "loop_victims": few,
+        "ratio": loop_ms / ms,
+        "slope_error": worst,
+        "peak_gib": peak,
+    }
+
+
+def _check(attack: GradientMatching, seen: list[Observation], begin: Tensor, exact: list[tuple[Tensor, Tensor]]) -> float:
+    """The largest relative error of a victim's slope in float32; the attack itself may use shorter formats on a GPU."""
+    from gradveil.attacks.matching import Problem
+
+    problem = Problem(replace(attack, fast=False), seen, generator(0))
+    losses, slopes = problem.evaluate()
+    errors = [float((s - e).norm() / e.norm()) for s, (_, e) in zip(slopes[0], exact, strict=True)]
+    variation = TV * (begin.diff(dim=-1).abs().flatten(1).mean(1) + begin.diff(dim=-2).abs().flatten(1).mean(1))
+    torch.testing.assert_close(losses - variation, torch.stack([d for d, _ in exact]), rtol=1e-3, atol=1e-4)
+    if max(errors) > 1e-2:
+        raise SystemExit(f"the batched slope differs from the loop's by {max(errors):.1%}")
+    return max(errors)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="+", default=["lenet", "small-convnet"])
+    parser.add_argument("--victims", type=int, default=16)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--loop-steps", type=int, default=5)
+    parser.add_argument("--loop-victims", type=int, default=0, help="time the loop on so many victims only")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    device = find_device(options.device)
+    rows = [compare(name, options.victims, device, options) for name in options.models]
+    for row in rows:
+        memory = "" if row["peak_gib"] is None else f", peak {row['peak_gib']:.1f} GiB"
+        print(
+            f"{row['model']}: {row['victims']} victims, batched {row['batched_ms']:.2f} ms, loop {row['loop_ms']:.0f} ms an iteration, "
+            f"{row['ratio']:.1f}x (slope error {row['slope_error']:.1e}{memory})"
+        )
+    machine = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
+    facts = {"machine": machine, "threads": options.threads, "torch": torch.__version__, "python": platform.python_version()}
+    if options.json:
+        options.json.write_text(json.dumps({"facts": facts, "rows": rows}, indent=1) + "\n")
+    print(json.dumps(facts))
+
+
+if __name__ == "__main__":
+    main()
