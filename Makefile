@@ -8,13 +8,16 @@ DEMO := demo
 .PHONY: demo test test-slow check install constraints clean
 
 demo: install
-	$(BIN)/gradveil train --data fashion-mnist-mini --model mlp --epochs 10 --lr 0.02 --save-at 0,1,10 --out $(DEMO)/train
+	$(BIN)/gradveil train --data fashion-mnist-mini --model lenet --epochs 15 --lr 0.01 --no-augment --save-at 0,1,10 --out $(DEMO)/train
+	$(BIN)/gradveil audit --data fashion-mnist-mini --model lenet --checkpoint $(DEMO)/train/model.safetensors --attack dlg --steps 30 --images 8 --out $(DEMO)/audit
 	$(BIN)/gradveil policy show 3-1-7+43-18-18 --out $(DEMO)/policy.png
 	@echo
-	@echo "The demo trained a small model on 2,000 embedded Fashion-MNIST images and drew the paper's hybrid policy. Look at:"
-	@echo "  $(DEMO)/policy.png               what the policy does to a picture, step by step"
-	@echo "  $(DEMO)/train/metrics.csv        loss and accuracy after each epoch"
-	@echo "  $(DEMO)/train/model.safetensors  the weights; model.json beside it has every setting"
+	@echo "The demo trained a small model on 2,000 embedded Fashion-MNIST images, took the gradients of 8 test images, and attacked them. Look at:"
+	@echo "  $(DEMO)/audit/pictures/grid-dlg.png    the images, and what a server makes of their gradients"
+	@echo "  $(DEMO)/audit/pictures/frames-dlg.png  how the pictures come out, iteration by iteration"
+	@echo "  $(DEMO)/audit/records.jsonl            every figure of the table above, image by image, controls included"
+	@echo "  $(DEMO)/policy.png                     what the paper's hybrid policy does to a picture"
+	@echo "  $(DEMO)/train/metrics.csv              loss and accuracy after each epoch"
 
 test: install
 	$(BIN)/python -m pytest -m "not slow"

@@ -101,7 +101,7 @@ def compare(name: str, victims: int, device: torch.device, options: argparse.Nam
     targets = [list(one.gradients.values()) for one in seen[:few]]
     begin, theirs = starts[:few].to(device), labels[:few].to(device)
     exact = [plain_slope(model, x, y, t) for x, y, t in zip(begin, theirs, targets, strict=True)]
-    worst = _check(attack, seen[:few], begin, exact)
+    worst = _check(replace(attack, initial=Given(starts[:few])), seen[:few], begin, exact)
     plain_loop(model, begin[:1], theirs[:1], targets[:1], 2)
     loop = statistics.median(
         timed(lambda: plain_loop(model, begin, theirs, targets, options.loop_steps), device) for _ in range(options.repeats)

@@ -22,6 +22,7 @@ import importlib
 import importlib.metadata
 import io
 import json
+import os
 import platform
 import statistics
 import subprocess
@@ -119,7 +120,12 @@ def small_convnet_layers(channels: int) -> list[nn.Module]:
 def main() -> None:
     options = parser().parse_args()
     if options.child:
-        return child(options.child)
+        child(options.child)
+    else:
+        parent(options)
+
+
+def parent(options: argparse.Namespace) -> None:
     from gradveil.core.errors import GradveilError
 
     try:
@@ -127,7 +133,6 @@ def main() -> None:
         compare(options)
     except GradveilError as error:
         sys.exit(f"error: {error}")
-    return None
 
 
 def parser() -> argparse.ArgumentParser:
@@ -166,9 +171,12 @@ def compare(options: argparse.Namespace) -> None:
     from gradveil.data.cache import cache_folder
 
     torch.set_num_threads(options.threads)
+    load = load_average()
     python = environment((options.env or cache_folder() / "peers").expanduser())
     results = [measure(name, options, python) for name in options.models]
-    print(f"\n{options.victims} victims of one image, {options.steps} steps, {options.threads} thread(s), torch {torch.__version__}")
+    print(f"{options.victims} victims of one image, {options.steps} steps, {options.threads} thread(s), torch {torch.__version__}")
+    if load is not None:
+        print(f"load average when it began: {load:.2f} on {os.cpu_count()} cores")
     print(f"{'model':<14} {'engine':<10} {'seconds':>8} {'mean PSNR':>10} {'median':>7} {'ratio':>6}")
     for result in results:
         for engine in ("breaching", "gradveil"):
@@ -176,7 +184,7 @@ def compare(options: argparse.Namespace) -> None:
             scores = f"{row['psnr_mean']:10.2f} {row['psnr_median']:7.2f}"
             print(f"{result['settings']['model']:<14} {engine:<10} {row['seconds']:8.1f} {scores} {row['ratio']:6.2f}")
     if options.json:
-        write_text(options.json, json.dumps({"machine": machine(), "results": results}, indent=1) + "\n")
+        write_text(options.json, json.dumps({"machine": machine(), "load_average_before": load, "results": results}, indent=1) + "\n")
 
 
 def measure(name: str, options: argparse.Namespace, python: Path) -> dict[str, Any]:
@@ -312,7 +320,8 @@ def environment(folder: Path) -> Path:
     for command in ([sys.executable, "-m", "venv", str(place)], *stages):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
-            raise GradveilError(f"`{' '.join(command[1:])}` failed: {last_line(done.stderr or done.stdout)}; --env names another folder")
+            why = last_line(done.stderr or done.stdout)
+            raise GradveilError(f"`{' '.join(command[1:])}` failed: {why}; mend that and run again, or name another folder with --env")
     write_text(place / "ready", "")
     return python
 
@@ -333,8 +342,13 @@ def last_line(text: str) -> str:
     return (text.strip().splitlines() or ["no message"])[-1]
 
 
-def machine() -> dict[str, str]:
-    return {"processor": platform.processor() or platform.machine(), "system": platform.system(), "python": platform.python_version()}
+def machine() -> dict[str, Any]:
+    return {"processor": platform.machine(), "cores": os.cpu_count(), "system": platform.system(), "python": platform.python_version()}
+
+
+def load_average() -> float | None:
+    """Of the last minute: above the number of threads asked for, something else runs and the times are no good."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
 def timed(work: Callable[[], Answer]) -> tuple[float, Answer]:
@@ -393,13 +407,14 @@ def victim_runner(breaching: Any, model: nn.Module, settings: Settings, case: Te
     metadata = types.SimpleNamespace(shape=shape, modality="vision", mean=settings.mean, std=settings.std)
     payload = {"parameters": list(model.parameters()), "buffers": list(model.buffers()), "metadata": metadata}
     configs = {steps: attack_config(breaching, settings, steps) for steps in (WARM_UP, settings.steps)}
+    shares = []
+    for image, label in zip(case["images"].split(1), case["labels"].split(1), strict=True):
+        known = {"labels": label, "num_data_points": 1, "local_hyperparams": None}
+        shares.append({"gradients": gradients(model, image, label), "buffers": None, "metadata": known})
 
     def run(victim: int, steps: int) -> Tensor:
-        image, label = case["images"][victim : victim + 1], case["labels"][victim : victim + 1]
-        known = {"labels": label, "num_data_points": 1, "local_hyperparams": None}
-        shared = {"gradients": gradients(model, image, label), "buffers": None, "metadata": known}
         attack = breaching.attacks.prepare_attack(model, loss, configs[steps])
-        found, _ = attack.reconstruct([payload], [shared], {}, initial_data=case["start"][victim])
+        found, _ = attack.reconstruct([payload], [shares[victim]], {}, initial_data=case["start"][victim])
         pictures: Tensor = found["data"]
         return pictures
 

@@ -1,7 +1,10 @@
 """The audit's folder: whose it is, and how its pictures are kept."""
 
 import json
-from collections.abc import Mapping
+import re
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +16,18 @@ from gradveil.audit.records import RECORDS
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import write_bytes, write_text
 
+if sys.platform != "win32":
+    import fcntl
+
 SETTINGS = "settings.json"
 IMAGES = "images"
 PICTURES = "pictures"
+SHORT = 60  # letters of a setting that a message can show
 
 
 def slug(name: str) -> str:
     """A name as part of a file's."""
-    return "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in name).strip("-")
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", name)
 
 
 def images_path(out: Path, kind: str, attack: str, chunk: int) -> Path:
@@ -62,8 +69,13 @@ def refuse_other(out: Path, wanted: Mapping[str, Any]) -> None:
     found, here = read_settings(out), json.loads(json.dumps(wanted))
     other = sorted(key for key in here.keys() | found.keys() if here.get(key) != found.get(key))
     if other:
-        changes = ", ".join(f"{key} {found.get(key)} there, {here.get(key)} here" for key in other)
+        changes = ", ".join(_change(key, found.get(key), here.get(key)) for key in other)
         raise GradveilError(f"{out} holds an audit with other settings ({changes}): choose another --out")
+
+
+def _change(key: str, there: object, here: object) -> str:
+    short = max(len(str(there)), len(str(here))) <= SHORT
+    return f"{key} {there} there, {here} here" if short else f"other {key}"
 
 
 def claim(out: Path, wanted: Mapping[str, Any]) -> None:
@@ -72,6 +84,18 @@ def claim(out: Path, wanted: Mapping[str, Any]) -> None:
         unfinished.unlink(missing_ok=True)
     if not (out / SETTINGS).is_file():
         write_text(out / SETTINGS, json.dumps(dict(wanted), indent=2, sort_keys=True) + "\n")
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """While no other process audits into the claimed folder. The lock goes with the process, however it ends."""
+    with (out / SETTINGS).open("rb") as file:
+        if sys.platform != "win32":  # which has no such lock
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise GradveilError(f"another process is auditing into {out}: wait for it, or choose another --out") from None
+        yield
 
 
 def release(out: Path) -> None:

@@ -1,5 +1,6 @@
 """What an audit is asked for: everything that decides its result."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
@@ -13,12 +14,14 @@ from gradveil.core.types import Protocol
 from gradveil.transforms import Policy, Preparation
 
 LABELS = ("known", "inferred")
+SETTINGS = ("steps", "restarts")  # of an attack, that a job may change
 AT_ONCE = {"cpu": 16, "cuda": 100}  # victims attacked together: what a processor's cache and a GPU's memory take
 
 
 @dataclass(frozen=True)
 class AuditJob:
-    """The victims are `images` images of the split from `first` on, `batch_size` to a victim. An attack is a preset's name or a value.
+    """The victims are `images` images of the split from `first` on, `batch_size` to a victim. An attack is the name of a preset, or a
+    name of your own and the attack.
 
     `victims_at_once` fixes the chunks, and so the random numbers; None leaves it to the device. With a policy, random crop and
     flip come before it, as in the published runs; without one the images are used as they are.
@@ -26,7 +29,7 @@ class AuditJob:
 
     data: str
     model: str
-    attacks: tuple[str | Attack, ...]
+    attacks: tuple[str | tuple[str, Attack], ...]
     images: int
     checkpoint: Path | None = None
     batch_size: int = 1
@@ -58,10 +61,13 @@ class AuditJob:
             raise GradveilError("no attack was named: choose at least one")
         found: dict[str, Attack] = {}
         for one in self.attacks:
-            if str(one) in found:
-                raise GradveilError(f"attack {str(one)!r} is named twice")
-            found[str(one)] = find(one) if isinstance(one, str) else one
-        for setting in ("steps", "restarts"):
+            name, attack = (one, find(one)) if isinstance(one, str) else one
+            if name in found:
+                raise GradveilError(f"attack {name!r} is named twice")
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", name):
+                raise GradveilError(f"attack name {name!r}: files are named after it; choose up to 64 letters, digits and any of . _ + -")
+            found[name] = attack
+        for setting in SETTINGS:
             value = getattr(self, setting)
             if value is not None:
                 found = _changed(found, setting, value)
@@ -78,13 +84,27 @@ class AuditJob:
     def settings(self) -> dict[str, Any]:
         """As plain values, for the JSON files."""
         plain: dict[str, Any] = {part.name: getattr(self, part.name) for part in fields(self)} | asdict(self.protocol)
-        del plain["protocol"], plain["steps"], plain["restarts"]
+        del plain["protocol"]
         attacks = {name: repr(attack) for name, attack in self.find_attacks().items()}
         return plain | {"attacks": attacks, "policy": str(self.policy), "checkpoint": self.checkpoint and str(self.checkpoint)}
 
 
+def shortened(attack: Attack) -> Attack:
+    """One iteration of it, to see whether it suits a model; an attack without iterations as it is."""
+    for setting in SETTINGS:
+        attack = _with(attack, setting, 1) if _has(attack, setting) else attack
+    return attack
+
+
 def _changed(attacks: Mapping[str, Attack], setting: str, value: int) -> dict[str, Attack]:
-    able = {name for name, attack in attacks.items() if hasattr(attack, setting) and is_dataclass(attack)}
-    if not able:
+    if not any(_has(attack, setting) for attack in attacks.values()):
         raise GradveilError(f"{setting} {value}: none of {', '.join(attacks)} has such a setting")
-    return {name: replace(attack, **{setting: value}) if name in able else attack for name, attack in attacks.items()}  # type: ignore[type-var]
+    return {name: _with(attack, setting, value) if _has(attack, setting) else attack for name, attack in attacks.items()}
+
+
+def _has(attack: Attack, setting: str) -> bool:
+    return is_dataclass(attack) and setting in {part.name for part in fields(attack)}
+
+
+def _with(attack: Attack, setting: str, value: int) -> Attack:
+    return replace(attack, **{setting: value})  # type: ignore[type-var]  # a dataclass, as `_has` made sure

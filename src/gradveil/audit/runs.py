@@ -13,8 +13,8 @@ from torch import Tensor
 
 from gradveil import __version__
 from gradveil.audit.chunks import attacked, outcomes, pictures, records
-from gradveil.audit.folders import claim, images_path, refuse_other, release, save_images
-from gradveil.audit.jobs import AuditJob
+from gradveil.audit.folders import alone, claim, images_path, refuse_other, release, save_images
+from gradveil.audit.jobs import AuditJob, shortened
 from gradveil.audit.progress import Bar
 from gradveil.audit.records import RECORDS, Key, append, recover
 from gradveil.audit.results import AuditResult
@@ -35,16 +35,18 @@ def audit(job: AuditJob, out: Path, *, root: Path | None = None, device: str = "
     stages = make_stages(job, split, train, place)
     settings = job.settings() | _facts(stages[-1], place)
     refuse_other(out, settings)
-    _try_out(stages[-1])
+    if not (out / RECORDS).is_file():
+        _try_out(stages[-1])
     claim(out, settings)
     run = _Run(out, experiment_id(settings), Bar(progress))
-    try:
-        run.go(stages)
-    except Exception:
-        release(out)
-        raise
-    finally:
-        run.bar.stop()
+    with alone(out):
+        try:
+            run.go(stages)
+        except Exception:
+            release(out)
+            raise
+        finally:
+            run.bar.stop()
     return AuditResult.read(out)
 
 
@@ -95,12 +97,16 @@ def experiment_id(settings: Mapping[str, Any]) -> str:
 
 
 def _try_out(stage: Stage) -> None:
-    """Before anything is written: an error if the first chunk's victims can share nothing at all."""
+    """Before anything is written: an error if the first chunk's victims can share nothing, or an attack does not suit the model."""
     for victims in (stage.chunks[0][:1], stage.chunks[0]):
         tried = share(stage.client, stage.split, victims, stage.seed, stage.labels)
-        if any(victim.seen is not None for victim in tried):
-            return
-    raise GradveilError(tried[0].status.removeprefix("failed: "))
+        seen = [victim.seen for victim in tried if victim.seen is not None][:1]
+        if seen:
+            break
+    else:
+        raise GradveilError(tried[0].status.removeprefix("failed: "))
+    for name, attack in stage.attacks.items():
+        attacked(shortened(attack), seen, generator(stage.seed, "trial", name), None)
 
 
 def _facts(stage: Stage, place: torch.device) -> dict[str, Any]:

@@ -65,5 +65,6 @@ def _share_one(client: Client, split: Images, indices: Tensor, rng: Generator, t
     try:
         ((seen, used),) = client.share([batch], rng, tell_labels=tell_labels)
     except GradveilError as error:
-        return Victim(indices, batch, torch.zeros_like(batch.images), None, f"failed: {error}")
+        reason = str(error).removeprefix("victim 0: ")  # it was shared alone
+        return Victim(indices, batch, torch.zeros_like(batch.images), None, f"failed: {reason}")
     return Victim(indices, batch, used.images.detach().cpu().float(), seen)

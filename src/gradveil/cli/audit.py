@@ -69,4 +69,4 @@ def audit_command(
     words = controls_in_words(result)
     plain = {"out": out, "settings": result.settings, "rows": [row.plain() for row in result.rows], "notes": words, "pictures": pictures}
     files = "\n".join([f"records {out / 'records.jsonl'}", *(f"picture {path}" for path in pictures)])
-    say(plain, as_json, *audit_tables(result), "\n".join(words), files)
+    say(plain, as_json, *audit_tables(result), "\n".join(["", *words, "", files]))

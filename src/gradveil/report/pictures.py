@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from gradveil.audit import AuditResult, Record
@@ -33,13 +34,13 @@ def draw_audit(result: AuditResult) -> list[Path]:
 
 def draw_grid(result: AuditResult, attack: str, path: Path) -> None:
     """Original, used (where a policy changed it) and reconstruction of the first images, with PSNR to the used one."""
-    tensors, _ = load_images(images_path(result.out, "attack", attack, 0))
-    records = [record for record in result.of("attack", attack) if record.chunk == 0][:SHOWN]
+    records = result.of("attack", attack)[:SHOWN]
+    tensors = _first_images(result, attack, records)
     names = ["original", "found"] if result.settings["policy"] == "none" else ["original", "used", "found"]
     figure = _figure(len(records), len(names), f"{attack} on {result.settings['model']}: first images")
     grid = figure.subplots(len(names), len(records), squeeze=False)
     for axes, name in zip(grid, names, strict=True):
-        for axis, image in zip(axes, tensors[name], strict=False):
+        for axis, image in zip(axes, tensors[name], strict=True):
             _show(axis, image)
         axes[0].set_ylabel("reconstruction" if name == "found" else name, fontsize=9)
     for top, bottom, record in zip(grid[0], grid[-1], records, strict=True):
@@ -68,13 +69,18 @@ def draw_frames(result: AuditResult, attack: str, path: Path) -> bool:
     return True
 
 
+def _first_images(result: AuditResult, attack: str, records: Sequence[Record]) -> dict[str, Tensor]:
+    """From as many chunks as the records are from; they are in the same order."""
+    files = [load_images(images_path(result.out, "attack", attack, chunk))[0] for chunk in sorted({record.chunk for record in records})]
+    return {name: torch.cat([tensors[name] for tensors in files])[: len(records)] for name in ("original", "used", "found")}
+
+
 def _caption(record: Record) -> tuple[str, str]:
     if not record.ok:
         return "failed", "tab:red"
     scores = record.scores["used"]
-    return f"{scores['psnr']:.1f} dB\n" + ("✓ identified" if scores["identified"] else "not identified"), (
-        "tab:red" if scores["identified"] else "black"
-    )
+    mark, color = ("✓ identified", "tab:red") if scores["identified"] else ("not identified", "black")
+    return f"{scores['psnr']:.1f} dB\n{mark}", color
 
 
 def _figure(columns: int, rows: int, title: str) -> "Figure":

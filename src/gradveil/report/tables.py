@@ -9,7 +9,7 @@ from gradveil.audit import AuditResult, Row
 from gradveil.audit.results import NO_BETTER
 from gradveil.statistics import Summary
 
-COLUMNS = ("", "n", "PSNR dB", "median", "worst 5%", "over blind", "SSIM", "identified", "")
+COLUMNS = ("", "n", "PSNR dB", "median", "worst\n5%", "over\nblind", "SSIM", "identi-\nfied", "")
 TITLES = {"used": "Against the images that were used", "original": "Against the original images"}
 
 
@@ -20,18 +20,19 @@ def audit_tables(result: AuditResult) -> list[Table]:
 
 
 def audit_table(result: AuditResult, truth: str, title: str) -> Table:
+    """The positive controls use images as they are, so they stand in the first table alone."""
     settings = result.settings
     facts = f"{settings['model']} on {settings['data']}, policy {settings['policy']}, labels {settings['labels']}, seed {settings['seed']}"
-    made = Table(*COLUMNS, title=f"{title}: {facts}" if title else facts, title_justify="left", box=SIMPLE_HEAD)
+    made = Table(*COLUMNS, title=f"{title}: {facts}" if title else facts, title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=0)
+    made.columns[0].min_width = 17  # the longest word of a name: other columns may not press it out
+    made.columns[-1].max_width = 10
     for column in made.columns[1:-1]:
         column.justify, column.no_wrap = "right", True
-    kind = None
-    for row in result.rows:
-        if row.truth == truth:
-            if kind not in (None, row.kind):
-                made.add_section()
-            kind = row.kind
-            made.add_row(*_cells(row), style="bold" if kind == "attack" else "")
+    for kind in ("attack", "blind", "positive") if truth == "used" else ("attack", "blind"):
+        for row in result.rows:
+            if (row.truth, row.kind) == (truth, kind):
+                made.add_row(*_cells(row), style="bold" if kind == "attack" else "")
+        made.add_section()
     return made
 
 
@@ -46,17 +47,16 @@ def controls_in_words(result: AuditResult) -> list[str]:
 
 
 def _cells(row: Row) -> list[str]:
-    name = f"positive control: {row.attack}" if row.kind == "positive" else row.attack
     return [
-        name,
+        f"positive: {row.attack}" if row.kind == "positive" else row.attack,
         str(row.n),
         _spread(row.psnr),
-        _number(row.psnr.median),
-        _number(row.psnr.worst5),
-        _number(row.over_blind.mean, "+.2f"),
+        _number(row.psnr.median, ".1f"),
+        _number(row.psnr.worst5, ".1f"),
+        _number(row.over_blind.mean, "+.1f"),
         _number(row.ssim.mean, ".3f"),
         f"{row.identified / row.n:.1%}",
-        ", ".join(row.flags),
+        "\n".join(row.flags),
     ]
 
 
@@ -67,14 +67,14 @@ def _blind_words(rows: Sequence[Row]) -> str:
     best = max(scored, key=lambda row: row.psnr.mean or 0)
     return (
         f"Blind controls look at no gradient: the best, {best.attack.removeprefix('blind: ')}, scores {_number(best.psnr.mean)} dB, "
-        f"so PSNR up to there gives nothing away; chance identifies {best.verdict.chance:.2%} among {best.candidates}."
+        f"so PSNR up to there shows nothing by itself; a guess identifies {best.verdict.chance:.1%} among {best.candidates}."
     )
 
 
 def _positive_words(row: Row) -> str:
     model = "mlp" if row.attack == "closed-form" else "lenet"
     found = f"{_number(row.psnr.mean)} dB, {_number(row.over_blind.mean, '+.2f')} dB over blind, {row.identified} of {row.n} identified"
-    says = "the attack works" if row.verdict.better else "it finds nothing even there, so its low scores say nothing about the model"
+    says = "the attack works" if row.verdict.better else "it fails even there, so low scores of it say nothing about the model"
     return f"Positive control: {row.attack} on an untrained {model}, one image a victim and one gradient: {found}: {says}."
 
 

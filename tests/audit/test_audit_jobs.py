@@ -1,0 +1,65 @@
+"""What an audit can be asked for, and what is refused before anything runs."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from gradveil.attacks import GradientMatching, find
+from gradveil.audit import AuditJob
+from gradveil.audit.jobs import shortened
+from gradveil.core import GradveilError
+
+
+def job(**changes: Any) -> AuditJob:
+    settings: dict[str, Any] = {"data": "fashion-mnist-mini", "model": "lenet", "attacks": ("adam-cosine",), "images": 4}
+    return AuditJob(**(settings | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"images": 0}, "images 0: it must be at least 1"),
+        ({"first": -1}, "first -1: it must be at least 0"),
+        ({"batch_size": 0}, "batch size 0: it must be at least 1"),
+        ({"batch_size": 3}, "4 images in batches of 3: choose a multiple"),
+        ({"victims_at_once": 0}, "victims at once 0: it must be at least 1"),
+        ({"steps": 0}, "steps 0: it must be at least 1"),
+        ({"labels": "guessed"}, "unknown labels 'guessed': choose from known, inferred"),
+        ({"attacks": ()}, "no attack was named"),
+        ({"attacks": ("nope",)}, "unknown attack 'nope': choose from adam-cosine"),
+        ({"attacks": ("dlg", "dlg")}, "attack 'dlg' is named twice"),
+        ({"attacks": (("../x", find("dlg")),)}, "attack name '../x': files are named after it"),
+        ({"attacks": ("closed-form",), "steps": 3}, "steps 3: none of closed-form has such a setting"),
+    ],
+)
+def test_bad_settings_are_named_in_one_line(changes: dict[str, Any], says: str) -> None:
+    with pytest.raises(GradveilError) as caught:
+        job(**changes)
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_steps_and_restarts_reach_the_attacks_that_have_them() -> None:
+    found = job(attacks=("adam-cosine", "closed-form"), steps=7, restarts=2).find_attacks()
+    changed = found["adam-cosine"]
+    assert isinstance(changed, GradientMatching) and (changed.steps, changed.restarts) == (7, 2)
+    assert found["closed-form"] is find("closed-form")
+
+
+def test_a_trial_takes_one_step() -> None:
+    tried = shortened(find("lbfgs-cosine"))
+    assert isinstance(tried, GradientMatching) and (tried.steps, tried.restarts) == (1, 1)
+    assert shortened(find("closed-form")) is find("closed-form")
+
+
+def test_the_device_decides_the_chunks_only_where_the_job_does_not() -> None:
+    assert job().on(torch.device("cpu")).victims_at_once == 16 and job().on(torch.device("cuda")).victims_at_once == 100
+    assert job(victims_at_once=3).on(torch.device("cuda")).victims_at_once == 3
+
+
+def test_without_a_policy_images_are_used_as_they_are() -> None:
+    from gradveil.transforms import Policy
+
+    assert job().preparation() is None
+    prepared = job(policy=Policy.parse("3")).preparation()
+    assert prepared is not None and prepared.padding == 4 and prepared.flip

@@ -1,0 +1,95 @@
+"""gradveil audit: one JSON object, progress beside it, and every kind of bad input as one line that costs nothing."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+QUICK = "audit --data fashion-mnist-mini --model lenet --attack adam-cosine --steps 3 --images 2 --out run"
+
+
+def error(outcome: Any) -> str:
+    """The last line on the error stream; a bar may stand before it."""
+    *_, last = outcome.said.splitlines()
+    assert outcome.status == 2 and not outcome.shown and last.startswith("error: ")
+    return str(last)
+
+
+def test_json_is_one_object_and_the_files_it_names_are_there(gradveil: Any) -> None:
+    outcome = gradveil(f"{QUICK} --policy 3-1-7 --json")
+    result = outcome.result
+    rows = {(row["kind"], row["attack"], row["truth"]) for row in result["rows"]}
+    assert outcome.status == 0 and {("attack", "adam-cosine", "used"), ("positive", "adam-cosine", "original")} <= rows
+    assert len(rows) == 12 and result["settings"]["steps"] == 3 and result["settings"]["policy"] == "3-1-7" and len(result["notes"]) == 3
+    assert all(Path(path).is_file() for path in result["pictures"]) and len(result["pictures"]) == 2
+    assert (Path(result["out"]) / "records.jsonl").is_file() and "adam-cosine" in outcome.said
+
+
+def test_a_second_run_says_the_same_and_attacks_nothing(gradveil: Any) -> None:
+    first, again = (gradveil(f"{QUICK} --json") for _ in range(2))
+    assert first.result == again.result and first.said and not again.said
+
+
+def test_people_get_a_table_words_and_the_files(gradveil: Any) -> None:
+    outcome = gradveil(QUICK)
+    for part in ("lenet on fashion-mnist-mini", "blind: class mean", "Positive control: adam-cosine", "run/pictures/grid-adam-cosine.png"):
+        assert part in outcome.shown
+
+
+def test_trained_weights_are_audited(gradveil: Any) -> None:
+    assert gradveil("train --data fashion-mnist-mini --model lenet --epochs 0 --seed 4 --out trained").status == 0
+    found = gradveil(f"{QUICK} --checkpoint trained/model.safetensors --json").result
+    plain = gradveil(f"{QUICK}-2 --seed 4 --json").result
+    assert found["settings"]["weights_sha256"] == plain["settings"]["weights_sha256"]
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ("--attack nope", "unknown attack 'nope': choose from adam-cosine"),
+        ("--images 0", "images 0: it must be at least 1"),
+        ("--images 501", "images 0 to 500: fashion-mnist-mini test has 500"),
+        ("--first 499", "images 499 to 500: fashion-mnist-mini test has 500"),
+        ("--batch-size 3", "2 images in batches of 3: choose a multiple"),
+        ("--steps 0", "steps 0: it must be at least 1"),
+        ("--labels none", "unknown labels 'none': choose from known, inferred"),
+        ("--policy 3-99", "transformation 99 is out of range"),
+        ("--split val", "unknown split 'val'"),
+        ("--local-steps 0", "local steps 0: there must be at least 1"),
+        ("--local-lr nan", "local learning rate nan"),
+        ("--model nope", "unknown model 'nope'"),
+        ("--data nope", "unknown dataset 'nope'"),
+        ("--checkpoint none.safetensors", "no checkpoint at none.safetensors"),
+        ("--device tpu", "unknown device 'tpu'"),
+        ("--attack closed-form", "linear inversion needs nn.Linear"),
+        ("--images many", "Invalid value for '--images'"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_no_folder(gradveil: Any, options: str, says: str) -> None:
+    assert says in error(gradveil(f"{QUICK} {options}")) and not Path("run").exists()
+
+
+def test_a_checkpoint_of_another_shape_is_refused(gradveil: Any) -> None:
+    assert gradveil("train --data fashion-mnist-mini --model mlp --epochs 0 --out trained").status == 0
+    said = error(gradveil(f"{QUICK} --checkpoint trained/model.safetensors"))
+    assert "does not fit the model" in said and "saved from mlp on fashion-mnist-mini" in said
+
+
+def test_other_settings_are_refused_and_the_first_run_stays(gradveil: Any) -> None:
+    gradveil(QUICK)
+    records = Path("run/records.jsonl").read_bytes()
+    assert "holds an audit with other settings (other attacks, steps 3 there, 4 here)" in error(gradveil(f"{QUICK} --steps 4"))
+    assert Path("run/records.jsonl").read_bytes() == records
+
+
+def test_ctrl_c_is_one_line_and_the_run_goes_on_later(gradveil: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gradveil.audit import runs
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(runs, "append", interrupted)
+        outcome = gradveil(QUICK)
+    assert outcome.status == 130 and outcome.said.splitlines()[-1] == "error: stopped; run the same command again to go on"
+    assert gradveil(f"{QUICK} --json").status == 0
