@@ -16,6 +16,7 @@ from gradveil.attacks.optimizers import Adam, Optimizer, Search, Slopes
 from gradveil.attacks.priors import Prior, PriorState
 from gradveil.attacks.space import pixel_frame
 from gradveil.core.errors import GradveilError
+from gradveil.core.memory import keep_freed_memory
 from gradveil.core.shares import Shares
 from gradveil.core.types import Observation, Reconstruction, stacked
 
@@ -48,6 +49,7 @@ class GradientMatching(Attack):
                 raise GradveilError(f"{name} {getattr(self, name)}: an attack needs at least 1")
 
     def reconstruct(self, seen: Sequence[Observation], rng: Generator, progress: Progress) -> list[Reconstruction]:
+        keep_freed_memory()
         with _tf32(self.fast):
             problem = Problem(self, seen, rng)
             shots: list[tuple[int, Tensor]] = []
