@@ -15,6 +15,8 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.gpu import kernels, suits
 from gradveil.core.gradients import Gradients
 
+LARGE = 20_000  # entries of a victim's tensor from which a copy of the product costs more than a call for each victim
+
 Measure = Callable[[Gradients], Tensor]
 
 
@@ -102,9 +104,9 @@ class L1(Distance):
 
 
 def dots(left: Tensor, right: Tensor) -> Tensor:
-    """The inner product of each victim's tensors. On a CPU one after the other, with no copy of their product."""
+    """The inner product of each victim's tensors. Large ones on a CPU one after the other, with no copy of their product."""
     victims = len(left)
-    if left.is_cuda or left.requires_grad:
+    if left.is_cuda or left.requires_grad or left.numel() < LARGE * victims:
         return (left * right).reshape(victims, -1).sum(1)
     return torch.stack([torch.dot(a.flatten(), b.flatten()) for a, b in zip(left, right, strict=True)])
 
@@ -135,16 +137,22 @@ def _products(found: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     if suits(found):
         both: tuple[Tensor, Tensor] = kernels().products(found, target)
         return both
+    found = found.detach()  # this is the inside of a function that has its own slope
     return dots(found, target), dots(found, found)
 
 
 def _mix(found: Tensor, target: Tensor, to_found: Tensor, to_target: Tensor) -> Tensor:
     """a g' + b g, with each victim's own a and b."""
     if suits(found):
-        mixed: Tensor = kernels().mix(found, target, to_found, to_target)
-        return mixed
-    shape = (-1, *(1,) * (found.dim() - 1))
-    return (found * to_found.view(shape)).addcmul_(target, to_target.view(shape))
+        fused: Tensor = kernels().mix(found, target, to_found, to_target)
+        return fused
+    if found.is_cuda or found.numel() < LARGE * len(found):
+        shape = (-1, *(1,) * (found.dim() - 1))
+        return (found * to_found.view(shape)).addcmul_(target, to_target.view(shape))
+    mixed = torch.empty_like(found)
+    for out, g, t, a, b in zip(mixed, found, target, to_found.tolist(), to_target.tolist(), strict=True):
+        torch.mul(g, a, out=out).add_(t, alpha=b)
+    return mixed
 
 
 def _sums(found: Sequence[Tensor], target: Sequence[Tensor], factors: Sequence[float], size: Callable[[Tensor], Tensor]) -> Tensor:

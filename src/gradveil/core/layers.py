@@ -67,7 +67,8 @@ class _Outer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, blame: Tensor, inputs: Tensor) -> Tensor:
         ctx.save_for_backward(blame, inputs)
-        return _thin(blame.transpose(1, 2), inputs)
+        one_row = blame.shape[1] == 1
+        return blame.transpose(1, 2) * inputs if one_row else _thin(blame.transpose(1, 2), inputs)
 
     @staticmethod
     @once_differentiable
