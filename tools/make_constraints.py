@@ -1,6 +1,6 @@
 """Write constraints.txt: the versions that one resolve of gradveil[all] gives.
 
-    python tools/make_constraints.py
+python tools/make_constraints.py
 """
 
 import json

@@ -102,7 +102,7 @@ def test_a_batch_is_recovered_in_part() -> None:
 def test_several_local_steps_are_attacked_through_the_update() -> None:
     batch = pictures(2)
     seen = observe(batch, protocol=Protocol(local_steps=2, local_lr=0.01))
-    found = replace(find("dlg"), steps=30)(seen, generator(1))  # type: ignore[type-var]
+    found = replace(find("dlg"), steps=15)(seen, generator(1))  # type: ignore[type-var]
     assert float(psnr(torch.cat([one.images for one in found]), batch.images).median()) > 25
 
 
@@ -165,10 +165,11 @@ def test_every_preset_runs_and_gives_images_in_range(name: str) -> None:
         assert 0 <= float(one.images.min()) <= float(one.images.max()) <= 1
 
 
-@pytest.mark.parametrize(("field", "value"), [("steps", 0), ("restarts", 0)])
-def test_settings_that_cannot_be_are_refused(field: str, value: int) -> None:
-    with pytest.raises(GradveilError, match=field):
-        replace(GradientMatching(), **{field: value})
+def test_settings_that_cannot_be_are_refused() -> None:
+    with pytest.raises(GradveilError, match="steps"):
+        GradientMatching(steps=0)
+    with pytest.raises(GradveilError, match="restarts"):
+        GradientMatching(restarts=0)
 
 
 def test_an_unknown_attack_names_the_choices() -> None:

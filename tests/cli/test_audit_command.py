@@ -83,7 +83,7 @@ def test_other_settings_are_refused_and_the_first_run_stays(gradveil: Any) -> No
 
 
 def test_ctrl_c_is_one_line_and_the_run_goes_on_later(gradveil: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gradveil.audit import runs
+    from gradveil.audits import runs
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

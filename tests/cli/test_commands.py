@@ -9,7 +9,7 @@ import pytest
 from gradveil import __version__
 from gradveil.cli import main
 
-COMMANDS = ["train", "data list", "data verify", "data fetch", "policy show"]
+COMMANDS = ["train", "audit", "reconstruct", "data list", "data verify", "data fetch", "policy show"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from gradveil.audit import AuditJob, AuditResult, Record, audit
+from gradveil.audits import AuditJob, AuditResult, Record, audit
 from gradveil.report.pictures import draw_audit
 from gradveil.report.tables import audit_tables, controls_in_words
 from gradveil.transforms import Policy

@@ -7,10 +7,7 @@ from typing import Annotated
 import typer
 
 from gradveil import __version__
-from gradveil.cli import data, policy
-from gradveil.cli.audit import EXAMPLES as AUDIT_EXAMPLES
-from gradveil.cli.audit import audit_command
-from gradveil.cli.train import EXAMPLES, train_command
+from gradveil.cli import audit, data, policy, reconstruct, train
 from gradveil.core.errors import GradveilError
 
 INTERRUPTED = 128 + 2  # as shells report a program that SIGINT ended
@@ -24,8 +21,9 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data")
 app.add_typer(policy.app, name="policy")
-app.command("train", epilog=EXAMPLES)(train_command)
-app.command("audit", epilog=AUDIT_EXAMPLES)(audit_command)
+app.command("train", epilog=train.EXAMPLES)(train.train_command)
+app.command("audit", epilog=audit.EXAMPLES)(audit.audit_command)
+app.command("reconstruct", epilog=reconstruct.EXAMPLES)(reconstruct.reconstruct_command)
 
 
 def _version(asked: bool) -> None:

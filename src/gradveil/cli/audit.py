@@ -42,7 +42,7 @@ def audit_command(
     device: Device = "auto",
 ) -> None:
     """Attack the gradients of images, beside blind guesses and an easy model. Run the same command again after a stop: it goes on."""
-    from gradveil.audit import AuditJob, audit  # scipy and matplotlib take a second to import
+    from gradveil.audits import AuditJob, audit  # scipy and matplotlib take a second to import
     from gradveil.report.pictures import draw_audit
     from gradveil.report.tables import audit_tables, controls_in_words
 

@@ -21,4 +21,4 @@ def keep_freed_memory() -> bool:
     except (AttributeError, OSError):  # another C library
         return False
     wanted = ((M_MMAP_THRESHOLD, 2**30), (M_TRIM_THRESHOLD, 2**31 - 1), (M_TOP_PAD, 2**28))
-    return all([bool(mallopt(option, value)) for option, value in wanted])
+    return all(bool(mallopt(option, value)) for option, value in wanted)

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gradveil.audit import AuditResult, Record
-from gradveil.audit.folders import PICTURES, images_path, load_images, slug
+from gradveil.audits import AuditResult, Record
+from gradveil.audits.folders import PICTURES, images_path, load_images, slug
 from gradveil.core.files import replacing
 
 if TYPE_CHECKING:

@@ -48,3 +48,8 @@ def open_picture(path: Path) -> Image.Image:
 def as_picture(image: Tensor) -> Image.Image:
     """A uint8 CHW image as a picture."""
     return Image.fromarray(image[0].numpy() if image.shape[0] == 1 else image.permute(1, 2, 0).to(torch.uint8).contiguous().numpy())
+
+
+def save_picture(path: Path, picture: Image.Image) -> None:
+    with replacing(path) as temporary:
+        picture.save(temporary, format="PNG")

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from gradveil.audit import AuditResult, Row
-from gradveil.audit.results import NO_BETTER
+from gradveil.audits import AuditResult, Row
+from gradveil.audits.results import NO_BETTER
 from gradveil.statistics import Summary
 
 COLUMNS = ("", "n", "PSNR dB", "median", "worst\n5%", "over\nblind", "SSIM", "identi-\nfied", "")

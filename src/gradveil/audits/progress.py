@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
 from gradveil.attacks import Attack
-from gradveil.audit.records import Key
+from gradveil.audits.records import Key
 
 CALM = 30.0  # seconds of speed that the time left is reckoned from
 

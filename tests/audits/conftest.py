@@ -12,7 +12,7 @@ from torch import Generator
 
 from gradveil.attacks import Attack
 from gradveil.attacks.base import Progress
-from gradveil.audit import AuditJob, AuditResult, Record, audit
+from gradveil.audits import AuditJob, AuditResult, Record, audit
 from gradveil.core.types import Observation, Reconstruction
 from gradveil.transforms import Policy
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from gradveil.attacks import GradientMatching, find
-from gradveil.audit import AuditJob
-from gradveil.audit.jobs import shortened
+from gradveil.audits import AuditJob
+from gradveil.audits.jobs import shortened
 from gradveil.core import GradveilError
 
 

@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from gradveil import __version__
-from gradveil.audit.chunks import attacked, outcomes, pictures, records
-from gradveil.audit.folders import alone, claim, images_path, refuse_other, release, save_images
-from gradveil.audit.jobs import AuditJob, shortened
-from gradveil.audit.progress import Bar
-from gradveil.audit.records import RECORDS, Key, append, recover
-from gradveil.audit.results import AuditResult
-from gradveil.audit.stages import Stage, make_stages
-from gradveil.audit.victims import blind_guesses, share
+from gradveil.audits.chunks import attacked, outcomes, pictures, records
+from gradveil.audits.folders import alone, claim, images_path, refuse_other, release, save_images
+from gradveil.audits.jobs import AuditJob, shortened
+from gradveil.audits.progress import Bar
+from gradveil.audits.records import RECORDS, Key, append, recover
+from gradveil.audits.results import AuditResult
+from gradveil.audits.stages import Stage, make_stages
+from gradveil.audits.victims import blind_guesses, share
 from gradveil.core.devices import find_device
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator

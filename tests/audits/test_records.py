@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from gradveil.audit.records import Record, append, finite, read_records, recover
+from gradveil.audits.records import Record, append, finite, read_records, recover
 from gradveil.core import GradveilError
 
 SIZES = {("attack", "a", 0): 2, ("attack", "a", 1): 2}

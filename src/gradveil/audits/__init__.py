@@ -1,8 +1,8 @@
 """The audit: attack the gradients of real images, beside blind guesses and a model where the attack is known to work."""
 
-from gradveil.audit.jobs import AuditJob
-from gradveil.audit.records import Record, read_records
-from gradveil.audit.results import AuditResult, Row
-from gradveil.audit.runs import audit
+from gradveil.audits.jobs import AuditJob
+from gradveil.audits.records import Record, read_records
+from gradveil.audits.results import AuditResult, Row
+from gradveil.audits.runs import audit
 
 __all__ = ["AuditJob", "AuditResult", "Record", "Row", "audit", "read_records"]

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from gradveil.audit import AuditJob, AuditResult, audit, read_records
-from gradveil.audit.folders import alone
+from gradveil.audits import AuditJob, AuditResult, audit, read_records
+from gradveil.audits.folders import alone
 from gradveil.core import GradveilError
 from gradveil.transforms import Policy
 
@@ -21,7 +21,7 @@ import sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from gradveil.audit import AuditJob, audit
+from gradveil.audits import AuditJob, audit
 from gradveil.transforms import Policy
 job = AuditJob("fashion-mnist-mini", "lenet", ("adam-cosine",), 6, policy=Policy.parse("3-1-7"), victims_at_once=2, steps=40, seed=5)
 audit(job, Path(sys.argv[1]))

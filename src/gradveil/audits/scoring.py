@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from gradveil.audit.pools import Pool
+from gradveil.audits.pools import Pool
 from gradveil.scores import mse, over_blind, psnr, psnr_affine, ssim
 
 CEILING = 200.0  # dB; an exact copy would be infinite, which JSON cannot hold and a mean cannot bear

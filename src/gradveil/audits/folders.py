@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
-from gradveil.audit.records import RECORDS
+from gradveil.audits.records import RECORDS
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import write_bytes, write_text
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from gradveil.attacks.analytic import LinearInversion
-from gradveil.audit import AuditJob, AuditResult, Row, audit
-from gradveil.audit.folders import images_path, load_images
+from gradveil.audits import AuditJob, AuditResult, Row, audit
+from gradveil.audits.folders import images_path, load_images
 from gradveil.core import GradveilError
 from gradveil.core.types import Protocol
 from gradveil.data import load

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradveil.audit.guesses import blind_attacks, class_means
-from gradveil.audit.pools import make_pool
+from gradveil.audits.guesses import blind_attacks, class_means
+from gradveil.audits.pools import make_pool
 from gradveil.core import GradveilError
 from gradveil.data import Images, load
 from gradveil.scores import identify

@@ -6,8 +6,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gradveil.audit.folders import read_settings
-from gradveil.audit.records import RECORDS, Record, read_records
+from gradveil.audits.folders import read_settings
+from gradveil.audits.records import RECORDS, Record, read_records
 from gradveil.statistics import Summary, Verdict, better_than_blind, clopper_pearson, summary
 
 TRUTHS = ("used", "original")

@@ -10,10 +10,10 @@ from torch import Generator, Tensor
 
 from gradveil.attacks import Attack
 from gradveil.attacks.base import Progress
-from gradveil.audit.pools import Pool
-from gradveil.audit.records import Key, Record, finite
-from gradveil.audit.scoring import score
-from gradveil.audit.victims import Victim
+from gradveil.audits.pools import Pool
+from gradveil.audits.records import Key, Record, finite
+from gradveil.audits.scoring import score
+from gradveil.audits.victims import Victim
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Observation, Reconstruction
 

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from gradveil.attacks import Attack
 from gradveil.attacks.analytic import LinearInversion
-from gradveil.audit.guesses import blind_attacks, class_means
-from gradveil.audit.jobs import AuditJob
-from gradveil.audit.pools import Pool, make_pool
-from gradveil.audit.records import Key
+from gradveil.audits.guesses import blind_attacks, class_means
+from gradveil.audits.jobs import AuditJob
+from gradveil.audits.pools import Pool, make_pool
+from gradveil.audits.records import Key
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError
 from gradveil.data import Images
