@@ -100,8 +100,10 @@ def compare(name: str, victims: int, device: torch.device, options: argparse.Nam
     few = min(options.loop_victims or victims, victims)
     targets = [list(one.gradients.values()) for one in seen[:few]]
     begin, theirs = starts[:few].to(device), labels[:few].to(device)
+    torch.backends.cudnn.allow_tf32 = False  # the comparison is in float32 on both sides; the timing below is as torch comes
     exact = [plain_slope(model, x, y, t) for x, y, t in zip(begin, theirs, targets, strict=True)]
     worst = _check(replace(attack, initial=Given(starts[:few])), seen[:few], begin, exact)
+    torch.backends.cudnn.allow_tf32 = True
     plain_loop(model, begin[:1], theirs[:1], targets[:1], 2)
     loop = statistics.median(
         timed(lambda: plain_loop(model, begin, theirs, targets, options.loop_steps), device) for _ in range(options.repeats)
