@@ -6,6 +6,7 @@ import resource
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -14,12 +15,15 @@ from gradveil.core import GradveilError
 from gradveil.core.files import replacing, write_bytes, write_text
 
 
-@pytest.fixture
-def limit_file_size() -> Iterator[Callable[[int], None]]:
-    """Writes beyond this many bytes fail as they do on a full disk: half way."""
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Writes beyond this many bytes fail as they do on a full disk: half way. For the block alone: it holds for the test runner's log too."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
-    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def names(folder: Path) -> list[str]:
@@ -66,11 +70,11 @@ def test_an_exception_in_the_block_leaves_the_folder_as_it_was(tmp_path: Path, e
     assert path.read_text() == "old" and names(tmp_path) == ["file"]
 
 
-def test_a_write_that_ends_half_way_leaves_the_old_file_and_nothing_else(tmp_path: Path, limit_file_size: Callable[[int], None]) -> None:
+def test_a_write_that_ends_half_way_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old")
-    limit_file_size(1_000)
-    with pytest.raises(GradveilError, match=r"^cannot write .*file: File too large; choose another folder$"):
+    refused = pytest.raises(GradveilError, match=r"^cannot write .*file: File too large; choose another folder$")
+    with refused, files_of_at_most(1_000):
         write_bytes(path, bytes(5_000))
     assert path.read_text() == "old" and names(tmp_path) == ["file"]
 
