@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+import warnings
 from typing import Any
 
 import pytest
 
-from gradveil import __version__
+from gradveil import __version__, cli
 from gradveil.cli import main
+from gradveil.core.errors import GradveilWarning
 
 COMMANDS = ["train", "audit", "reconstruct", "data list", "data verify", "data fetch", "policy show"]
 
@@ -111,3 +113,16 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     command = f"{sys.executable} -m gradveil data list --json | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True)
     assert "Traceback" not in done.stderr
+
+
+def test_a_warning_of_ours_is_one_line_on_the_error_stream(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def warn(_: object) -> int:
+        warnings.warn("taking them one at a time", GradveilWarning, stacklevel=1)
+        return 0
+
+    monkeypatch.setattr(cli, "run", warn)
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # put back afterwards
+    with warnings.catch_warnings(), pytest.raises(SystemExit):
+        warnings.simplefilter("always")
+        cli.main([])
+    assert capsys.readouterr().err == "warning: taking them one at a time\n"

@@ -2,13 +2,14 @@
 
 import os
 import sys
-from typing import Annotated
+import warnings
+from typing import Annotated, Any
 
 import typer
 
 from gradveil import __version__
 from gradveil.cli import audit, data, policy, reconstruct, train
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import GradveilError, GradveilWarning
 
 INTERRUPTED = 128 + 2  # as shells report a program that SIGINT ended
 
@@ -38,6 +39,15 @@ def group(version: Annotated[bool, typer.Option("--version", callback=_version, 
 
 
 def main(arguments: list[str] | None = None) -> None:
+    plain = warnings.showwarning
+
+    def one_line(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+        if issubclass(category, GradveilWarning):
+            typer.echo(f"warning: {message}", err=True)
+        else:
+            plain(message, category, *place, **more)
+
+    warnings.showwarning = one_line
     sys.exit(run(arguments))
 
 
