@@ -8,7 +8,7 @@ from gradveil.attacks.distances import L1, L2, Cosine, Distance, LayerCosine
 from gradveil.core.errors import GradveilError
 from gradveil.core.gradients import Gradients
 
-SHAPES = {"conv.weight": (4, 3, 3, 3), "conv.bias": (4,), "head.weight": (5, 7), "scale": ()}
+SHAPES = {"conv.weight": (4, 3, 3, 3), "conv.bias": (4,), "head.weight": (5, 7), "scale": (), "wide.weight": (150, 200)}  # one is large
 
 
 def gradients(seed: int, victims: int = 3) -> Gradients:

@@ -104,11 +104,8 @@ class L1(Distance):
 
 
 def dots(left: Tensor, right: Tensor) -> Tensor:
-    """The inner product of each victim's tensors. Large ones on a CPU one after the other, with no copy of their product."""
-    victims = len(left)
-    if left.is_cuda or left.requires_grad or left.numel() < LARGE * victims:
-        return (left * right).reshape(victims, -1).sum(1)
-    return torch.stack([torch.dot(a.flatten(), b.flatten()) for a, b in zip(left, right, strict=True)])
+    """The inner product of each victim's tensors."""
+    return (left * right).reshape(len(left), -1).sum(1)
 
 
 class _InnerProducts(torch.autograd.Function):
@@ -138,7 +135,11 @@ def _products(found: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         both: tuple[Tensor, Tensor] = kernels().products(found, target)
         return both
     found = found.detach()  # this is the inside of a function that has its own slope
-    return dots(found, target), dots(found, found)
+    if found.is_cuda or found.numel() < LARGE * len(found):
+        return dots(found, target), dots(found, found)
+    flat = ((g.flatten(), t.flatten()) for g, t in zip(found, target, strict=True))
+    pairs = [(torch.dot(g, t), torch.dot(g, g)) for g, t in flat]  # victim by victim: its gradient is read from memory once
+    return torch.stack([dot for dot, _ in pairs]), torch.stack([own for _, own in pairs])
 
 
 def _mix(found: Tensor, target: Tensor, to_found: Tensor, to_target: Tensor) -> Tensor:
