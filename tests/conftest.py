@@ -1,11 +1,15 @@
 """Real data where it lies: tests that need it skip when $GRADVEIL_DATA names no folder. Caches go to a temporary folder."""
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as shells leave it for what they run in the background: tests interrupt programs
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(1)  # the same results on every machine, and no fight for two cores
 
