@@ -13,7 +13,7 @@ from gradveil.attacks.priors import LabelTerm, TotalVariation
 from gradveil.core.errors import unknown
 
 TV = TotalVariation(1e-4)
-# A line search needs full precision: with a GPU's shorter formats it stops at 14 dB where it reaches 39 without them.
+# A line search needs full precision: with a GPU's shorter formats it stopped at a median of 14 dB (32 images), in float32 on a CPU at 38.
 SECOND_ORDER = GradientMatching(l2, LBFGS(1.0), steps=300, boxed=False, decay=False, fast=False)
 
 PRESETS: dict[str, Attack] = {
