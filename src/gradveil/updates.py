@@ -11,7 +11,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from gradveil.core.errors import GradveilError, GradveilWarning
+from gradveil.core.errors import GradveilError, GradveilWarning, one_line
 from gradveil.core.gradients import Loss, trainable
 from gradveil.core.shares import Shares
 from gradveil.core.types import Knowledge, Observation, Protocol
@@ -32,7 +32,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     except GradveilError:
         raise
     except Exception as error:  # a damaged file can raise nearly anything
-        raise GradveilError(f"{path} cannot be read as {path.suffix}: {_line(error)}") from error
+        raise GradveilError(f"{path} cannot be read as {path.suffix}: {one_line(error, 200)}") from error
     if not found:
         raise GradveilError(f"{path} holds no weights")
     return dict(zip(_without_prefix(found), found.values(), strict=True))
@@ -179,7 +179,3 @@ def _tell_left_out(model: nn.Module, before: Path, was: Mapping[str, Tensor], be
     if absent:
         text = f"{before} has no {absent[0]!r}: the model keeps its own for {len(absent)} buffer(s), such as running statistics"
         warnings.warn(text, GradveilWarning, stacklevel=3)
-
-
-def _line(error: Exception) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"

@@ -3,7 +3,7 @@
 import torch
 from torch import Generator, Tensor, nn
 
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import GradveilError, one_line
 from gradveil.core.gradients import Gradients, Loss, check_victims, gradient, trainable
 from gradveil.core.obstacles import obstacle
 from gradveil.core.taps import Pass, collect, forward
@@ -58,7 +58,7 @@ def _trial(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor) -> str 
             return _disagreement(model, done, collect(model, done, 2, differentiable=True))
     except Exception as error:
         gradient(model, loss, first[0], ends[0])  # a mistake in the input, not in the batching, shows here
-        return f"a trial pass failed with {type(error).__name__}: {' '.join(str(error).split())}"
+        return f"a trial pass failed with {one_line(error)}"
 
 
 def _disagreement(model: nn.Module, done: Pass, batched: Gradients) -> str | None:

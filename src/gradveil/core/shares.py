@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _NormBase
 
-from gradveil.core.errors import GradveilError, GradveilWarning
+from gradveil.core.errors import GradveilError, GradveilWarning, one_line
 from gradveil.core.gradients import Gradients, Loss, check_victims, per_sample, trainable
 from gradveil.core.types import Protocol
 from gradveil.core.victims import VictimGradients
@@ -50,7 +50,7 @@ class Shares:
         except torch.OutOfMemoryError:
             raise
         except Exception as error:  # the model may be anyone's
-            raise GradveilError(f"{taken} do not fit: {_line(error)}") from error
+            raise GradveilError(f"{taken} do not fit: {one_line(error, 200)}") from error
         if not isinstance(logits, Tensor) or logits.shape != (len(images), classes):
             got = f"shape {tuple(logits.shape)}" if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
             raise GradveilError(
@@ -168,7 +168,7 @@ def _trial(model: nn.Module, loss: Loss, protocol: Protocol, images: Tensor, lab
                 values = torch.cat([v.flatten() for v in way(copied, loss, few, guess, target, differentiable=True).values()])
                 found.append((values.detach(), *torch.autograd.grad(values.square().sum(), guess)))
     except Exception as error:
-        return f"a trial by torch.vmap failed with {_line(error)}"
+        return f"a trial by torch.vmap failed with {one_line(error, 200)}"
     if not all(bool(part.isfinite().all()) for part in found[0]):
         return "a trial gave values that are not finite"
     errors = [float((batched - plain).norm() / plain.norm().clamp_min(1e-30)) for plain, batched in zip(*found, strict=True)]
@@ -188,8 +188,3 @@ def _batch_statistics(model: nn.Module) -> str | None:
 def _changing(model: nn.Module) -> dict[str, Tensor]:
     """The buffers that a pass in training mode may change, such as running statistics."""
     return dict(model.named_buffers()) if model.training else {}
-
-
-def _line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:200]}{'...' if len(text) > 200 else ''}"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from torch import nn
 
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError, one_line
 from gradveil.models.base import Task
 
 RUN = (Exception, SystemExit)  # what a user's own code may raise: a script without a main guard ends in SystemExit
@@ -29,7 +29,7 @@ def find(reference: str) -> Callable[[Task], nn.Module]:
             with _current_folder_importable():
                 model = factory(**_accepted(factory, {"channels": task.channels, "size": task.size, "classes": task.classes}))
         except RUN as error:
-            raise GradveilError(f"model {reference!r} could not be made: {_line(error)}") from error
+            raise GradveilError(f"model {reference!r} could not be made: {one_line(error)}") from error
         if not isinstance(model, nn.Module):
             raise GradveilError(f"model {reference!r} gave a {type(model).__name__}: the factory must return a torch.nn.Module")
         return model
@@ -48,7 +48,7 @@ def _load(reference: str) -> Callable[..., object]:
             raise GradveilError(
                 f"model {reference!r}: there is no module {error.name!r}, neither installed nor in the current folder"
             ) from error
-        raise GradveilError(f"model {reference!r}: importing {module_name!r} failed: {_line(error)}") from error
+        raise GradveilError(f"model {reference!r}: importing {module_name!r} failed: {one_line(error)}") from error
     try:
         factory = attrgetter(attribute)(module)
     except AttributeError as error:
@@ -81,7 +81,3 @@ def _current_folder_importable() -> Iterator[None]:
     finally:
         if folder in sys.path:
             sys.path.remove(folder)
-
-
-def _line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"
