@@ -8,9 +8,9 @@ import torch
 from torch import Generator, Tensor, nn
 
 from gradveil.attacks.analytic import LinearInversion, solve
-from gradveil.attacks.space import pixel_frame
 from gradveil.core.errors import GradveilError
 from gradveil.core.gradients import cross_entropy, gradient
+from gradveil.core.space import pixel_frame
 from gradveil.core.types import Knowledge, Observation, Protocol
 from gradveil.data import load
 from gradveil.models import Normalize, build

@@ -10,9 +10,9 @@ from torch import Generator, Tensor, nn
 from gradveil.attacks.base import Attack, Progress
 from gradveil.attacks.distances import cosine
 from gradveil.attacks.labels import Known, SingleLabel
-from gradveil.attacks.space import pixel_frame
 from gradveil.core.errors import GradveilError
 from gradveil.core.shares import Shares
+from gradveil.core.space import pixel_frame
 from gradveil.core.types import Observation, Reconstruction, stacked
 
 GREY = 0.5

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Generator, Tensor
 
-from gradveil.attacks.space import Frame
 from gradveil.core.errors import GradveilError
+from gradveil.core.space import Frame
 
 Shape = tuple[int, int, int, int]
 """(B, C, H, W): the batch of one victim."""

@@ -1,7 +1,6 @@
 """The one optimizer attack: find images whose gradients match the observed ones. Every published variant is a choice of parts."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,10 +13,11 @@ from gradveil.attacks.initial import Initial, Normal
 from gradveil.attacks.labels import Joint, Known, Labels
 from gradveil.attacks.optimizers import Adam, Optimizer, Search, Slopes
 from gradveil.attacks.priors import Prior, PriorState
-from gradveil.attacks.space import pixel_frame
 from gradveil.core.errors import GradveilError
+from gradveil.core.gpu import tf32
 from gradveil.core.memory import keep_freed_memory
 from gradveil.core.shares import Shares
+from gradveil.core.space import pixel_frame
 from gradveil.core.types import Observation, Reconstruction, stacked
 
 
@@ -50,7 +50,7 @@ class GradientMatching(Attack):
 
     def reconstruct(self, seen: Sequence[Observation], rng: Generator, progress: Progress) -> list[Reconstruction]:
         keep_freed_memory()
-        with _tf32(self.fast):
+        with tf32(self.fast):
             problem = Problem(self, seen, rng)
             shots: list[tuple[int, Tensor]] = []
             wanted = {round(self.steps * part / self.frames) for part in range(1, self.frames + 1)} if self.frames else set()
@@ -136,17 +136,3 @@ class Problem:
             frames = torch.stack([shot[index] for _, shot in shots]) if shots else None
             found.append(Reconstruction(pixels[index], labels[index], distance, status, frames, tuple(step for step, _ in shots)))
         return found
-
-
-@contextmanager
-def _tf32(allowed: bool) -> Iterator[None]:
-    """A GPU's TF32 for products and convolutions, for the time of the attack."""
-    flags = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
-    if not torch.cuda.is_available():
-        yield
-        return
-    try:
-        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
-        yield
-    finally:
-        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = flags

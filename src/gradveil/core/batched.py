@@ -32,17 +32,21 @@ class BatchedGradients:
         return obstacle(self._model) or self._mismatch
 
     def __call__(self, images: Tensor, labels: Tensor, *, differentiable: bool = False) -> Gradients:
+        self.check(images, labels)
+        if not differentiable:
+            images, labels = images.detach(), labels.detach()
+        with torch.enable_grad():
+            done = forward(self._model, self._loss, images, labels, {n: p.detach() for n, p in self._model.named_parameters()})
+            return collect(self._model, done, len(images), differentiable, short=self._short)
+
+    def check(self, images: Tensor, labels: Tensor) -> None:
+        """Refuse what is no victims, and victims that cannot share a pass. The first call is the trial."""
         check_victims(images, labels)
         if not self._tried and self.why_not is None:
             self._mismatch = _trial(self._model, self._loss, images, labels)
             self._tried = True
         if (reason := self.why_not) is not None:
             raise NotBatchableError(f"the gradients of these victims cannot be batched: {reason}")
-        if not differentiable:
-            images, labels = images.detach(), labels.detach()
-        with torch.enable_grad():
-            done = forward(self._model, self._loss, images, labels, {n: p.detach() for n, p in self._model.named_parameters()})
-            return collect(self._model, done, len(images), differentiable, short=self._short)
 
 
 def _trial(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor) -> str | None:

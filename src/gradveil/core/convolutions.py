@@ -40,6 +40,14 @@ def convolution_weight(layer: nn.Conv2d, inputs: Tensor, blame: Tensor, victims:
     return found.view(victims, *layer.weight.shape)
 
 
+def line_products(layer: nn.Conv2d, inputs: Tensor, blame: Tensor, lines: int) -> tuple[Tensor, Tensor]:
+    """<g, g_last> and <g, g> of each image's weight gradient, (lines, images of the line), on a GPU: no gradient is written out."""
+    (top, _), (left, _) = _padding(layer)
+    shape = _pair(layer.kernel_size), _pair(layer.stride), _pair(layer.dilation), (top, left)
+    found: tuple[Tensor, Tensor] = kernels().line_products(inputs, blame, lines, *shape)
+    return found
+
+
 class _PatchProducts(torch.autograd.Function):
     """b patches(a)^T for each victim and group."""
 

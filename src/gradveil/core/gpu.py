@@ -1,5 +1,7 @@
-"""Whether gradveil's own GPU kernels can be used, and the module that holds them, imported only then."""
+"""What a GPU may do: gradveil's own kernels, imported only where they can be used, and shorter number formats."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from importlib.util import find_spec
 from types import ModuleType
@@ -22,3 +24,17 @@ def kernels() -> ModuleType:
 @cache
 def _has_triton() -> bool:
     return find_spec("triton") is not None
+
+
+@contextmanager
+def tf32(allowed: bool) -> Iterator[None]:
+    """TF32 for products and convolutions, or not, for a while."""
+    flags = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
+    if not torch.cuda.is_available():
+        yield
+        return
+    try:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = flags

@@ -1,4 +1,4 @@
-"""Three small Triton kernels for a GPU, where torch's own operations would take several passes over the same memory.
+"""Small Triton kernels for a GPU, where torch's own operations would take several passes over the same memory.
 
 Each has a plain torch twin in the module that calls it, which is the test's oracle and the way on a CPU.
 """
@@ -7,6 +7,10 @@ import torch
 import triton  # type: ignore[import-untyped,import-not-found,unused-ignore]
 import triton.language as tl  # type: ignore[import-untyped,import-not-found,unused-ignore]
 from torch import Tensor
+
+from gradveil.core.line_kernels import line_products, moments, scale_shift
+
+__all__ = ["line_products", "mix", "moments", "patches", "products", "scale_shift"]
 
 BLOCK = 1024
 CHUNK = 8192

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from gradveil.core.convolutions import convolution_weight, convolve
+from gradveil.core.gpu import kernels, suits
 
 Rule = Callable[[Any, Tensor, Tensor, int], dict[str, Tensor]]
 """(layer, input, blame, victims) -> (victims, *parameter shape) for each of the layer's parameters."""
@@ -32,12 +33,17 @@ def batch_norm(layer: nn.BatchNorm1d | nn.BatchNorm2d, inputs: Tensor, blame: Te
     """sum b (a - mean) / std = (sum b a - mean sum b) / std, which needs no normalized copy of the input."""
     if layer.weight is None:
         return {}
-    assert layer.running_mean is not None and layer.running_var is not None
     plain: Tensor
     mixed: Tensor
     plain, mixed = _Moments.apply(blame, inputs)  # type: ignore[no-untyped-call]
-    weight = (mixed - layer.running_mean * plain) * torch.rsqrt(layer.running_var + layer.eps)
-    return {name: part.view(victims, -1, part.shape[1]).sum(1) for name, part in (("weight", weight), ("bias", plain))}
+    found = normalized_sums(layer, plain, mixed)
+    return {name: part.view(victims, -1, part.shape[1]).sum(1) for name, part in found.items()}
+
+
+def normalized_sums(layer: nn.BatchNorm1d | nn.BatchNorm2d, plain: Tensor, mixed: Tensor) -> dict[str, Tensor]:
+    """From sum b and sum b a, for each row and channel."""
+    assert layer.running_mean is not None and layer.running_var is not None
+    return {"weight": (mixed - layer.running_mean * plain) * torch.rsqrt(layer.running_var + layer.eps), "bias": plain}
 
 
 def group_norm(layer: nn.GroupNorm, inputs: Tensor, blame: Tensor, victims: int) -> dict[str, Tensor]:
@@ -52,13 +58,39 @@ def layer_norm(layer: nn.LayerNorm, inputs: Tensor, blame: Tensor, victims: int)
 
 def affine(norm: nn.BatchNorm1d | nn.BatchNorm2d, inputs: Tensor) -> Tensor:
     """Batch norm in eval mode as scale and shift: torch's own takes a dozen passes over the maps when it is differentiated twice."""
+    scale, shift = _scale_and_shift(norm)
+    channels = (-1, *(1,) * (inputs.dim() - 2))
+    return torch.addcmul(shift.view(channels), inputs, scale.view(channels))
+
+
+def short_affine(norm: nn.BatchNorm2d, inputs: Tensor) -> Tensor:
+    """The same for short formats on a GPU, differentiable once: torch's own backward is slow there, and gives up channels last."""
+    if not suits(inputs):
+        return affine(norm, inputs)
+    found: Tensor = _ShortAffine.apply(inputs, *_scale_and_shift(norm))  # type: ignore[no-untyped-call]
+    return found
+
+
+def _scale_and_shift(norm: nn.BatchNorm1d | nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
     assert norm.running_mean is not None and norm.running_var is not None
     scale = torch.rsqrt(norm.running_var + norm.eps)
     scale = scale if norm.weight is None else scale * norm.weight
     shift = -norm.running_mean * scale
-    shift = shift if norm.bias is None else shift + norm.bias
-    channels = (-1, *(1,) * (inputs.dim() - 2))
-    return torch.addcmul(shift.view(channels), inputs, scale.view(channels))
+    return scale, shift if norm.bias is None else shift + norm.bias
+
+
+class _ShortAffine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+        ctx.save_for_backward(scale)
+        found: Tensor = kernels().scale_shift(inputs, scale, shift)
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
+        (scale,) = ctx.saved_tensors
+        return kernels().scale_shift(slope, scale, None), None, None
 
 
 class _Outer(torch.autograd.Function):
@@ -121,3 +153,6 @@ RULES: dict[type[nn.Module], Rule] = {
 
 FORWARDS: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {nn.Conv2d: convolve, nn.BatchNorm1d: affine, nn.BatchNorm2d: affine}
 """What a layer does in a batched pass where its own forward would be slow to differentiate twice."""
+
+SHORT_FORWARDS: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {nn.BatchNorm2d: short_affine}
+"""The same for a pass in short formats on a GPU that is differentiated once."""

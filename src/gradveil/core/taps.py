@@ -4,7 +4,7 @@ Where rows do not interact, one forward and one backward pass give every row's l
 victim's weight gradient is a product of its own a and b. Nothing stays on the model: the taps are hooks that live for one pass.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -19,6 +19,8 @@ from gradveil.core.gpu import suits
 from gradveil.core.gradients import Gradients, Loss, per_sample, trainable
 from gradveil.core.layers import FORWARDS, RULES
 from gradveil.core.obstacles import direct
+
+Forwards = Mapping[type[nn.Module], Callable[[Any, Tensor], Tensor]]
 
 
 @dataclass(frozen=True)
@@ -38,26 +40,31 @@ class Pass:
     copies: dict[str, Tensor]
 
 
-def forward(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor, parameters: dict[str, Tensor]) -> Pass:
-    """With `parameters` in place of the model's own: detached ones spare autograd the summed weight gradients nobody needs."""
+def forward(
+    model: nn.Module, loss: Loss, images: Tensor, labels: Tensor, parameters: dict[str, Tensor], forwards: Forwards = FORWARDS
+) -> Pass:
+    """With `parameters` in place of the model's own: detached ones spare autograd the summed weight gradients nobody needs.
+
+    `forwards` are what some kinds of layers do in place of their own; those given differentiate fast twice.
+    """
     rows = images.flatten(0, 1)
     rows = rows if rows.requires_grad else rows.detach().requires_grad_()  # or nothing before the first layer would have a graph
     copies = {name: parameters[name].expand(len(rows), *parameters[name].shape[1:]) for name in direct(model)}
     copies = {name: copy if copy.requires_grad else copy.requires_grad_() for name, copy in copies.items()}
-    with _taps(model) as taps:
+    with _taps(model, forwards) as taps:
         logits = functional_call(model, {**parameters, **copies}, (rows,))
     return Pass(rows, per_sample(loss, logits, labels.flatten(0, 1)), taps, copies)
 
 
 @contextmanager
-def _taps(model: nn.Module) -> Iterator[list[Tap]]:
+def _taps(model: nn.Module, forwards: Forwards) -> Iterator[list[Tap]]:
     taps: list[Tap] = []
 
     def record(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         taps.append(Tap(layer, inputs[0], get_gradient_edge(output)))
 
     layers = [m for m in model.modules() if type(m) in RULES and any(p.requires_grad for p in m.parameters(recurse=False))]
-    faster = {m: FORWARDS[type(m)] for m in model.modules() if type(m) in FORWARDS}
+    faster = {m: forwards[type(m)] for m in model.modules() if type(m) in forwards}
     handles = [layer.register_forward_hook(record) for layer in layers]
     try:
         for layer, run in faster.items():
@@ -72,11 +79,21 @@ def _taps(model: nn.Module) -> Iterator[list[Tap]]:
 
 def collect(model: nn.Module, done: Pass, victims: int, differentiable: bool, *, short: bool = False) -> Gradients:
     """The gradients of each victim's mean loss."""
-    edges = [tap.edge for tap in done.taps] + [get_gradient_edge(copy) for copy in done.copies.values()]
-    total = done.losses.sum() * (victims / len(done.losses))
-    blames = torch.autograd.grad(total, edges, create_graph=differentiable, materialize_grads=True)
+    blames = find_blames(done, victims, differentiable)
     with torch.set_grad_enabled(differentiable):
         return _products(model, done, blames, victims, short)
+
+
+def find_blames(done: Pass, victims: int, differentiable: bool) -> tuple[Tensor, ...]:
+    """The gradients of the victims' mean losses at the outputs of the taps, and then at the copies."""
+    edges = [tap.edge for tap in done.taps] + [get_gradient_edge(copy) for copy in done.copies.values()]
+    total = done.losses.sum() * (victims / len(done.losses))
+    return torch.autograd.grad(total, edges, create_graph=differentiable, materialize_grads=True)
+
+
+def copied(blame: Tensor, victims: int) -> Tensor:
+    """The gradient of a parameter of which each row had a copy, (victims, *parameter shape), from that at the copies."""
+    return blame.reshape(victims, -1, 1, *blame.shape[1:]).sum(1)
 
 
 def _products(model: nn.Module, done: Pass, blames: tuple[Tensor, ...], victims: int, short: bool) -> Gradients:
@@ -90,7 +107,7 @@ def _products(model: nn.Module, done: Pass, blames: tuple[Tensor, ...], victims:
             if name is not None:
                 found[name] = found[name] + part if name in found else part
     for name, blame in zip(done.copies, blames[len(done.taps) :], strict=True):
-        found[name] = blame.reshape(victims, -1, 1, *blame.shape[1:]).sum(1)
+        found[name] = copied(blame, victims)
     return {
         name: found[name] if name in found else parameter.new_zeros(victims, *parameter.shape) for name, parameter in parameters.items()
     }

@@ -1,0 +1,252 @@
+"""The privacy and the accuracy score against plain twins, and where they could break."""
+
+import copy
+import math
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gradveil.core.errors import GradveilError
+from gradveil.core.seeds import generator
+from gradveil.data import load
+from gradveil.models import build
+from gradveil.scores import accuracy_score, privacy_score
+from gradveil.scores.accuracy import AccuracyScorer, correlation_scores, jacobians
+from gradveil.scores.estimates import Estimate
+from gradveil.scores.privacy import PrivacyScorer
+from gradveil.scores.scorers import image_blocks, prepared
+from gradveil.transforms import Policy
+
+SHIFT = Policy.parse("3-1-7")
+
+
+def plain_similarity(model: nn.Module, image: Tensor, label: Tensor, noise: Tensor, points: int, rule: str) -> list[float]:
+    """GradSim at each point by plain autograd, one gradient at a time."""
+
+    def slopes(x: Tensor) -> list[Tensor]:
+        found = torch.autograd.grad(F.cross_entropy(model(x[None]), label[None]), list(model.parameters()))
+        return [part.double() for part in found]  # a cosine over millions of floats would lose digits
+
+    def together(parts: list[Tensor]) -> list[Tensor]:
+        return parts if rule == "code" else [torch.cat([part.flatten() for part in parts])]
+
+    target = together(slopes(image))
+    found = [together(slopes((1 - k / points) * noise + k / points * image)) for k in range(points + 1)]
+    pairs = [[F.cosine_similarity(f.flatten(), t.flatten(), dim=0) for f, t in zip(one, target, strict=True)] for one in found]
+    return [float(torch.stack(pair).mean()) for pair in pairs]
+
+
+def plain_privacy(model: nn.Module, image: Tensor, label: Tensor, noise: Tensor, points: int, rule: str) -> float:
+    heights = plain_similarity(model, image, label, noise, points, rule)
+    return float(np.trapezoid(heights, dx=1 / points)) if rule == "code" else sum(heights[:-1]) / points
+
+
+def plain_accuracy(model: nn.Module, images: Tensor, labels: Tensor, std: Tensor) -> float:
+    """Image by image; the first of each class; numpy's correlation and symmetric eigenvalues."""
+    seen: list[int] = []
+    rows = []
+    for image, label in zip(images, labels.tolist(), strict=True):
+        if label in seen:
+            continue
+        seen.append(label)
+        x = image[None].clone().requires_grad_()
+        rows.append((torch.autograd.grad(model(x).sum(), x)[0] * std).flatten().double().numpy())
+    values = np.linalg.eigvalsh(np.corrcoef(np.stack(rows)))
+    return float(-np.sum(np.log(values + 1e-5) + 1 / (values + 1e-5)))
+
+
+def untrained(name: str, size: int = 32, channels: int = 3) -> nn.Module:
+    return build(name, channels=channels, size=size, classes=10, mean=(0.4,) * channels, std=(0.2, 0.3, 0.25)[:channels], seed=0).eval()
+
+
+def pixels(count: int, size: int = 32, channels: int = 3) -> tuple[Tensor, Tensor]:
+    rng = generator(3)
+    images = torch.randint(256, (count, channels, size, size), generator=rng, dtype=torch.uint8)
+    return images, torch.randint(10, (count,), generator=rng)
+
+
+@pytest.mark.parametrize("rule", ["code", "paper"])
+@pytest.mark.parametrize("model", ["resnet20-4", "convnet", "mlp"])
+def test_the_privacy_score_is_the_plain_loops_in_float64(model: str, rule: str) -> None:
+    images, labels = pixels(1)
+    net = untrained(model).double()
+    scorer = PrivacyScorer(net, images, labels, rule=rule, points=3, seed=5)
+    used = prepared(images, [SHIFT], 5, 0, True)[0]
+    noise = torch.rand(used.shape, generator=generator(5, "noise", 0))
+    found = scorer.lines(used.double() / 255, labels, noise.double())
+    assert float(found) == pytest.approx(plain_privacy(net, used[0].double() / 255, labels[0], noise[0].double(), 3, rule), rel=1e-9)
+
+
+@pytest.mark.parametrize("rule", ["code", "paper"])
+@pytest.mark.parametrize(("model", "count"), [("resnet20-4", 5), ("convnet", 3)])
+def test_on_real_images_in_float32_the_privacy_score_is_the_loops(model: str, count: int, rule: str, data_root: Path) -> None:
+    """To 1e-5 for most images. One may be off by more: where a unit's input is within rounding of zero, or two inputs of a maximum are, a
+    gradient jumps, and two ways to add up the same floats fall on two sides. In float64 both ways agree (the test above)."""
+    test = load("cifar100", "test", root=data_root)
+    net = build(model, channels=3, size=32, classes=100, mean=test.mean, std=test.std, seed=0).eval()
+    images, labels = test.images[200 : 200 + 5 * count : 5], test.labels[200 : 200 + 5 * count : 5]
+    scorer = PrivacyScorer(net, images, labels, rule=rule, points=6, seed=1)
+    found = scorer.estimates([SHIFT])[0]["privacy"]
+    used = prepared(images, [SHIFT], 1, 0, True)[0].float() / 255
+    noise = torch.rand(used.shape, generator=generator(1, "noise", 0))
+    wanted = [plain_privacy(net, used[i], labels[i], noise[i], 6, rule) for i in range(count)]
+    errors = sorted(abs(a / b - 1) for a, b in zip(found.values, wanted, strict=True))
+    assert errors[count // 2] < 1e-5 and errors[-1] < 1e-3
+
+
+def test_a_value_depends_on_neither_the_other_policies_nor_the_pass_it_shares() -> None:
+    images, labels = pixels(20, size=8)
+    net = untrained("mlp", size=8)
+    policies = [Policy.parse(text) for text in ("none", "3-1-7", "43-18-18+3", "9")]
+    scorer = PrivacyScorer(net, images, labels, points=4)
+    together = scorer.score(policies, 1)["privacy"]
+    alone = torch.cat([scorer.score([policy], 1)["privacy"] for policy in policies])
+    assert together.shape == (4, scorer.blocks[1]) and together.dtype == torch.float64
+    assert torch.allclose(together, alone, atol=1e-6)
+    small = PrivacyScorer(net, images, labels, points=4)
+    object.__setattr__(small, "_most", 5)
+    assert torch.allclose(small.score(policies, 1)["privacy"], together, atol=1e-6)
+    assert not torch.allclose(PrivacyScorer(net, images, labels, points=4, seed=1).score(policies, 1)["privacy"], together, atol=1e-3)
+
+
+def test_an_image_that_does_not_change_is_worth_one() -> None:
+    """From the image to the image: every gradient is the target's own."""
+    images, labels = pixels(3, size=8)
+    scorer = PrivacyScorer(untrained("mlp", size=8), images, labels, points=4)
+    x = images.float() / 255
+    assert torch.allclose(scorer.lines(x, labels, x), torch.ones(3), atol=1e-5)
+
+
+def test_a_gradient_of_zero_resembles_nothing() -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Linear(192, 4), nn.ReLU(), nn.Linear(4, 10))
+    with torch.no_grad():
+        hidden = model.get_submodule("1")
+        hidden.get_parameter("weight").zero_()
+        hidden.get_parameter("bias").fill_(-1.0)  # dead: only the last bias has a gradient
+    images, labels = pixels(2, size=8)
+    found = privacy_score(model, images, labels, Policy())
+    assert found.mean == pytest.approx(0.25, abs=1e-5)
+
+
+def test_modes_and_weights_of_the_model_stay() -> None:
+    images, labels = pixels(20, size=32)
+    net = untrained("lenet").train()
+    before = copy.deepcopy(net.state_dict())
+    privacy_score(net, images[:2], labels[:2], SHIFT)
+    accuracy_score(net, images, labels, SHIFT, batches=2)
+    assert net.training and all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+
+
+def test_scorers_can_be_sent_to_another_process() -> None:
+    images, labels = pixels(20, size=8)
+    net = untrained("mlp", size=8)
+    for scorer in (PrivacyScorer(net, images, labels, points=3), AccuracyScorer(net, images, labels, batches=2)):
+        first = scorer.score([SHIFT], 0)
+        again = pickle.loads(pickle.dumps(scorer)).score([SHIFT], 0)
+        assert all(torch.equal(first[name], again[name]) for name in scorer.names)
+
+
+@pytest.mark.parametrize("model", ["resnet20-4", "convnet"])
+def test_the_accuracy_score_is_the_plain_loops(model: str) -> None:
+    images, labels = pixels(8)
+    net = untrained(model)
+    found = accuracy_score(net, images, labels, SHIFT, batches=2, seed=4)
+    used = _drawn(images, labels, 2, seed=4)
+    std = torch.tensor([0.2, 0.3, 0.25]).view(3, 1, 1)
+    wanted = [plain_accuracy(net, x, y, std) for x, y in used]
+    assert found.values == pytest.approx(wanted, rel=1e-5)
+
+
+def _drawn(images: Tensor, labels: Tensor, batches: int, seed: int) -> list[tuple[Tensor, Tensor]]:
+    """The chosen images with the scorer's own draws."""
+    scorer = AccuracyScorer(untrained("mlp"), images, labels, batches=batches, seed=seed)
+    places = torch.cat(scorer.chosen)
+    used = prepared(images[places], [SHIFT], seed, 0, True)[0].float() / 255
+    sizes = [len(part) for part in scorer.chosen]
+    return list(zip(used.split(sizes), labels[places].split(sizes), strict=True))
+
+
+def test_one_image_of_each_class_counts_and_all_where_asked() -> None:
+    images, labels = pixels(40, size=8)
+    net = untrained("mlp", size=8)
+    chosen = AccuracyScorer(net, images, labels, batches=2).chosen
+    for number, part in enumerate(chosen):
+        batch = labels[number * 20 : number * 20 + 20].tolist()
+        assert [int(labels[place]) for place in part] == list(dict.fromkeys(batch))
+    assert [len(part) for part in AccuracyScorer(net, images, labels, batches=2, distinct=False).chosen] == [20, 20]
+
+
+@pytest.mark.parametrize("kind", ["identical", "grey", "one repeated", "black"])
+def test_the_accuracy_score_is_real_and_finite_for_degenerate_images(kind: str) -> None:
+    images, _ = pixels(10)
+    labels = torch.arange(10)
+    if kind == "identical":
+        images = images[:1].expand_as(images).clone()
+    if kind == "grey":
+        images = torch.full_like(images, 128)
+    if kind == "one repeated":
+        images[5:] = images[0]
+    if kind == "black":
+        images = torch.zeros_like(images)
+    found = accuracy_score(untrained("resnet20-4"), images, labels, Policy(), batches=1)
+    assert all(math.isfinite(value) for value in found.values)
+
+
+def test_uncorrelated_rows_give_the_largest_score_and_equal_ones_the_smallest() -> None:
+    rows = torch.eye(8, 64)
+    rows = rows - rows.mean(1, keepdim=True)
+    best = float(correlation_scores(torch.linalg.qr(torch.randn(64, 8, generator=generator(0)))[0].T[None]))
+    same = float(correlation_scores(rows[:1].repeat(8, 1)[None]))
+    assert -8.6 < best <= -8 and same == pytest.approx(-(math.log(8 + 1e-5) + 1 / (8 + 1e-5) + 7 * (math.log(1e-5) + 1e5)), rel=1e-6)
+
+
+def test_a_row_of_zeros_resembles_no_other() -> None:
+    rows = torch.randn(2, 5, 40, generator=generator(0))
+    rows[:, 2] = 0
+    assert bool(correlation_scores(rows).isfinite().all())
+
+
+def test_jacobians_are_those_of_single_images_in_normalized_space() -> None:
+    images, _ = pixels(3)
+    net = untrained("lenet")
+    found = jacobians(net, images.float() / 255)
+    for row, image in zip(found, images, strict=True):
+        z = ((image.float() / 255 - 0.4) / torch.tensor([0.2, 0.3, 0.25]).view(3, 1, 1))[None].requires_grad_()
+        plain = torch.autograd.grad(net.head(net.features(z)).sum(), z)[0]  # type: ignore[operator]
+        assert torch.allclose(row, plain.flatten(), rtol=1e-4, atol=1e-7)
+
+
+def test_blocks_add_up_and_start_small() -> None:
+    for count in range(1, 260):
+        sizes = image_blocks(count)
+        assert sum(sizes) == count and min(sizes) >= min(count, 5)
+    assert image_blocks(100) == (10, 10, 20, 30, 30)
+
+
+def test_an_estimate_knows_its_error() -> None:
+    values = (1.0, 2.0, 4.0)
+    found = Estimate(values)
+    assert found.mean == pytest.approx(7 / 3) and found.error == pytest.approx(float(np.std(values, ddof=1)) / math.sqrt(3))
+    assert Estimate((1.0,)).error is None
+    with pytest.raises(GradveilError, match="at least one"):
+        Estimate(())
+
+
+def test_wrong_input_is_told_in_one_line() -> None:
+    images, labels = pixels(4, size=8)
+    net = untrained("mlp", size=8)
+    with pytest.raises(GradveilError, match=r"rule 'article'.*code"):
+        privacy_score(net, images, labels, SHIFT, rule="article")
+    with pytest.raises(GradveilError, match="uint8"):
+        privacy_score(net, images.float(), labels, SHIFT)
+    with pytest.raises(GradveilError, match="class index"):
+        privacy_score(net, images, labels[:2], SHIFT)
+    with pytest.raises(GradveilError, match="points 0"):
+        PrivacyScorer(net, images, labels, points=0)
+    with pytest.raises(GradveilError, match="at least 2 in each"):
+        accuracy_score(net, images, labels, SHIFT)
