@@ -1,6 +1,7 @@
 """What shared gradients give away in collaborative learning, and the defences that stop it.
 
-The jobs are functions here, `gradveil.audit(AuditJob(...), out)` and `gradveil.train(Job(...), out)`; the parts are in the packages below.
+The jobs are functions here, `gradveil.audit(AuditJob(...), out)` and `gradveil.train(Job(...), out)`; the search is
+`gradveil.search.search(SearchJob(...), out)`, since the package has the name. The parts are in the packages below.
 """
 
 from importlib import import_module
@@ -10,13 +11,15 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from gradveil.audits import AuditJob, AuditResult, audit
+    from gradveil.search import SearchJob, SearchResult
     from gradveil.training import Job, Recipe, Trained, train
     from gradveil.transforms import Policy
 
-__all__ = ["AuditJob", "AuditResult", "Job", "Policy", "Recipe", "Trained", "__version__", "audit", "train"]
+__all__ = ["AuditJob", "AuditResult", "Job", "Policy", "Recipe", "SearchJob", "SearchResult", "Trained", "__version__", "audit", "train"]
 
 _HOMES = {
     **dict.fromkeys(("AuditJob", "AuditResult", "audit"), "gradveil.audits"),
+    **dict.fromkeys(("SearchJob", "SearchResult"), "gradveil.search"),
     **dict.fromkeys(("Job", "Recipe", "Trained", "train"), "gradveil.training"),
     "Policy": "gradveil.transforms",
 }

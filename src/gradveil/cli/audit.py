@@ -25,7 +25,12 @@ def audit_command(
     out: Annotated[Path, typer.Option("--out", help="The audit's folder.")],
     checkpoint: Annotated[Path | None, typer.Option(help="The model's weights, as `gradveil train` saves them. Untrained without.")] = None,
     batch_size: Annotated[int, typer.Option(help="Images of one victim, whose gradient is of their mean loss.")] = 1,
-    policy: Annotated[str, typer.Option(help="Policy of the clients; random crop and flip come before it.")] = "none",
+    policy: Annotated[
+        str,
+        typer.Option(
+            "--policy", "--defense", help="Policy of the clients, or the policies.toml of a search; random crop and flip come before it."
+        ),
+    ] = "none",
     steps: Annotated[int | None, typer.Option(help="Iterations of each attack. Default: as published.")] = None,
     restarts: Annotated[int | None, typer.Option(help="Searches for each victim. Default: as published.")] = None,
     labels: Annotated[str, typer.Option(help="known, or inferred from the gradient.")] = "known",
@@ -53,7 +58,7 @@ def audit_command(
         images,
         checkpoint=checkpoint,
         batch_size=batch_size,
-        policy=Policy.parse(policy),
+        policy=Policy.find(policy),
         steps=steps,
         restarts=restarts,
         labels=labels,

@@ -26,7 +26,12 @@ def train_command(
     weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 5e-4,
     batch_size: Annotated[int, typer.Option(help="Images in a step.")] = 128,
     loss_scale: Annotated[float, typer.Option(help="Multiplies the training loss; the published code uses 0.5.")] = 1.0,
-    policy: Annotated[str, typer.Option(help="Transformation policy that replaces each training image.")] = "none",
+    policy: Annotated[
+        str,
+        typer.Option(
+            "--policy", "--defense", help="Transformation policy that replaces each training image, or the policies.toml of a search."
+        ),
+    ] = "none",
     augment: Annotated[bool, typer.Option(help="Random crop (padding 4) and mirror image before the policy.")] = True,
     fraction: Annotated[float, typer.Option(help="Class-balanced share of the training images, such as 0.1.")] = 1.0,
     image_size: Annotated[int | None, typer.Option(help="Resize the images to this many pixels a side.")] = None,
@@ -41,7 +46,7 @@ def train_command(
     from gradveil.training import Job, Recipe, train  # Lightning takes seconds to import
 
     recipe = Recipe(epochs, lr, momentum, weight_decay, batch_size, loss_scale)
-    job = Job(data, model, recipe, Policy.parse(policy), augment, fraction, image_size, _steps(save_at), precision, seed)
+    job = Job(data, model, recipe, Policy.find(policy), augment, fraction, image_size, _steps(save_at), precision, seed)
     folder = out or Path("runs") / f"train-{_plain(data)}-{_plain(model)}-{seed}"
     trained = train(job, folder, root=data_root, device=device)
     result = {

@@ -1,15 +1,14 @@
 """A run's folder: which job it belongs to, and what is left in it when a run fails."""
 
-import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from gradveil.core.errors import GradveilError
-from gradveil.core.files import write_text
+from gradveil.core.folders import SETTINGS, Kind, remove_empty
+from gradveil.core.folders import claim as claim  # a part of this module too
 
-SETTINGS = "settings.json"
+RUN = Kind("a run", "training run")
 FINAL = "model.safetensors"
 RESUME = "resume.ckpt"
 METRICS = "metrics.csv"
@@ -23,29 +22,7 @@ def step_path(out: Path, step: int) -> Path:
 
 def refuse_other(out: Path, wanted: Mapping[str, Any]) -> None:
     """An error if the folder holds anything but this job's run. Nothing is written."""
-    if out.exists() and not out.is_dir():
-        raise GradveilError(f"{out} is a file: choose another --out, a folder")
-    path = out / SETTINGS
-    if not path.is_file():
-        if out.is_dir() and any(out.iterdir()):
-            raise GradveilError(f"{out} is not empty and holds no training run: choose another --out")
-        return
-    try:
-        found = dict(json.loads(path.read_text()))
-    except (ValueError, TypeError):
-        raise GradveilError(f"{path} is no JSON object of settings: choose another --out") from None
-    other = sorted(key for key in wanted.keys() | found.keys() if wanted.get(key) != found.get(key))
-    if other:
-        changes = ", ".join(f"{key} {found.get(key)} there, {wanted.get(key)} here" for key in other)
-        raise GradveilError(f"{out} holds a run with other settings ({changes}): choose another --out")
-
-
-def claim(out: Path, wanted: Mapping[str, Any]) -> None:
-    """Make the folder this job's own, and rid it of files that a killed run was writing."""
-    for unfinished in [*out.glob(".*.part"), *out.glob(f"{STEPS}/.*.part")]:
-        unfinished.unlink(missing_ok=True)
-    if not (out / SETTINGS).is_file():
-        write_text(out / SETTINGS, json.dumps(dict(wanted), indent=2, sort_keys=True) + "\n")
+    RUN.refuse_other(out, wanted)
 
 
 def release(out: Path) -> None:
@@ -55,6 +32,4 @@ def release(out: Path) -> None:
     shutil.rmtree(out / TENSORBOARD, ignore_errors=True)
     for name in (METRICS, SETTINGS):
         (out / name).unlink(missing_ok=True)
-    for folder in (out / STEPS, out):
-        if folder.is_dir() and not any(folder.iterdir()):
-            folder.rmdir()
+    remove_empty(out / STEPS, out)

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import overload
 
 import numpy as np
@@ -100,6 +101,21 @@ class Policy:
             return cls(tuple(_member(part.strip()) for part in text.split("+")))
         except GradveilError as error:
             raise GradveilError(f"policy {text!r}: {error}") from None
+
+    @classmethod
+    def load(cls, path: Path | str, which: str = "hybrid") -> "Policy":
+        """From a policies.toml of a search: its hybrid (the best where there is none, with a warning), `best`, or a rank such as `3`."""
+        from gradveil.transforms.files import load_policy  # which needs this class
+
+        return load_policy(Path(path), which)
+
+    @classmethod
+    def find(cls, text: str) -> "Policy":
+        """From a policy as text, or from `PATH.toml` or `PATH.toml:WHICH`, a search's file."""
+        path, dot, which = text.rpartition(".toml:")
+        if dot:
+            return cls.load(f"{path}.toml", which)
+        return cls.load(text) if text.endswith(".toml") else cls.parse(text)
 
     def __str__(self) -> str:
         return "+".join("-".join(map(str, member)) or NO_POLICY for member in self.members)

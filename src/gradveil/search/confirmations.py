@@ -1,0 +1,70 @@
+"""The confirming audits: none, random, the best single policy and the hybrid, on the semi-trained and on the untrained model."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from gradveil.audits import AuditJob, AuditResult
+from gradveil.core.seeds import derived
+from gradveil.search.comparisons import compare, in_words
+from gradveil.search.folders import CONFIRM, TRAINING
+from gradveil.search.jobs import SearchJob
+from gradveil.search.samplers import draw, policy_of
+from gradveil.transforms import Policy
+
+MODELS = (TRAINING, "untrained")
+RANDOM = 10  # policies of the random row, as in the paper
+
+
+def rows(job: SearchJob, best: Policy, hybrid: Policy | None) -> dict[str, Policy]:
+    """What is audited, by the name of its row. Each image of the random row gets one of ten policies that no search has seen."""
+    seed = derived(job.seed, "random policies")
+    drawn = tuple(policy_of(draw(seed, number)).members[0] for number in range(RANDOM))
+    found = {"none": Policy(), "random": Policy(drawn), "single": best}
+    return found if hybrid is None else found | {"hybrid": hybrid}
+
+
+def work(job: SearchJob, checkpoint: Path, out: Path, policies: Mapping[str, Policy]) -> list[tuple[AuditJob, Path]]:
+    """One audit for each model and row, into a folder of its own; the paths hold on every machine that shares the files."""
+    return [
+        (_audit(job, checkpoint if model == TRAINING else None, policy), place(out.resolve(), model, row))
+        for model in MODELS
+        for row, policy in policies.items()
+    ]
+
+
+def place(out: Path, model: str, row: str) -> Path:
+    return out / CONFIRM / f"{model}-{row}"
+
+
+def read(out: Path, confirmed: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, AuditResult]]:
+    """The audits, by model and row."""
+    return {model: {row: AuditResult.read(place(out, model, row)) for row in found} for model, found in confirmed.items()}
+
+
+def verdicts(audits: Mapping[str, Mapping[str, AuditResult]]) -> list[str]:
+    """For each model, whether the searched policy leaks less than none and than random. No word without a test."""
+    lines = []
+    for model, found in audits.items():
+        row = "hybrid" if "hybrid" in found else "single"
+        against = " and ".join(in_words(compare(found[row], found[other]), other) for other in ("none", "random"))
+        lines.append(f"{model} model, against the images used: the {row} {found[row].settings['policy']} {against}.{_doubt(found['none'])}")
+    return lines
+
+
+def _doubt(none: AuditResult) -> str:
+    (bare,) = (row for row in none.rows if (row.kind, row.truth) == ("attack", "used"))
+    return "" if bare.verdict.better else " The attack on unprotected images is itself no better than blind, so this says little."
+
+
+def _audit(job: SearchJob, checkpoint: Path | None, policy: Policy) -> AuditJob:
+    return AuditJob(
+        job.data,
+        job.model,
+        (job.attack,),
+        job.audit_images,
+        checkpoint=checkpoint and checkpoint.resolve(),
+        policy=policy,
+        steps=job.audit_steps,
+        image_size=job.image_size,
+        seed=job.seed,
+    )

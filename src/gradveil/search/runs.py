@@ -1,0 +1,119 @@
+"""The search itself: into a folder, alone or with others at one study, or on from where it stopped."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gradveil.core.devices import find_device
+from gradveil.core.errors import GradveilError, unknown
+from gradveil.models.checkpoints import load_checkpoint
+from gradveil.scores.scorers import Scorer
+from gradveil.search import confirmations
+from gradveil.search.engines import Engine, LocalEngine
+from gradveil.search.files import write_files
+from gradveil.search.folders import JOURNAL, RESULT, SEARCH, alone, claimed
+from gradveil.search.hybrids import make_hybrid
+from gradveil.search.jobs import SearchJob
+from gradveil.search.loops import Loop
+from gradveil.search.progress import Bar
+from gradveil.search.rankings import on_front, qualified, saving
+from gradveil.search.results import Found, SearchResult
+from gradveil.search.setups import Setup, accuracy_note, find_checkpoint
+from gradveil.search.storages import open_place
+from gradveil.search.studies import Study
+from gradveil.search.trials import Finished
+
+ENGINES = ("local", "ray")
+
+
+def search(
+    job: SearchJob,
+    out: Path,
+    *,
+    root: Path | None = None,
+    device: str = "auto",
+    storage: str | None = None,
+    study: str = "gradveil",
+    engine: str = "local",
+    ray_address: str | None = None,
+    progress: bool = True,
+) -> SearchResult:
+    """Search into `out`. A search that was stopped goes on; one that is done is read back.
+
+    The study is a journal file in the folder, or lies in an Optuna storage (`storage`, a URL), where searches on several machines
+    join it by its name; their semi-trained weights must be the same, so give all of them one checkpoint.
+    """
+    place = find_device(device)
+    if engine not in ENGINES:
+        raise unknown("engine", engine, ENGINES)
+    if ray_address and engine != "ray":
+        raise GradveilError(f"ray address {ray_address}: engine {engine} has no use for it; choose engine ray")
+    SEARCH.refuse_other(out, job.settings())
+    if (out / RESULT).is_file():
+        return SearchResult.read(out)
+    setup = Setup.of(job, root)
+    if storage:
+        open_place(storage)  # one that cannot be reached is refused before anything is trained
+    with claimed(out, job.settings()):
+        bar = Bar(progress, job.objective)
+        checkpoint = find_checkpoint(job, out, root=root, device=device, bar=bar, progress=progress)
+        model = load_checkpoint(checkpoint, setup.untrained())
+        facts = {name: value for name, value in job.settings().items() if name != "checkpoint"} | setup.facts(model)
+        scorers = setup.scorers(model, place)
+        aims = (job.objective, "accuracy") if job.sampler == "nsga2" else (job.objective,)
+        opened = Study.open(storage or out / JOURNAL, study, facts, job.sampler, job.seed, aims)
+        try:
+            with make_engine(engine, scorers, ray_address) as made:
+                try:
+                    done = Loop(job, opened, made, scorers, bar).go()
+                finally:
+                    bar.stop()
+                with alone(out, lambda: bar.say("another process makes the confirming audits: waiting for it")):
+                    if not (out / RESULT).is_file():
+                        conclude(setup, out, done, facts, checkpoint, made, root, device, (study, opened.url))
+        finally:
+            opened.close()
+        return SearchResult.read(out)
+
+
+def make_engine(name: str, scorers: Mapping[str, Scorer], address: str | None) -> Engine:
+    if name == "local":
+        return LocalEngine(scorers)
+    from gradveil.search.clusters import RayEngine
+
+    return RayEngine(scorers, address)
+
+
+def conclude(
+    setup: Setup,
+    out: Path,
+    done: Sequence[Finished],
+    facts: Mapping[str, Any],
+    checkpoint: Path,
+    engine: Engine,
+    root: Path | None,
+    device: str,
+    study: tuple[str, str],
+) -> None:
+    """Keep the best, make the hybrid, confirm both, and write the files."""
+    job = setup.job
+    kept = qualified(job, done)[: job.keep]
+    hybrid, why = make_hybrid([one.policy for one in kept], job.hybrid)
+    policies = confirmations.rows(job, kept[0].policy, hybrid)
+    engine.audits(confirmations.work(job, checkpoint, out, policies), root, device)
+    confirmed = {model: {row: str(policy) for row, policy in policies.items()} for model in confirmations.MODELS}
+    result = SearchResult(
+        out,
+        facts,
+        tuple(Found.of(one) for one in done),
+        tuple(Found.of(one) for one in kept),
+        tuple(Found.of(one) for one in on_front(job, done)) if job.sampler == "nsga2" else (),
+        hybrid,
+        why,
+        saving(job, done, len(setup.chosen.leak)) if job.race else None,
+        (*accuracy_note(checkpoint), *setup.chosen.notes),
+        *study,
+        confirmed,
+        tuple(confirmations.verdicts(confirmations.read(out, confirmed))),
+    )
+    write_files(result)

@@ -1,0 +1,46 @@
+"""Which policies are the same, and which can stand together."""
+
+import pytest
+
+from gradveil.search.hybrids import distinct, functions, make_hybrid
+from gradveil.transforms import Policy
+
+
+def policies(*texts: str) -> list[Policy]:
+    return [Policy.parse(text) for text in texts]
+
+
+@pytest.mark.parametrize(
+    ("ranked", "members", "hybrid"),
+    [
+        (("3-1-7", "43-18-18", "15"), 2, "3-1-7+43-18-18"),
+        (("3-1-7", "43-18-18", "15"), 3, "3-1-7+43-18-18+15"),
+        (("3-1-7", "7-15", "15"), 2, "3-1-7+15"),  # 7-15 shares 7
+        (("24", "42-3", "48", "15"), 2, "24+15"),  # the same shift under three numbers
+        (("9", "22-3", "15"), 2, "9+15"),  # equalize has no magnitude
+        (("none", "3", "15"), 2, "3+15"),
+    ],
+)
+def test_members_come_best_first_and_share_no_function(ranked: tuple[str, ...], members: int, hybrid: str) -> None:
+    found, why = make_hybrid(policies(*ranked), members)
+    assert str(found) == hybrid and not why
+    assert found is not None
+    own = [set(member) for member in functions(found)]
+    assert all(not own[i] & own[j] for i in range(len(own)) for j in range(i))
+
+
+@pytest.mark.parametrize(
+    ("ranked", "why"),
+    [
+        (("3",), "only one policy was kept"),
+        (("3-1", "1-7", "3"), "every other policy kept shares a function with 3-1"),
+        (("none",), "the policies kept change nothing"),
+        (("none", "3"), "every other policy kept shares a function with 3"),
+    ],
+)
+def test_where_two_cannot_stand_together_it_says_why(ranked: tuple[str, ...], why: str) -> None:
+    assert make_hybrid(policies(*ranked), 2) == (None, why)
+
+
+def test_of_equal_policies_the_first_counts() -> None:
+    assert distinct(policies("3", "24", "42", "3", "3-24", "24-3", "none", "none")) == [0, 1, 4, 5, 6]

@@ -1,0 +1,253 @@
+"""A study hands out trials in order, keeps exactly what came of them, and is picked up again where it was left."""
+
+import math
+import time
+from pathlib import Path
+from types import ModuleType
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from gradveil.core import GradveilError
+from gradveil.search.journals import cut_unfinished_line
+from gradveil.search.owners import Heart
+from gradveil.search.samplers import draw, policy_of
+from gradveil.search.storages import without_password
+from gradveil.search.studies import Finished, Study, Trial
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "deeper" / "study.log"
+
+
+def numbers(trials: list[Trial]) -> list[int]:
+    return [trial.number for trial in trials]
+
+
+def test_trials_come_in_order_in_groups_up_to_the_target(path: Path, searching: ModuleType) -> None:
+    study = searching.join(path)
+    groups = [study.claim(4, 10) for _ in range(4)]
+    assert list(map(numbers, groups)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], []]
+    assert [trial.policy for trial in groups[1]] == [policy_of(draw(searching.SEED, number)) for number in (4, 5, 6, 7)]
+    assert study.busy(10) == 0  # they are its own
+    assert list(map(numbers, [study.claim(4, 14) for _ in range(3)])) == [[10, 11], [12, 13], []]
+    study.close()
+
+
+def test_a_study_that_was_left_hands_out_the_same_groups_again(path: Path, searching: ModuleType) -> None:
+    study = searching.join(path)
+    first, second = study.claim(4, 7), study.claim(4, 7)
+    study.finish(first[1], "scored", searching.toy(first[1].policy))
+    study.close()
+    again = searching.join(path)
+    assert again.claim(4, 12) == [first[0], first[2], first[3]]
+    group = again.claim(4, 12)
+    assert group[:3] == second and numbers(group) == [4, 5, 6, 7]
+    again.close()
+
+
+def test_what_one_holds_is_busy_for_the_other_until_it_leaves(path: Path, searching: ModuleType) -> None:
+    one, other = searching.join(path), searching.join(path)
+    assert numbers(one.claim(3, 6)) == [0, 1, 2] and numbers(other.claim(3, 6)) == [3, 4, 5]
+    assert one.claim(3, 6) == [] and one.busy(6) == 3 and one.busy(4) == 1 and one.busy(3) == 0
+    other.close()
+    assert numbers(one.claim(3, 6)) == [3, 4, 5] and one.busy(6) == 0
+    one.close()
+
+
+@pytest.mark.parametrize("kind", ["journal", "sqlite"])
+def test_results_are_read_back_exactly_and_optuna_sees_their_states(kind: str, tmp_path: Path, searching: ModuleType) -> None:
+    storage = tmp_path / "study.log" if kind == "journal" else f"sqlite:///{tmp_path / 'study.db'}"
+    study = searching.join(storage)
+    trials = study.claim(5, 5)
+    values = {"privacy": [0.1 + 0.2, 1e-310, -1 / 3], "accuracy": [-85.00000000000001]}
+    for trial, state in zip(trials, ("scored", "inaccurate", "dropped", "scored"), strict=False):
+        study.finish(trial, state, {"privacy": [1.0, math.inf]} if trial.number == 3 else values)
+    study.close()
+    again = searching.join(storage)
+    kept = {name: tuple(found) for name, found in values.items()}
+    expected: list[tuple[str, dict[str, tuple[float, ...]]]]
+    expected = [("scored", kept), ("inaccurate", kept), ("dropped", kept), ("scored", {"privacy": (1.0, math.inf)})]
+    assert again.finished(9) == [Finished(n, trials[n].policy, state, found) for n, (state, found) in enumerate(expected)]
+    assert again.finished(2) == again.finished(9)[:2] and again.finished(9)[0].values["privacy"][0] == 0.1 + 0.2
+    seen = again._study.trials
+    assert [trial.state for trial in seen[:4]] == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.PRUNED, TrialState.PRUNED]
+    assert seen[0].value == again.finished(1)[0].mean("privacy") and seen[1].user_attrs["result"]["state"] == "inaccurate"
+    assert seen[2].user_attrs["policy"] == str(trials[2].policy) and set(seen[2].params) == {"slot 1", "slot 2", "slot 3"}
+    again.close()
+
+
+def test_with_two_objectives_optuna_is_told_both_means(path: Path, searching: ModuleType) -> None:
+    study = searching.join(path, "nsga2")
+    (trial,) = study.claim(1, 1)
+    study.finish(trial, "scored", {"privacy": [1.0, 2.0], "accuracy": [-3.0]})
+    assert study._study.trials[0].values == [1.5, -3.0]
+    assert [direction.name for direction in study._study.directions] == ["MINIMIZE", "MAXIMIZE"]
+    study.close()
+
+
+def test_the_first_result_of_a_trial_stays(path: Path, searching: ModuleType) -> None:
+    study = searching.join(path)
+    (trial,) = study.claim(1, 1)
+    study.finish(trial, "scored", {"privacy": [1.0]})
+    study.finish(trial, "inaccurate", {"privacy": [2.0]})
+    study.close()
+    again = searching.join(path)
+    assert again.finished(1) == [Finished(0, trial.policy, "scored", {"privacy": (1.0,)})]
+    again.close()
+
+
+@pytest.mark.parametrize("sampler", ["tpe", "nsga2"])
+def test_a_study_left_while_it_claimed_asks_for_the_same_policies(sampler: str, tmp_path: Path, searching: ModuleType) -> None:
+    found = []
+    for name, stop in (("whole", None), ("stopped", 75)):
+        study = searching.join(tmp_path / name, sampler)
+        while trials := study.claim(20, stop or 100):
+            if stop and trials[0].number == 60:
+                break
+            for trial in trials:
+                study.finish(trial, searching.state(trial), searching.toy(trial.policy))
+        study.close()
+        study = searching.join(tmp_path / name, sampler)
+        searching.search(study, 20, 100, tmp_path / "log", 0.0)
+        found.append([trial.policy for trial in study.finished(100)])
+        study.close()
+    assert found[0] == found[1] and found[0] != [policy_of(draw(searching.SEED, number)) for number in range(100)]
+
+
+def test_an_unfinished_line_of_a_journal_is_cut_off(path: Path, searching: ModuleType) -> None:
+    study = searching.join(path)
+    (trial,) = study.claim(1, 2)
+    study.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"op_code":8,"worker' + b"x" * 100_000)
+    again = searching.join(path)
+    assert again.claim(1, 2) == [trial]
+    again.close()
+    assert b"xxx" not in path.read_bytes() and path.read_bytes().startswith(whole)
+    searching.join(path).close()
+
+
+@pytest.mark.parametrize("text", [b"", b"a", b"\n", b"ab\ncd\n", b"ab\ncd", b"ab\n" + b"c" * 200_000])
+def test_cutting_keeps_whole_lines(text: bytes, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(text)
+    with (tmp_path / "file").open("rb+") as file:
+        cut_unfinished_line(file)
+        file.write(b"next\n")
+    assert (tmp_path / "file").read_bytes() == text[: text.rfind(b"\n") + 1] + b"next\n"
+
+
+def test_fifteen_hundred_trials_cost_little_and_are_read_quickly(path: Path, searching: ModuleType) -> None:
+    study = searching.join(path)
+    values = {"privacy": [index / 7 for index in range(100)], "accuracy": [index / 3 for index in range(10)]}
+    began = time.process_time()
+    while trials := study.claim(50, 1500):
+        for trial in trials:
+            study.finish(trial, "scored", values)
+    study.close()
+    assert time.process_time() - began < 1500 * 0.012
+    began = time.process_time()
+    again = searching.join(path)
+    assert len(again.finished(1500)) == 1500
+    assert time.process_time() - began < 2
+    began = time.process_time()
+    for _ in range(50):
+        again.claim(50, 1500)
+        again.busy(1500)
+        again.finished(1500)
+    assert time.process_time() - began < 1
+    again.close()
+
+
+def test_a_heart_beats_on_after_a_beat_that_failed() -> None:
+    beats = []
+
+    def beat() -> None:
+        beats.append(1)
+        raise OSError("away")
+
+    heart = Heart(beat, every=0.01)
+    until = time.monotonic() + 5
+    while len(beats) < 3 and time.monotonic() < until:
+        time.sleep(0.01)
+    heart.stop()
+    count = len(beats)
+    assert count >= 3
+    time.sleep(0.05)
+    assert len(beats) == count
+
+
+@pytest.mark.parametrize(
+    ("storage", "words"),
+    [
+        ("nonsense", "give a database such as"),
+        ("nosuch://host/name", "give a database such as"),
+        ("postgresql://me:hush-hush@127.0.0.1:1/name", "Connection refused"),
+        ("postgresql://127.0.0.1:1/name?user=me&password=hush-hush", "Connection refused"),
+        ("postgresql://me:hush-hush@host:port/name", "give a database such as"),
+        ("sqlite:////no/such/folder/study.db", "unable to open"),
+        ("mysql://me:hush-hush@127.0.0.1/name", "the driver of this database is missing"),
+    ],
+)
+def test_a_storage_that_cannot_be_used_is_named_in_one_line_without_its_password(storage: str, words: str, searching: ModuleType) -> None:
+    began = time.monotonic()
+    with pytest.raises(GradveilError) as caught:
+        searching.join(storage)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+    assert "hush" not in str(caught.value) and time.monotonic() - began < 10
+
+
+def test_passwords_are_hidden() -> None:
+    assert without_password("postgresql://me:a@b:c/d@host:1/x") == "postgresql://me:***@host:1/x"
+    assert without_password("postgresql://host/x?password=secret&user=me") == "postgresql://host/x?password=***&user=me"
+    assert without_password("sqlite:///a@b.db") == "sqlite:///a@b.db"
+
+
+def test_a_path_that_is_no_journal_is_refused(tmp_path: Path, searching: ModuleType) -> None:
+    (tmp_path / "text").write_text("hello\nworld\n")
+    (tmp_path / "json").write_text("{}\n[]\n")
+    for name, words in (("text", "no journal"), ("json", "no journal"), ("", "Is a directory"), ("text/log", "cannot be used")):
+        with pytest.raises(GradveilError, match=words) as caught:
+            searching.join(tmp_path / name)
+        assert "\n" not in str(caught.value)
+
+
+def test_other_settings_are_refused_by_name(path: Path, searching: ModuleType) -> None:
+    searching.join(path).close()
+    with pytest.raises(GradveilError, match="images 5 there, 6 here"):
+        searching.join(path, settings={"score": "toy", "images": 6})
+    with pytest.raises(GradveilError, match="seed 11 there, 12 here"):
+        searching.join(path, seed=12)
+    with pytest.raises(GradveilError, match="sampler random there, tpe here"):
+        searching.join(path, "tpe")
+
+
+def test_a_study_of_somebody_else_is_refused(tmp_path: Path, searching: ModuleType) -> None:
+    url = f"sqlite:///{tmp_path / 'study.db'}"
+    optuna.create_study(storage=url, study_name="toy").add_trial(optuna.trial.create_trial(value=1.0))
+    with pytest.raises(GradveilError, match="is no search of gradveil"):
+        searching.join(url)
+
+
+def test_unknown_names_and_counts_are_refused(path: Path, searching: ModuleType) -> None:
+    with pytest.raises(GradveilError, match="unknown sampler 'grid': choose from random, tpe, nsga2"):
+        searching.join(path, "grid")
+    with pytest.raises(GradveilError, match="nsga2 takes two"):
+        Study.open(path, "toy", {}, "random", 0, ("privacy", "accuracy"))
+    assert not path.exists()
+    study = searching.join(path)
+    with pytest.raises(GradveilError, match="0 trials at once"):
+        study.claim(0, 5)
+    (trial,) = study.claim(1, 1)
+    with pytest.raises(GradveilError, match="unknown state 'good': choose from scored, inaccurate, dropped"):
+        study.finish(trial, "good", {})
+    study.close()
+
+
+def test_the_dashboard_gets_a_path_or_a_url_without_the_password(path: Path, searching: ModuleType, postgres: str) -> None:
+    for storage, shown in ((path, str(path)), (postgres, postgres.replace("secret-word", "***").replace("sql://", "sql+psycopg2://"))):
+        study = searching.join(storage)
+        assert study.url == shown
+        study.close()
