@@ -24,7 +24,8 @@ class AuditJob:
     name of your own and the attack.
 
     `victims_at_once` fixes the chunks, and so the random numbers; None leaves it to the device. With a policy, random crop and
-    flip come before it, as in the published runs; without one the images are used as they are.
+    flip come before it, as in the published runs; without one the images are used as they are. `positive`: run each attack
+    also where it is known to work.
     """
 
     data: str
@@ -42,6 +43,7 @@ class AuditJob:
     first: int = 0
     victims_at_once: int | None = None
     image_size: int | None = None
+    positive: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:

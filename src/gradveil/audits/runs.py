@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from gradveil import __version__
 from gradveil.audits.chunks import attacked, outcomes, pictures, records
@@ -21,6 +20,7 @@ from gradveil.audits.results import AuditResult
 from gradveil.audits.stages import Stage, make_stages
 from gradveil.audits.victims import blind_guesses, share
 from gradveil.core.devices import find_device
+from gradveil.core.digests import digest
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
 from gradveil.data import load
@@ -92,8 +92,8 @@ class _Run:
 
 def experiment_id(settings: Mapping[str, Any]) -> str:
     """What can be read of it, and a digest of everything that decides the result."""
-    digest = hashlib.sha256(json.dumps(dict(settings), sort_keys=True).encode()).hexdigest()
-    return f"{settings['data']}/{settings['model']}/{settings['policy']}/{digest[:12]}"
+    whole = hashlib.sha256(json.dumps(dict(settings), sort_keys=True).encode()).hexdigest()
+    return f"{settings['data']}/{settings['model']}/{settings['policy']}/{whole[:12]}"
 
 
 def _try_out(stage: Stage) -> None:
@@ -113,17 +113,9 @@ def _facts(stage: Stage, place: torch.device) -> dict[str, Any]:
     """Of what the names stand for, so that a changed file is another experiment; and of the machine."""
     indices = torch.cat([indices for chunk in stage.chunks for indices in chunk])
     return {
-        "weights_sha256": _digest(stage.client.model.state_dict()),
-        "images_sha256": _digest({"images": stage.split.images[indices], "labels": stage.split.labels[indices]}),
+        "weights_sha256": digest(stage.client.model.state_dict()),
+        "images_sha256": digest({"images": stage.split.images[indices], "labels": stage.split.labels[indices]}),
         "candidates": len(stage.pool),
         "versions": {"gradveil": __version__, "torch": torch.__version__, "python": platform.python_version()},
         "device": torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu",
     }
-
-
-def _digest(tensors: Mapping[str, Tensor]) -> str:
-    hashed = hashlib.sha256()
-    for name, value in tensors.items():
-        hashed.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-        hashed.update(value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return hashed.hexdigest()

@@ -63,7 +63,7 @@ def make_stages(job: AuditJob, split: Images, train: Images, device: torch.devic
     plain = make_pool(split, victims, None, means, 1, job.seed)
     few = (tuple(pool.indices[:POSITIVES].split(1)),)
     stages = []
-    for name in ("lenet", "mlp"):
+    for name in ("lenet", "mlp") if job.positive else ():
         chosen = {key: attack for key, attack in attacks.items() if positive_model(attack) == name}
         if chosen:
             easy = Client(_untrained(name, split, job.seed).to(device), classes=len(split.classes))

@@ -52,6 +52,8 @@ def confirmation_table(model: str, audits: Mapping[str, AuditResult]) -> Table:
             made.add_row(*_cells(name, attacked, best_blind(rows)), style="bold")
         blind = best_blind([row for row in audits["none"].rows if row.truth == truth])
         made.add_row(*_cells(blind.attack, blind, blind))
+        for row in (row for row in audits["none"].rows if (row.kind, row.truth) == ("positive", truth) and truth == "used"):
+            made.add_row(*_cells(f"positive: {row.attack}", row, blind))
         made.add_section()
     return made
 

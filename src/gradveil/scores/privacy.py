@@ -25,7 +25,7 @@ from gradveil.transforms import Policy
 
 TINY = 1e-8  # a gradient shorter than this resembles nothing
 POINTS = 20
-ON_GPU = 2_100  # images x points that keep a GPU busy
+ON_GPU = 8_400  # images x points that keep a GPU busy
 
 
 def per_tensor(found: Products) -> Tensor:

@@ -56,8 +56,8 @@ class RayEngine(Engine):
             self._release()  # what is still under way is of no use any more
             raise
 
-    def audits(self, work: Sequence[tuple[AuditJob, Path]], root: Path | None, device: str) -> None:
-        """Side by side, one to a GPU or core. Relative paths are taken from this process's folder, on whichever machine."""
+    def audits(self, work: Sequence[tuple[AuditJob, Path]], root: Path | None, device: str, progress: bool = False) -> None:  # noqa: ARG002
+        """Side by side, one to a GPU or core, and silent. Relative paths are taken from this process's folder, on whichever machine."""
         import ray
 
         self._release()  # the workers hold all GPUs or cores

@@ -24,9 +24,13 @@ def rows(job: SearchJob, best: Policy, hybrid: Policy | None) -> dict[str, Polic
 
 
 def work(job: SearchJob, checkpoint: Path, out: Path, policies: Mapping[str, Policy]) -> list[tuple[AuditJob, Path]]:
-    """One audit for each model and row, into a folder of its own; the paths hold on every machine that shares the files."""
+    """One audit for each model and row, into a folder of its own; the paths hold on every machine that shares the files.
+
+    The first alone has the positive control: it depends on neither the model nor the policy.
+    """
+    first = MODELS[0], next(iter(policies))
     return [
-        (_audit(job, checkpoint if model == TRAINING else None, policy), place(out.resolve(), model, row))
+        (_audit(job, checkpoint if model == TRAINING else None, policy, (model, row) == first), place(out.resolve(), model, row))
         for model in MODELS
         for row, policy in policies.items()
     ]
@@ -56,7 +60,7 @@ def _doubt(none: AuditResult) -> str:
     return "" if bare.verdict.better else " The attack on unprotected images is itself no better than blind, so this says little."
 
 
-def _audit(job: SearchJob, checkpoint: Path | None, policy: Policy) -> AuditJob:
+def _audit(job: SearchJob, checkpoint: Path | None, policy: Policy, positive: bool) -> AuditJob:
     return AuditJob(
         job.data,
         job.model,
@@ -66,5 +70,6 @@ def _audit(job: SearchJob, checkpoint: Path | None, policy: Policy) -> AuditJob:
         policy=policy,
         steps=job.audit_steps,
         image_size=job.image_size,
+        positive=positive,
         seed=job.seed,
     )

@@ -41,7 +41,7 @@ class Engine(ABC):
         """The values of each unit, in their order."""
 
     @abstractmethod
-    def audits(self, work: Sequence[tuple[AuditJob, Path]], root: Path | None, device: str) -> None:
+    def audits(self, work: Sequence[tuple[AuditJob, Path]], root: Path | None, device: str, progress: bool = False) -> None:
         """Run each audit into its folder."""
 
     @abstractmethod
@@ -63,9 +63,9 @@ class LocalEngine(Engine):
     def score_units(self, which: str, units: Sequence[Sequence[Policy]], block: int) -> list[Mapping[str, Tensor]]:
         return [self.scorers[which].score(unit, block) for unit in units]
 
-    def audits(self, work: Sequence[tuple[AuditJob, Path]], root: Path | None, device: str) -> None:
+    def audits(self, work: Sequence[tuple[AuditJob, Path]], root: Path | None, device: str, progress: bool = False) -> None:
         for job, out in work:
-            audit(job, out, root=root, device=device)
+            audit(job, out, root=root, device=device, progress=progress)
 
     def close(self) -> None:
         """It holds nothing."""

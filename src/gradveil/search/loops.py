@@ -60,7 +60,7 @@ class Loop:
         bar = self.to_beat(done, self.first_of_group(trials[0].number, target)) if self.job.race else None
         blocks = range(len(self.scorers["leak"].blocks))
         alive = list(trials)
-        if bar is not None:  # the accuracy score is the dearer one: first see who is worse anyway
+        if bar is not None and self.job.score == "privacy":  # the accuracy score is the dearer one: first see who is worse anyway
             alive = self.leak(alive, values, 0, bar)
             blocks = blocks[1:]
         alive = self.accurate(alive, values)

@@ -1,9 +1,11 @@
 """The search itself: into a folder, alone or with others at one study, or on from where it stopped."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from gradveil.audits import AuditJob
 from gradveil.core.devices import find_device
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.models.checkpoints import load_checkpoint
@@ -70,7 +72,8 @@ def search(
                     bar.stop()
                 with alone(out, lambda: bar.say("another process makes the confirming audits: waiting for it")):
                     if not (out / RESULT).is_file():
-                        conclude(setup, out, done, facts, checkpoint, made, root, device, (study, opened.url))
+                        run_audits = partial(made.audits, root=root, device=device, progress=progress)
+                        conclude(setup, out, done, facts, checkpoint, run_audits, (study, opened.url))
         finally:
             opened.close()
         return SearchResult.read(out)
@@ -90,9 +93,7 @@ def conclude(
     done: Sequence[Finished],
     facts: Mapping[str, Any],
     checkpoint: Path,
-    engine: Engine,
-    root: Path | None,
-    device: str,
+    run_audits: Callable[[Sequence[tuple[AuditJob, Path]]], None],
     study: tuple[str, str],
 ) -> None:
     """Keep the best, make the hybrid, confirm both, and write the files."""
@@ -100,7 +101,7 @@ def conclude(
     kept = qualified(job, done)[: job.keep]
     hybrid, why = make_hybrid([one.policy for one in kept], job.hybrid)
     policies = confirmations.rows(job, kept[0].policy, hybrid)
-    engine.audits(confirmations.work(job, checkpoint, out, policies), root, device)
+    run_audits(confirmations.work(job, checkpoint, out, policies))
     confirmed = {model: {row: str(policy) for row, policy in policies.items()} for model in confirmations.MODELS}
     result = SearchResult(
         out,
