@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from gradveil import clients
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.gradients import cross_entropy, loop_gradients
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Protocol
+from gradveil.defenses import Defense, parse, rounds
 from gradveil.models import build
 from gradveil.transforms.policy import Policy
 from gradveil.transforms.preparation import Preparation
@@ -88,7 +88,7 @@ def test_sharing_many_victims_is_sharing_one_after_the_other(monkeypatch: pytest
     together = client.share(private(5, batch=2), generator(3))
     rng = generator(3)
     alone = [client.share([batch], rng)[0] for batch in private(5, batch=2)]
-    monkeypatch.setattr(clients, "MOST_IMAGES", 4)
+    monkeypatch.setattr(rounds, "MOST_IMAGES", 4)
     chunked = client.share(private(5, batch=2), generator(3))
     for (seen, used), *others in zip(together, alone, chunked, strict=True):
         for other, other_used in others:
@@ -98,7 +98,7 @@ def test_sharing_many_victims_is_sharing_one_after_the_other(monkeypatch: pytest
 
 
 def test_a_batch_larger_than_a_pass_is_still_one_victim(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "MOST_IMAGES", 2)
+    monkeypatch.setattr(rounds, "MOST_IMAGES", 2)
     shared = Client(lenet(), CLASSES).share(private(2, batch=3), generator(0))
     assert [len(used) for _, used in shared] == [3, 3]
 
@@ -187,3 +187,134 @@ def test_a_preparation_that_loses_images_or_type_is_refused(prepare: Callable[[T
 def test_batch_norm_of_a_single_value_in_train_mode_is_told_in_one_line() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIZE**2, CLASSES), nn.BatchNorm1d(CLASSES))
     assert "more than 1 value per channel" in refused(Client(model, CLASSES, protocol=Protocol(train_mode=True)), private(1))
+
+
+def test_what_is_seen_is_the_defended_gradient_of_the_protected_model() -> None:
+    client = Client(lenet(), CLASSES, defense=parse("precode:k=4,then,prune:0.9"))
+    ((seen, _), (other, _)) = client.share(private(2), generator(0))
+    assert seen.model is other.model is not client.model and seen.classes == CLASSES
+    for value in seen.gradients.values():
+        assert int((value == 0).sum()) >= int(0.9 * value.numel())
+    again = client.share(private(1), generator(1))[0][0]
+    assert again.model is seen.model, "it is made once"
+    answers = seen.model(private(1)[0].images.double())
+    assert seen.loss(answers, torch.tensor([0])).shape == (1,) and answers.shape == (1, CLASSES + 1)
+
+
+def test_a_clean_client_shares_the_gradient_before_the_defence() -> None:
+    text = "3-1-7,then,precode:k=4,then,gaussian:1"
+    clean = Client(lenet(), CLASSES, defense=parse(text), clean=True).share(private(2), generator(0), tell_defense=True)
+    without = Client(lenet(), CLASSES, defense=parse("3-1-7,then,precode:k=4")).share(private(2), generator(0))
+    for (seen, used), (other, other_used) in zip(clean, without, strict=True):
+        assert torch.equal(used.images, other_used.images) and seen.knowledge.noise is None
+        assert all(torch.equal(value, other.gradients[name]) for name, value in seen.gradients.items())
+
+
+def test_a_defence_is_told_only_where_asked() -> None:
+    client = Client(lenet(), CLASSES, defense=parse("3-1-7,then,clip:1,then,gaussian:0.5"))
+    silent, told, drawn = (
+        client.share(private(1), generator(0), tell_defense=defense, tell_draws=draws)[0][0].knowledge
+        for defense, draws in ((False, False), (True, False), (True, True))
+    )
+    assert silent.noise is None and silent.policy is None and silent.transform is None
+    assert told.noise == ("gaussian", 0.5) and told.policy is not None and told.transform is None
+    assert drawn.transform is not None
+
+
+def test_draws_that_are_told_are_those_of_the_batch_used() -> None:
+    client = Client(lenet(), CLASSES, defense=parse("3-1-7+43-18-18"))
+    shared = client.share(private(4, batch=3), generator(2), tell_draws=True)
+    for (seen, used), given in zip(shared, private(4, batch=3), strict=True):
+        assert seen.knowledge.transform is not None
+        assert torch.equal(seen.knowledge.transform(given.images.double()), used.images)
+
+
+def test_draws_of_a_preparation_cannot_be_told() -> None:
+    client = Client(lenet(), CLASSES, prepare=Preparation(), defense=parse("3-1-7"))
+    with pytest.raises(GradveilError, match="give its policy as a defense"):
+        client.share(private(1), generator(0), tell_draws=True)
+
+
+def test_rounds_keep_what_a_defence_keeps_and_the_earlier_ones_are_known() -> None:
+    """At the same weights and on the same batch each round has the same gradient g, and without momentum their sum is r g."""
+    plain = Client(lenet(), CLASSES).share(private(2), generator(0))
+    client = Client(lenet(), CLASSES, defense=parse("prune-feedback:0.8,momentum=0"))
+    for (seen, _), (clean, _) in zip(client.share(private(2), generator(0), rounds=6), plain, strict=True):
+        assert seen.knowledge.earlier is not None and len(seen.knowledge.earlier) == 5
+        for name, gradient in clean.gradients.items():
+            every = torch.stack([one[name] for one in (*seen.knowledge.earlier, seen.gradients)])
+            assert all(int((one != 0).sum()) == one.numel() - int(0.8 * one.numel() + 1e-9) for one in every)
+            often = (every.sum(0) / gradient)[gradient != 0]
+            assert not bool(every[:, gradient == 0].any())
+            torch.testing.assert_close(often, often.round(), rtol=1e-9, atol=1e-9)
+            assert bool((often <= 6 + 1e-9).all()) and bool((often > 5.5).any())
+            assert int(every.any(0).sum()) > int(every[0].count_nonzero()), "what waited is shared later"
+
+
+@pytest.mark.parametrize("text", ["precode:k=4", "dropout:0.5", "gaussian:0.1"])
+def test_each_round_draws_anew(text: str) -> None:
+    ((seen, _),) = Client(lenet(), CLASSES, defense=parse(text)).share(private(1), generator(0), rounds=3)
+    assert seen.knowledge.earlier is not None
+    every = [
+        one["features.0.weight" if "precode" not in text else "inner.features.0.weight"]
+        for one in (*seen.knowledge.earlier, seen.gradients)
+    ]
+    assert not any(torch.equal(every[one], every[other]) for one, other in ((0, 1), (0, 2), (1, 2)))
+
+
+def test_dropout_drops_the_stated_share_of_features() -> None:
+    """A dropped feature of a single image leaves a column of zeros in the head's gradient."""
+    shared = Client(lenet(), CLASSES, defense=parse("dropout:0.2")).share(private(40), generator(0))
+    dropped = torch.stack([(seen.gradients["head.inner.weight"] == 0).all(0) for seen, _ in shared]).double()
+    assert float(dropped.mean()) == pytest.approx(0.2, abs=0.03)
+    assert not torch.equal(dropped[0], dropped[1])
+
+
+def test_one_round_knows_of_no_earlier_ones_and_none_is_refused() -> None:
+    client = Client(lenet(), CLASSES, defense=parse("prune:0.5"))
+    assert client.share(private(1), generator(0))[0][0].knowledge.earlier is None
+    with pytest.raises(GradveilError, match="rounds 0"):
+        client.share(private(1), generator(0), rounds=0)
+
+
+def test_a_model_trained_under_its_defence_is_not_protected_again() -> None:
+    defense = parse("precode:k=4")
+    model = defense.protect_model(lenet())
+    ((seen, _),) = Client(model, CLASSES, defense=defense, protected=True).share(private(1), generator(0))
+    assert seen.model is model
+
+
+@pytest.mark.parametrize("mode", [False, True])
+def test_dropout_of_the_model_s_own_follows_the_generator(mode: bool) -> None:
+    model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(3 * SIZE**2, CLASSES)).double()
+    client = Client(model, CLASSES, protocol=Protocol(train_mode=mode))
+    first, again, other = (client.share(private(2), generator(seed))[1][0].gradients["2.weight"] for seed in (0, 0, 1))
+    assert torch.equal(first, again) and torch.equal(first, other) == (not mode)
+
+
+@pytest.mark.parametrize(
+    ("text", "protocol", "says"),
+    [
+        (
+            "dp:norm=1,multiplier=1",
+            Protocol(local_steps=3),
+            "dp:norm=1,multiplier=1: it protects a single gradient, and the client takes 3",
+        ),
+        ("precode:position=nowhere", Protocol(), "'nowhere': choose from features, normalize"),
+        ("soteria:0.5,layer=nowhere", Protocol(), "'nowhere': choose from head"),
+    ],
+)
+def test_defences_that_do_not_fit_are_refused(text: str, protocol: Protocol, says: str) -> None:
+    assert says in refused(Client(lenet(), CLASSES, protocol=protocol, defense=parse(text)), private(1))
+
+
+def test_a_wrong_number_of_classes_is_told_without_the_columns_of_penalties() -> None:
+    assert "gave shape (1, 10); expected (1, 7)" in refused(Client(lenet(), 7, defense=parse("precode:k=4")), labeled(0))
+
+
+def test_a_defence_that_breaks_the_range_of_images_is_named() -> None:
+    class Bright(Defense):
+        def protect_batch(self, batch: Batch, rng: Generator) -> Batch:  # noqa: ARG002
+            return replace(batch, images=batch.images + 1)
+
+    assert "victim 0, after none: images with values from" in refused(Client(lenet(), CLASSES, defense=Bright()), private(1))

@@ -1,50 +1,127 @@
 """The client's side: from private batches to what the server sees of them."""
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import torch
 from torch import Generator, Tensor, nn
 
+from gradveil.core.draws import drawing
 from gradveil.core.errors import GradveilError
-from gradveil.core.gradients import Gradients, Loss, cross_entropy, trainable
-from gradveil.core.shares import Shares
+from gradveil.core.gradients import Loss, cross_entropy, trainable
+from gradveil.core.shares import Shares, in_mode
 from gradveil.core.types import Batch, Knowledge, Observation, Protocol
-
-MOST_VICTIMS = 64
-MOST_IMAGES = 512  # in one pass, so that its memory has a bound
+from gradveil.defenses import Defense
+from gradveil.defenses.rounds import Rounds
+from gradveil.models.bottleneck import penalties
 
 
 @dataclass(frozen=True, eq=False)
 class Client:
-    """`prepare` (crop, flip, policy) changes a victim's images, as uint8, before the model sees them."""
+    """`prepare` (crop, flip, policy) changes a victim's images, as uint8, before the defense and the model see them.
+
+    `clean`: what the defense does to gradients is left out, as published evaluations of pruning and noise did. `protected`: the
+    model is one that the defense's `protect_model` gave, such as one trained under it.
+    """
 
     model: nn.Module
     classes: int
     loss: Loss = cross_entropy
     protocol: Protocol = field(default_factory=Protocol)
     prepare: Callable[[Tensor, Generator], Tensor] | None = None
+    defense: Defense = field(default_factory=Defense)
+    clean: bool = False
+    protected: bool = False
+    _models: dict[tuple[int, ...], nn.Module] = field(default_factory=dict, init=False, repr=False)
 
-    def share(self, batches: Sequence[Batch], rng: Generator, *, tell_labels: bool = True) -> list[tuple[Observation, Batch]]:
+    def share(
+        self,
+        batches: Sequence[Batch],
+        rng: Generator,
+        *,
+        tell_labels: bool = True,
+        tell_defense: bool = False,
+        tell_draws: bool = False,
+        rounds: int = 1,
+    ) -> list[tuple[Observation, Batch]]:
         """For each victim what is seen, and the batch truly used: floats in [0, 1] on the model's device.
 
-        Victims draw from `rng` in turn, so sharing many is the same as sharing one after the other.
+        Victims draw from `rng` in turn, so sharing many is the same as sharing one after the other. With several rounds each victim
+        shares the same batch at the same weights again, and what is seen is the last round, with the earlier ones as knowledge.
+        `tell_defense`: the attacker knows the defense and its settings; `tell_draws`: also what its policy drew for these images.
         """
         if not batches:
             return []
-        example = next(iter(trainable(self.model).values()))
+        self._check(batches, rounds, tell_draws)
+        victims = self._victims(batches, rng)
+        used = [victim.batch for victim in victims]
+        model, loss = self.protected_model(used[0].images), self.acting.protect_loss(self.loss)
+        with _own_randomness():
+            shared = Rounds(model, loss, self.protocol, self.acting, used, [victim.stream for victim in victims])
+            shared.shares.check(used[0].images, self.classes + penalties(model))
+            found = [shared.next() for _ in range(rounds)]
+        seen = []
+        for victim, (*earlier, last) in zip(victims, zip(*found, strict=True), strict=True):
+            known = Knowledge(labels=victim.batch.labels if tell_labels else None, earlier=tuple(earlier) or None)
+            known = self.acting.tell(known, model) if tell_defense else known
+            known = replace(known, transform=victim.transform) if tell_draws else known
+            _, channels, height, width = victim.batch.images.shape
+            shape = channels, height, width
+            seen.append(Observation(model, loss, last, shape, len(victim.batch), self.classes, self.protocol, known))
+        return list(zip(seen, used, strict=True))
+
+    @property
+    def acting(self) -> Defense:
+        """What of the defense acts on what is shared."""
+        return self.defense.without_gradients() if self.clean else self.defense
+
+    def protected_model(self, images: Tensor) -> nn.Module:
+        """The model that the gradients are of, for such images; made at the first use, so other weights need another client."""
+        shape = tuple(images.shape[1:])
+        if shape not in self._models:
+            made = self.model
+            if not self.protected and self.acting.parts():
+                with _own_randomness():
+                    Shares(self.model, self.loss, self.protocol).check(images, self.classes)
+                channels, height, width = shape
+                made = self.acting.protect_model(self.model, (channels, height, width))
+            self._models[shape] = made
+        return self._models[shape]
+
+    def _check(self, batches: Sequence[Batch], rounds: int, tell_draws: bool) -> None:
         check_weights(self.model)
         for number, batch in enumerate(batches):
             check_batch(batch, self.classes, f"victim {number}")
-        used = [self._used(batch, example, rng) for batch in batches]
-        _check_alike(used)
-        shares = Shares(self.model, self.loss, self.protocol)
-        shares.check(used[0].images, self.classes)
-        gradients = chain.from_iterable(_shared(shares, some, first) for first, some in _chunks(used))
-        return [(self._seen(found, batch, tell_labels), batch) for found, batch in zip(gradients, used, strict=True)]
+        if rounds < 1:
+            raise GradveilError(f"rounds {rounds}: there must be at least 1")
+        if tell_draws and self.prepare is not None:
+            raise GradveilError("tell_draws: what prepare draws cannot be told, only a defense's own draws; give its policy as a defense")
+        steps = self.protocol.local_steps
+        for part in self.acting.parts():
+            if part.one_step and steps > 1:
+                raise GradveilError(f"defense {part}: it protects a single gradient, and the client takes {steps} local steps; take 1")
 
-    def _used(self, batch: Batch, example: Tensor, rng: Generator) -> Batch:
+    def _victims(self, batches: Sequence[Batch], rng: Generator) -> list["_Victim"]:
+        example = next(iter(trainable(self.model).values()))
+        found: list[_Victim] = []
+        for number, batch in enumerate(batches):
+            prepared = self._prepared(batch, example, rng)
+            transform = self.acting.reveal(prepared.images, rng.clone_state())
+            used = self.acting.protect_batch(prepared, rng)
+            if used is not prepared:
+                check_batch(used, self.classes, f"victim {number}, after {self.acting}")
+            own = self.acting.parts() or self._draws(self.protected_model(used.images))
+            found.append(_Victim(used, _stream(rng) if own else rng, transform))
+        _check_alike([victim.batch for victim in found])
+        return found
+
+    def _draws(self, model: nn.Module) -> bool:
+        with in_mode(model, self.protocol.train_mode):
+            return bool(drawing(model))
+
+    def _prepared(self, batch: Batch, example: Tensor, rng: Generator) -> Batch:
         images, labels = batch.images.detach().to(example.device), batch.labels.to(example.device, torch.long)
         if self.prepare is not None:
             prepared = self.prepare((images * 255).round().to(torch.uint8), rng)
@@ -54,18 +131,24 @@ class Client:
             images = prepared.to(example.dtype) / 255
         return Batch(images.to(example.dtype), labels)
 
-    def _seen(self, gradients: Gradients, used: Batch, tell_labels: bool) -> Observation:
-        _, channels, height, width = used.images.shape
-        return Observation(
-            self.model,
-            self.loss,
-            gradients,
-            (channels, height, width),
-            len(used),
-            self.classes,
-            self.protocol,
-            Knowledge(labels=used.labels if tell_labels else None),
-        )
+
+@dataclass(frozen=True, eq=False)
+class _Victim:
+    """The batch as prepared and protected, a stream for what is drawn after that, and what the defense did to the images."""
+
+    batch: Batch
+    stream: Generator
+    transform: Callable[[Tensor], Tensor] | None
+
+
+def _own_randomness() -> AbstractContextManager[None]:
+    """Passes of models that draw leave torch's own generators as they were."""
+    return torch.random.fork_rng(range(torch.cuda.device_count()))
+
+
+def _stream(rng: Generator) -> Generator:
+    seed = int(torch.randint(2**62, (), generator=rng, device=rng.device))
+    return Generator(rng.device).manual_seed(seed)
 
 
 def check_batch(batch: Batch, classes: int, name: str) -> None:
@@ -99,27 +182,3 @@ def _check_alike(batches: Sequence[Batch]) -> None:
         if batch.images.shape != first:
             shapes = f"victim 0 has images of shape {tuple(first)}, victim {number} {tuple(batch.images.shape)}"
             raise GradveilError(f"{shapes}: share victims of one batch size and one image shape together")
-
-
-def _chunks(batches: Sequence[Batch]) -> Iterator[tuple[int, Sequence[Batch]]]:
-    """Some victims at a time, and the number of the first."""
-    step = max(1, min(MOST_VICTIMS, MOST_IMAGES // len(batches[0])))
-    for first in range(0, len(batches), step):
-        yield first, batches[first : first + step]
-
-
-def _shared(shares: Shares, batches: Sequence[Batch], first: int) -> list[Gradients]:
-    found = shares(torch.stack([batch.images for batch in batches]), torch.stack([batch.labels for batch in batches]))
-    found = {name: value.detach() for name, value in found.items()}
-    finite = torch.stack([value.flatten(1).isfinite().all(1) for value in found.values()])
-    if not bool(finite.all()):
-        layer, victim = (~finite).nonzero()[0].tolist()
-        raise GradveilError(
-            f"victim {first + victim}: the gradient of {list(found)[layer]!r} is not finite: "
-            "the loss or its slope overflows; take other weights, or fewer local steps at a lower rate"
-        )
-    alive = torch.stack([value.flatten(1).any(1) for value in found.values()]).any(0)
-    if not bool(alive.all()):
-        victim = int((~alive).nonzero()[0])
-        raise GradveilError(f"victim {first + victim}: the model's gradient is zero: dead or saturated; nothing can be matched")
-    return [{name: value[victim] for name, value in found.items()} for victim in range(len(batches))]

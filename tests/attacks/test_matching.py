@@ -15,9 +15,10 @@ from gradveil.attacks.lbfgs import LBFGS
 from gradveil.attacks.optimizers import Adam
 from gradveil.attacks.priors import TotalVariation
 from gradveil.clients import Client
+from gradveil.core.draws import Draw
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
-from gradveil.core.types import Batch, Observation, Protocol
+from gradveil.core.types import Batch, Knowledge, Observation, Protocol
 from gradveil.data import load
 from gradveil.models import build
 from gradveil.scores import assign, psnr
@@ -152,13 +153,42 @@ def test_victims_of_two_models_are_not_attacked_together() -> None:
         find("dlg")(observe(pictures(1)) + observe(pictures(1)), generator(0))
 
 
+class Blurred(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.draw = Draw()
+
+    def forward(self, logits: Tensor) -> Tensor:
+        blurred: Tensor = logits + self.draw(logits)
+        return blurred
+
+
+def everything(one: Observation) -> Knowledge:
+    """What all attacks together may need to know."""
+    return Knowledge(
+        labels=one.knowledge.labels,
+        transform=lambda images: images.flip(-1),
+        policy=lambda images, rng: images.roll(int(torch.randint(3, (), generator=rng)), -1),
+        means=torch.full((CLASSES, 1, 12, 12), 0.5),
+        random_layers=("*head*",),
+        defended_layers=("*head.weight",),
+        pruned=True,
+        noise=("gaussian", 0.1),
+        train_masks=True,
+        earlier=(one.gradients,),
+    )
+
+
 @pytest.mark.parametrize("name", names())
 def test_every_preset_runs_and_gives_images_in_range(name: str) -> None:
     batch = pictures(2)
     model = build("mlp", channels=1, size=12, classes=CLASSES).double() if name == "closed-form" else leaky()
     attack = PRESETS[name]
     attack = replace(attack, steps=2) if isinstance(attack, GradientMatching) else attack
-    found = attack(observe(batch, model=model), generator(0))
+    if name in ("joint-noise", "joint-masks"):
+        model = nn.Sequential(model, Blurred() if name == "joint-noise" else nn.Dropout(0.2))
+    seen = observe(batch, model=model, protocol=Protocol(train_mode=name == "joint-masks"))
+    found = attack([replace(one, knowledge=everything(one)) for one in seen], generator(0))
     assert [one.status for one in found] == ["ok", "ok"]
     for one in found:
         assert one.images.shape == (1, 1, 12, 12)

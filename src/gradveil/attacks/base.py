@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import ClassVar, final
+from typing import final
 
 from torch import Generator
 
@@ -16,8 +16,15 @@ Progress = Callable[[int, int], None]
 class Attack(ABC):
     """A frozen dataclass whose fields are its settings. Subclasses write `reconstruct`; callers call the attack."""
 
-    needs: ClassVar[tuple[str, ...]] = ()
-    """Names of `Knowledge` fields that it cannot do without."""
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names of `Knowledge` fields that it cannot do without."""
+        return ()
+
+    @property
+    def title(self) -> str:
+        """What messages call it."""
+        return str(self)
 
     @final
     def __call__(self, seen: Sequence[Observation], rng: Generator, progress: Progress | None = None) -> list[Reconstruction]:
@@ -28,7 +35,7 @@ class Attack(ABC):
         for one in seen:
             if one.model is not first.model or one.size != first.size or one.protocol != first.protocol:
                 raise GradveilError("victims attacked together must share one model, one batch size and one protocol")
-            one.knowledge.need(*self.needs, by=str(self))
+            one.knowledge.need(*self.needs, by=self.title)
         found = self.reconstruct(seen, rng, progress or _silent)
         assert len(found) == len(seen)
         return found

@@ -4,7 +4,6 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor
@@ -77,11 +76,14 @@ class BlindImage(Blind):
 class BlindClassMean(Blind):
     """The image of each label's class, from images (classes, C, H, W): the class means of data like the victim's."""
 
-    needs: ClassVar[tuple[str, ...]] = ("labels",)
     images: Tensor = field(repr=False)
 
     def __post_init__(self) -> None:
         _check_pixels(self.images, str(self))
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("labels",)
 
     def guess(self, one: Observation, rng: Generator) -> Tensor:
         _check_shape(self.images, (one.classes, *one.image_shape), str(self))

@@ -6,6 +6,7 @@ generator's device and stays there.
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -13,6 +14,7 @@ from torch import Generator, Tensor
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.space import Frame
+from gradveil.core.types import Observation
 
 Shape = tuple[int, int, int, int]
 """(B, C, H, W): the batch of one victim."""
@@ -21,6 +23,15 @@ Shape = tuple[int, int, int, int]
 @dataclass(frozen=True)
 class Initial(ABC):
     """Called with the number of rows, the shape of each, a generator and the frame; gives (rows, B, C, H, W)."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names of `Knowledge` fields."""
+        return ()
+
+    def knowing(self, seen: Sequence[Observation], labels: Tensor) -> "Initial":  # noqa: ARG002
+        """The start for these victims, with the labels (rows, B) or (rows, B, classes) of the rows."""
+        return self
 
     @abstractmethod
     def __call__(self, rows: int, shape: Shape, rng: Generator, frame: Frame) -> Tensor:
@@ -96,6 +107,31 @@ class Given(Initial):
             raise GradveilError(f"start images have shape {tuple(self.images.shape)}: expected {whole[2:]}, {whole[1:]} or {whole}")
         mean, std = (part.to(rng.device) for part in frame)
         return _normalized(self.images.to(mean).expand(whole), (mean, std))
+
+
+@dataclass(frozen=True)
+class ClassMean(Initial):
+    """The mean image of the label's class in public data."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("means",)
+
+    def knowing(self, seen: Sequence[Observation], labels: Tensor) -> Initial:
+        expected = (seen[0].classes, *seen[0].image_shape)
+        if labels.dim() != 2:
+            raise GradveilError("a start from class means needs labels: they cannot be optimized along")
+        starts = []
+        for one, own in zip(seen, labels.cpu().chunk(len(seen)), strict=True):
+            means = one.knowledge.means
+            assert means is not None
+            if tuple(means.shape) != expected:
+                raise GradveilError(f"class means of shape {tuple(means.shape)}: expected {expected}")
+            starts.append(means.cpu()[own])
+        return Given(torch.cat(starts))
+
+    def __call__(self, rows: int, shape: Shape, rng: Generator, frame: Frame) -> Tensor:  # noqa: ARG002
+        raise GradveilError("class means depend on the victims: call knowing(seen, labels) first")
 
 
 def _pixels(shape: Shape, rng: Generator, frame: Frame) -> Tensor:

@@ -1,24 +1,30 @@
-"""The published attacks by name, each a composition of parts (settings: the papers' and their code's, side by side in the docs)."""
+"""The published attacks and those that undo a defense by name, each a composition of parts (settings: the papers' and their code's)."""
 
 from dataclasses import replace
 
 from gradveil.attacks.analytic import LinearInversion
 from gradveil.attacks.base import Attack
-from gradveil.attacks.distances import cosine, l1, l2
-from gradveil.attacks.initial import Patterned
+from gradveil.attacks.distances import Cosine, cosine, l1, l2
+from gradveil.attacks.initial import ClassMean, Patterned
+from gradveil.attacks.joint import JointMasks, JointNoise
 from gradveil.attacks.lbfgs import LBFGS
 from gradveil.attacks.matching import GradientMatching
 from gradveil.attacks.optimizers import SGD, Adam
-from gradveil.attacks.priors import LabelTerm, TotalVariation
+from gradveil.attacks.priors import LabelTerm, Smoothness, TotalVariation
+from gradveil.attacks.targets import likelihood
+from gradveil.attacks.through import ExpectedTransform, GuessedTransform, KnownTransform
 from gradveil.core.errors import unknown
 
 TV = TotalVariation(1e-4)
+NATS = Smoothness(1.0)  # a likelihood counts in nats, not from 0 to 2
 # A line search needs full precision: with a GPU's shorter formats it stopped at a median of 14 dB (32 images), in float32 on a CPU at 38.
 SECOND_ORDER = GradientMatching(l2, LBFGS(1.0), steps=300, boxed=False, decay=False, fast=False)
 
-PRESETS: dict[str, Attack] = {
+INVERTING = GradientMatching(cosine, Adam(0.1), TV, steps=4_800, signed=True)
+
+PUBLISHED: dict[str, Attack] = {
     # Geiping et al. 2020 ("inversed") as Gao et al. 2021 use it, and with the defaults of their code.
-    "adam-cosine": GradientMatching(cosine, Adam(0.1), TV, steps=4_800, signed=True),
+    "adam-cosine": INVERTING,
     "ig-default": GradientMatching(cosine, Adam(0.1), TotalVariation(1e-1), steps=4_800),
     # As published, at a learning rate that hardly moves ("zhu"): kept to show it.
     "lbfgs-l2": GradientMatching(l2, LBFGS(1e-4, line_search=False), TotalVariation(1e-3), steps=50, restarts=2, boxed=False, decay=False),
@@ -34,6 +40,29 @@ PRESETS: dict[str, Attack] = {
     # Exact, for one image and a first layer that is linear with a bias.
     "closed-form": LinearInversion(),
 }
+
+BREAKERS: dict[str, Attack] = {
+    # Policies. Balunovic et al. 2022 showed that they fail early in training; the rest knows the policy, or the classes' looks.
+    "early-step": GradientMatching(cosine, Adam(0.1), TotalVariation(1e-5), steps=2_000, signed=True),
+    "transform-known": replace(INVERTING, through=KnownTransform()),
+    "transform-drawn": replace(INVERTING, through=ExpectedTransform(4)),
+    "transform-guessed": replace(INVERTING, through=GuessedTransform(), restarts=8),
+    "class-mean": replace(INVERTING, initial=ClassMean()),
+    # PRECODE: Balunovic et al. 2022 leave out what is random; the noise can be looked for too. Soteria: the same with its layer.
+    "without-random-layers": replace(INVERTING, distance=Cosine(leave_out="random")),
+    "without-defended-layers": replace(INVERTING, distance=Cosine(leave_out="defended")),
+    "joint-noise": replace(INVERTING, joint=JointNoise()),
+    # Dropout: Scheliga et al. 2023.
+    "joint-masks": replace(INVERTING, joint=JointMasks()),
+    # Pruning: match what is left of one round, or of all rounds where the rest is fed back (Lin et al. 2018).
+    "masked": replace(INVERTING, distance=Cosine(nonzero=True)),
+    "masked-rounds": replace(INVERTING, distance=Cosine(rounds=True)),
+    # Noise: what is most likely under it, and the mean of eight such searches (Balunovic et al. 2022, a Bayesian view).
+    "likelihood": replace(INVERTING, distance=likelihood, prior=NATS),
+    "averaged": replace(INVERTING, distance=likelihood, prior=NATS, restarts=8, averaged=True),
+}
+
+PRESETS: dict[str, Attack] = {**PUBLISHED, **BREAKERS}
 
 
 def names() -> tuple[str, ...]:

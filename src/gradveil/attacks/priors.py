@@ -22,7 +22,7 @@ from gradveil.core.errors import GradveilError
 class PriorState:
     """What a prior may look at besides the images. Labels are (rows, B), or (rows, B, classes) where soft; (mean, std) is the frame.
 
-    `train_mode` is the protocol's: a pass of the model is made as the client made it.
+    `train_mode` is the protocol's: a pass of the model is made as the client made it. Of its answers the first `classes` are logits.
     """
 
     model: nn.Module
@@ -30,6 +30,7 @@ class PriorState:
     mean: Tensor
     std: Tensor
     train_mode: bool = False
+    classes: int | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,17 @@ class TotalVariation(Weighted):
 
 
 @dataclass(frozen=True)
+class Smoothness(TotalVariation):
+    """Total variation in nats: minus the log density of neighbors whose difference is Laplacian of scale 1, summed over all values.
+
+    It goes with a distance in nats, such as a likelihood: unlike a weight tuned for one size, it holds for images of any size.
+    """
+
+    def penalty(self, images: Tensor, state: PriorState) -> Tensor:
+        return images[0].numel() * super().penalty(images, state)
+
+
+@dataclass(frozen=True)
 class LabelTerm(Weighted):
     """sum over the batch of |F(x') - onehot(y)|^2 (CPL, Wei et al. 2020).
 
@@ -81,7 +93,7 @@ class LabelTerm(Weighted):
     """
 
     def penalty(self, images: Tensor, state: PriorState) -> Tensor:
-        probabilities = _by_row(images, state, lambda rows: _logits(state, rows)).softmax(-1)
+        probabilities = _by_row(images, state, lambda rows: _logits(state, rows))[..., : state.classes].softmax(-1)
         labels = state.labels
         if labels.dim() == 2:
             labels = labels[..., None] == torch.arange(probabilities.shape[-1], device=labels.device)
@@ -131,7 +143,7 @@ def _by_row(images: Tensor, state: PriorState, function: Callable[[Tensor], Tens
 
 
 def _logits(state: PriorState, images: Tensor) -> Tensor:
-    """(rows, B, classes)."""
+    """(rows, B, classes and what else the model answers)."""
     return torch.stack(list(outputs(state.model, images.flatten(0, 1), state.train_mode).chunk(len(images))))
 
 

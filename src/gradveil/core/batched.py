@@ -1,8 +1,12 @@
 """Many victims in one pass, where the model allows it: the engine, and the trial it must pass first."""
 
+from collections.abc import Collection
+from contextlib import AbstractContextManager
+
 import torch
 from torch import Generator, Tensor, nn
 
+from gradveil.core.draws import Draws, given
 from gradveil.core.errors import GradveilError, one_line
 from gradveil.core.gradients import Gradients, Loss, check_victims, gradient, trainable
 from gradveil.core.obstacles import obstacle
@@ -18,35 +22,46 @@ class BatchedGradients:
 
     The first call tries it out on two random victims, against plain autograd. `why_not` says in one line what stands in the way.
     They have graph and values like those of `loop_gradients`. `short`: on a GPU, products of patches may be taken in bf16, which
-    halves the memory they move; such gradients come out as bf16.
+    halves the memory they move; such gradients come out as bf16. `told`: the modules whose draws come with each call.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, *, short: bool = False) -> None:
-        self._model, self._loss, self._short = model, loss, short
+    def __init__(self, model: nn.Module, loss: Loss, *, short: bool = False, told: Collection[str] = ()) -> None:
+        self._model, self._loss, self._short, self._told = model, loss, short, frozenset(told)
         self._tried = False
         self._mismatch: str | None = None
 
     @property
     def why_not(self) -> str | None:
         """Read anew each time, since a model may change its mode; a failed trial is remembered."""
-        return obstacle(self._model) or self._mismatch
+        return obstacle(self._model, self._told) or self._mismatch
 
-    def __call__(self, images: Tensor, labels: Tensor, *, differentiable: bool = False) -> Gradients:
-        self.check(images, labels)
+    def __call__(self, images: Tensor, labels: Tensor, *, draws: Draws | None = None, differentiable: bool = False) -> Gradients:
+        """`draws` are (victims, batch, ...) for each of the modules told."""
+        draws = draws or {}
+        if draws.keys() != self._told:
+            raise GradveilError(f"draws of {', '.join(draws) or 'nothing'}: expected those of {', '.join(sorted(self._told)) or 'nothing'}")
+        self.check(images, labels, draws)
         if not differentiable:
-            images, labels = images.detach(), labels.detach()
-        with torch.enable_grad():
+            images, labels, draws = images.detach(), labels.detach(), {name: value.detach() for name, value in draws.items()}
+        with torch.enable_grad(), _rows_given(self._model, draws):
             done = forward(self._model, self._loss, images, labels, {n: p.detach() for n, p in self._model.named_parameters()})
             return collect(self._model, done, len(images), differentiable, short=self._short)
 
-    def check(self, images: Tensor, labels: Tensor) -> None:
+    def check(self, images: Tensor, labels: Tensor, draws: Draws | None = None) -> None:
         """Refuse what is no victims, and victims that cannot share a pass. The first call is the trial."""
         check_victims(images, labels)
         if not self._tried and self.why_not is None:
-            self._mismatch = _trial(self._model, self._loss, images, labels)
+            ends = {name: value.detach()[[0, -1]] for name, value in (draws or {}).items()}
+            with _rows_given(self._model, ends):
+                self._mismatch = _trial(self._model, self._loss, images, labels)
             self._tried = True
         if (reason := self.why_not) is not None:
             raise NotBatchableError(f"the gradients of these victims cannot be batched: {reason}")
+
+
+def _rows_given(model: nn.Module, draws: Draws) -> AbstractContextManager[None]:
+    """For a pass of all victims' rows at once."""
+    return given(model, {name: value.flatten(0, 1) for name, value in draws.items()})
 
 
 def _trial(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor) -> str | None:

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from gradveil.core.draws import Draws, given
 from gradveil.core.errors import GradveilError
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -34,10 +35,18 @@ def gradient(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor, *, di
     return dict(zip(parameters, found, strict=True))
 
 
-def loop_gradients(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor, *, differentiable: bool = False) -> Gradients:
-    """Of each victim's mean loss, one victim after the other: images (victims, batch, ...) give tensors (victims, *parameter shape)."""
+def loop_gradients(
+    model: nn.Module, loss: Loss, images: Tensor, labels: Tensor, *, draws: Draws | None = None, differentiable: bool = False
+) -> Gradients:
+    """Of each victim's mean loss, one victim after the other: images (victims, batch, ...) give tensors (victims, *parameter shape).
+
+    `draws` are (victims, batch, ...) for each module that does not draw itself.
+    """
     check_victims(images, labels)
-    each = [gradient(model, loss, x, y, differentiable=differentiable) for x, y in zip(images, labels, strict=True)]
+    each = []
+    for victim, (x, y) in enumerate(zip(images, labels, strict=True)):
+        with given(model, {name: value[victim] for name, value in (draws or {}).items()}):
+            each.append(gradient(model, loss, x, y, differentiable=differentiable))
     return {name: torch.stack([found[name] for found in each]) for name in each[0]}
 
 

@@ -1,5 +1,7 @@
 """Why the victims of a model cannot share one batched pass, read from its modules."""
 
+from collections.abc import Collection
+
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
@@ -7,10 +9,13 @@ from torch.nn.modules.dropout import _DropoutNd
 from gradveil.core.layers import RULES
 
 
-def obstacle(model: nn.Module) -> str | None:
-    """The first module that stands in the way, and why, in one line; None when none is known to."""
+def obstacle(model: nn.Module, told: Collection[str] = ()) -> str | None:
+    """The first module that stands in the way, and why, in one line; None when none is known to.
+
+    `told` are modules that do not draw themselves, since their draws are handed in.
+    """
     for name, module in model.named_modules():
-        reason = _reason(module)
+        reason = None if name in told else _reason(module)
         if reason is not None:
             return f"{name or 'the model'} ({type(module).__name__}) {reason}"
     return None

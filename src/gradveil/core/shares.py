@@ -2,7 +2,7 @@
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -11,6 +11,7 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.nn.modules.batchnorm import _NormBase
 
+from gradveil.core.draws import Draws
 from gradveil.core.errors import GradveilError, GradveilWarning, one_line
 from gradveil.core.gradients import Gradients, Loss, check_victims, per_sample, trainable
 from gradveil.core.types import Protocol
@@ -21,13 +22,15 @@ class Shares:
     """Built once for a model, a loss and a protocol, then called with images (victims, batch, ...) and their labels.
 
     Each call puts the model into the protocol's mode, and afterwards each of its modules into the one it had. `short` allows
-    shorter number formats on a GPU, as `BatchedGradients` does.
+    shorter number formats on a GPU, as `BatchedGradients` does. `told`: the modules whose draws come with each call.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, protocol: Protocol, *, short: bool = False) -> None:
+    def __init__(self, model: nn.Module, loss: Loss, protocol: Protocol, *, short: bool = False, told: Collection[str] = ()) -> None:
+        if told and protocol.local_steps > 1:
+            raise GradveilError(f"{protocol.local_steps} local steps draw anew at each: draws can be given for 1 step alone")
         self._model, self._protocol = model, protocol
         self._engine: VictimGradients | LocalUpdates = (
-            VictimGradients(model, loss, short=short) if protocol.local_steps == 1 else LocalUpdates(model, loss, protocol)
+            VictimGradients(model, loss, short=short, told=told) if protocol.local_steps == 1 else LocalUpdates(model, loss, protocol)
         )
 
     @property
@@ -36,9 +39,11 @@ class Shares:
         with in_mode(self._model, self._protocol.train_mode):
             return self._engine.why_not
 
-    def __call__(self, images: Tensor, labels: Tensor, *, differentiable: bool = False) -> Gradients:
+    def __call__(self, images: Tensor, labels: Tensor, *, draws: Draws | None = None, differentiable: bool = False) -> Gradients:
         """(victims, *parameter shape) for labels (victims, batch), or class probabilities (victims, batch, classes)."""
         with in_mode(self._model, self._protocol.train_mode):
+            if isinstance(self._engine, VictimGradients):
+                return self._engine(images, labels, draws=draws, differentiable=differentiable)
             return self._engine(images, labels, differentiable=differentiable)
 
     def check(self, images: Tensor, classes: int) -> None:

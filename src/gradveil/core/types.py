@@ -1,9 +1,11 @@
 """The values that travel between the parts."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.gradients import Gradients, Loss
@@ -20,19 +22,42 @@ class Batch:
         return len(self.images)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Knowledge:
     """What the attacker knows beyond the model and what was shared. None: unknown."""
 
     labels: Tensor | None = None  # one class index for each image of the victim
+    transform: Callable[[Tensor], Tensor] | None = None  # pixel images as the client changed them, its own draws known; differentiable
+    policy: Callable[[Tensor, Generator], Tensor] | None = None  # the same with new draws at each call: those of the client are unknown
+    means: Tensor | None = None  # (classes, C, H, W): the class means of public data
+    random_layers: tuple[str, ...] | None = None  # patterns of parameters whose gradients depend on what the model draws
+    defended_layers: tuple[str, ...] | None = None  # patterns of parameters whose gradients the defense changed
+    pruned: bool | None = None  # zeros in the shared gradient are cut off, not measured
+    noise: tuple[str, float] | None = None  # ("gaussian" or "laplacian", scale), added to the shared gradient
+    train_masks: bool | None = None  # dropout was on; its masks are unknown
+    earlier: tuple[Gradients, ...] | None = None  # shared of the same batch in the rounds before, what was cut off being fed back
+    momentum: float | None = None  # of that feedback (deep gradient compression); None counts as 0
 
     def need(self, *names: str, by: str) -> None:
         """Refuse when something the attack cannot do without is unknown."""
-        absent = [name for name in names if getattr(self, name) is None]
+        absent = [f"{name} ({WORDS[name]})" if name in WORDS else name for name in names if getattr(self, name) is None]
         if absent:
             raise GradveilError(
-                f"attack {by} needs to know the {' and the '.join(absent)}: give them, or choose an attack that infers them"
+                f"attack {by} needs to know the {' and the '.join(absent)}: give them, or choose an attack that does without or infers them"
             )
+
+
+WORDS = {
+    "transform": "what the client made of its images, draws included",
+    "policy": "the policy in use",
+    "means": "class means of public data",
+    "random_layers": "which gradients depend on the model's own draws",
+    "defended_layers": "which gradients the defense changed",
+    "pruned": "whether zeros were cut off",
+    "noise": "kind and scale of the noise",
+    "train_masks": "whether dropout was on",
+    "earlier": "what the client shared in the rounds before",
+}
 
 
 @dataclass(frozen=True)
@@ -74,7 +99,9 @@ class Reconstruction:
     """What an attack found of one victim: images (size, C, H, W) in [0, 1], labels (size,) used or inferred.
 
     `distance` is that between its gradient and the observed one, all that an attacker has to judge by; infinite where the attack
-    diverged, and `status` says so. `frames` are the images after some of the iterations, `frame_steps`.
+    diverged, and `status` says so. `frames` are the images after some of the iterations, `frame_steps`. `aims_at` says whether the
+    images are looked for as the client used them, or as they were before its policy. `draws` are what the model drew, where that
+    was looked for too: (size, ...) by the name of the module.
     """
 
     images: Tensor
@@ -83,6 +110,8 @@ class Reconstruction:
     status: str = "ok"
     frames: Tensor | None = None  # (frames, size, C, H, W)
     frame_steps: tuple[int, ...] = ()
+    aims_at: Literal["used", "original"] = "used"
+    draws: Mapping[str, Tensor] = field(default_factory=dict)
 
 
 def stacked(seen: list[Observation]) -> dict[str, Tensor]:

@@ -1,0 +1,135 @@
+"""The model's own draws as further variables of the search: an attacker who finds them along with the images can repeat the pass."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor, nn
+
+from gradveil.core.draws import DROPOUTS, Draw, draw_shapes, drawing
+from gradveil.core.errors import GradveilError
+from gradveil.core.shares import in_mode
+from gradveil.core.types import Observation
+
+Variables = dict[str, Tensor]
+"""(rows, B, ...) by the name of the module that draws."""
+
+
+@dataclass(frozen=True)
+class JointDraws(ABC):
+    """`weight` is that of what is believed of the draws beforehand."""
+
+    weight: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.weight < float("inf"):
+            raise GradveilError(f"weight {self.weight} of the draws: it must be at least 0 and finite")
+
+    @property
+    @abstractmethod
+    def needs(self) -> tuple[str, ...]:
+        """Names of `Knowledge` fields."""
+
+    @abstractmethod
+    def takes(self, module: nn.Module) -> bool:
+        """Whether this module's draws are looked for."""
+
+    @abstractmethod
+    def start(self, shape: tuple[int, ...], module: nn.Module, rng: Generator) -> Tensor:
+        """The variables of one row."""
+
+    @abstractmethod
+    def values(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """The draws that variables stand for."""
+
+    @abstractmethod
+    def penalty(self, variables: Mapping[str, Tensor], model: nn.Module) -> Tensor:
+        """One for each row."""
+
+    def begin(self, one: Observation, rows: int, rng: Generator) -> Variables:
+        """Row by row, for every module that draws when the client trains."""
+        example = torch.zeros(one.size, *one.image_shape).to(next(one.model.parameters()))
+        with in_mode(one.model, one.protocol.train_mode):
+            modules = {name: module for name, module in drawing(one.model).items() if self.takes(module)}
+            shapes = draw_shapes(one.model, example, list(modules))
+        if not modules:
+            raise GradveilError(f"{type(one.model).__name__} has no such draws to look for: choose an attack without {type(self).__name__}")
+        starts = [{name: self.start((one.size, *shapes[name]), modules[name], rng) for name in shapes} for _ in range(rows)]
+        return {name: torch.stack([row[name] for row in starts]).to(example) for name in shapes}
+
+
+@dataclass(frozen=True)
+class JointNoise(JointDraws):
+    """Standard normal draws. The weight is that of mean e^2 / 2, their own prior."""
+
+    weight: float = 1e-4
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("random_layers",)
+
+    def takes(self, module: nn.Module) -> bool:
+        return isinstance(module, Draw)
+
+    def start(self, shape: tuple[int, ...], module: nn.Module, rng: Generator) -> Tensor:  # noqa: ARG002
+        return torch.randn(shape, generator=rng, device=rng.device)
+
+    def values(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return dict(variables)
+
+    def penalty(self, variables: Mapping[str, Tensor], model: nn.Module) -> Tensor:  # noqa: ARG002
+        return self.weight * torch.stack([value.flatten(1).square().mean(1) / 2 for value in variables.values()]).sum(0)
+
+
+@dataclass(frozen=True)
+class JointMasks(JointDraws):
+    """Dropout masks, relaxed to the sigmoid of free logits. The weight is that of (share kept - (1 - p))^2 (Scheliga et al. 2023)."""
+
+    weight: float = 1e-2
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("train_masks",)
+
+    def takes(self, module: nn.Module) -> bool:
+        return isinstance(module, DROPOUTS)
+
+    def start(self, shape: tuple[int, ...], module: nn.Module, rng: Generator) -> Tensor:
+        middle = torch.logit(torch.tensor(_kept(module)))
+        return middle + 0.1 * torch.randn(shape, generator=rng, device=rng.device)
+
+    def values(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        return {name: value.sigmoid() for name, value in variables.items()}
+
+    def penalty(self, variables: Mapping[str, Tensor], model: nn.Module) -> Tensor:
+        shares = [value.sigmoid().flatten(1).mean(1) - _kept(model.get_submodule(name)) for name, value in variables.items()]
+        return self.weight * torch.stack(shares).square().sum(0)
+
+
+class FreshMasks:
+    """Of dropout layers whose masks nobody looks for: new ones at each call, so that victims can share a pass.
+
+    Several local steps draw theirs themselves.
+    """
+
+    def __init__(self, one: Observation, looked_for: Collection[str], rng: Generator) -> None:
+        self.example = torch.zeros(one.size, *one.image_shape).to(next(one.model.parameters()))
+        with in_mode(one.model, one.protocol.train_mode):
+            dropping = [name for name, module in drawing(one.model).items() if isinstance(module, DROPOUTS) and name not in looked_for]
+            self.shapes = draw_shapes(one.model, self.example, dropping) if dropping and one.protocol.local_steps == 1 else {}
+        self.kept = {name: _kept(one.model.get_submodule(name)) for name in self.shapes}
+        if self.shapes:
+            seed = int(torch.randint(2**62, (), generator=rng, device=rng.device))
+            self.rng = Generator(self.example.device).manual_seed(seed)
+
+    def __call__(self, rows: int) -> dict[str, Tensor]:
+        """(rows, B, ...)."""
+        sizes = {name: (rows, len(self.example), *shape) for name, shape in self.shapes.items()}
+        drawn = {name: torch.rand(size, generator=self.rng, device=self.example.device) for name, size in sizes.items()}
+        return {name: (value < self.kept[name]).to(self.example) for name, value in drawn.items()}
+
+
+def _kept(module: nn.Module) -> float:
+    assert isinstance(module, DROPOUTS)
+    return 1 - module.p

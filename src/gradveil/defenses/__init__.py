@@ -1,0 +1,33 @@
+"""Defences: what a client does to its model, its images and its gradients before it shares them. Each is one small class."""
+
+from gradveil.defenses.base import Defense, Moment, State
+from gradveil.defenses.chains import Chain, chain
+from gradveil.defenses.clipping import DPSGD, Clipping
+from gradveil.defenses.dropout import DropoutDefense
+from gradveil.defenses.noise import GaussianNoise, LaplacianNoise
+from gradveil.defenses.parsing import REGISTRY, parse
+from gradveil.defenses.policies import PolicyDefense, RandomPolicies
+from gradveil.defenses.precode import Precode
+from gradveil.defenses.pruning import FeedbackPruning, Pruning
+from gradveil.defenses.soteria import Soteria
+
+__all__ = [
+    "DPSGD",
+    "REGISTRY",
+    "Chain",
+    "Clipping",
+    "Defense",
+    "DropoutDefense",
+    "FeedbackPruning",
+    "GaussianNoise",
+    "LaplacianNoise",
+    "Moment",
+    "PolicyDefense",
+    "Precode",
+    "Pruning",
+    "RandomPolicies",
+    "Soteria",
+    "State",
+    "chain",
+    "parse",
+]

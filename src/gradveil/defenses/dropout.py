@@ -1,0 +1,42 @@
+"""Dropout in the model, on whenever gradients are shared."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+from torch import nn
+
+from gradveil.core.errors import GradveilError
+from gradveil.core.types import Knowledge
+from gradveil.defenses.base import Defense, ImageShape
+from gradveil.defenses.places import FEATURES, from_first_draw, place
+from gradveil.models.bottleneck import AlwaysDropout
+
+
+@dataclass(frozen=True)
+class DropoutDefense(Defense):
+    """Before the head or behind a named module, in training and in eval mode alike; `models.bottleneck.at_rest` turns it off."""
+
+    name: ClassVar[str] = "dropout"
+    line: ClassVar[str] = "dropout before the head, on also when gradients are shared"
+    paper: ClassVar[str] = "Scheliga et al. 2023, Dropout Is NOT All You Need to Prevent Gradient Leakage (which breaks it)"
+    example: ClassVar[str] = "dropout:0.5"
+    first: ClassVar[str | None] = "p"
+    acts_on: ClassVar[Literal["nothing", "model", "batch", "gradients"]] = "model"
+
+    p: float
+    position: str = FEATURES
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.p < 1:
+            raise GradveilError(f"defense dropout: p {self.p:g}; it must be from 0 to below 1")
+        object.__setattr__(self, "position", str(self.position))
+
+    @property
+    def random(self) -> bool:
+        return self.p > 0
+
+    def protect_model(self, model: nn.Module, image_shape: ImageShape | None = None) -> nn.Module:
+        return place(model, self.position, lambda _: AlwaysDropout(self.p), image_shape, str(self))
+
+    def tell(self, knowledge: Knowledge, model: nn.Module) -> Knowledge:
+        return replace(knowledge, train_masks=True, random_layers=from_first_draw(model))

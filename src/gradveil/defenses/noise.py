@@ -1,0 +1,87 @@
+"""Noise on the shared gradients."""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Generator, Tensor, nn
+
+from gradveil.core.errors import GradveilError
+from gradveil.core.gradients import Gradients
+from gradveil.core.types import Knowledge
+from gradveil.defenses.base import Defense, Moment, State
+
+
+@dataclass(frozen=True)
+class Noise(Defense, ABC):
+    """g + scale n for each entry, n standard."""
+
+    first: ClassVar[str | None] = "scale"
+    acts_on: ClassVar[Literal["nothing", "model", "batch", "gradients"]] = "gradients"
+    noisy: ClassVar[bool] = True
+
+    scale: float
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.scale < float("inf"):
+            raise GradveilError(f"defense {self.name}: scale {self.scale:g}; it must be 0 or more, and finite")
+
+    @property
+    def random(self) -> bool:
+        return self.scale > 0
+
+    @abstractmethod
+    def draw(self, like: Tensor, rng: Generator) -> Tensor:
+        """Standard noise of this shape, type and device."""
+
+    def protect_gradients(
+        self,
+        gradients: Gradients,
+        moment: Moment,  # noqa: ARG002
+        state: State,
+        rng: Generator,
+    ) -> tuple[Gradients, State]:
+        return {name: value + self.scale * self.draw(value, rng) for name, value in gradients.items()}, state
+
+    def tell(self, knowledge: Knowledge, model: nn.Module) -> Knowledge:  # noqa: ARG002
+        return tell_noise(knowledge, self.name, self.scale)
+
+
+@dataclass(frozen=True)
+class GaussianNoise(Noise):
+    """n ~ N(0, 1)."""
+
+    name: ClassVar[str] = "gaussian"
+    line: ClassVar[str] = "normal noise of this standard deviation is added to the gradient"
+    paper: ClassVar[str] = "Zhu et al. 2019, Deep Leakage from Gradients"
+    example: ClassVar[str] = "gaussian:1e-2"
+
+    def draw(self, like: Tensor, rng: Generator) -> Tensor:
+        return gaussian(like, rng)
+
+
+@dataclass(frozen=True)
+class LaplacianNoise(Noise):
+    """n has density exp(-|n|) / 2: standard deviation sqrt(2)."""
+
+    name: ClassVar[str] = "laplacian"
+    line: ClassVar[str] = "Laplace noise of this scale is added to the gradient"
+    paper: ClassVar[str] = "Zhu et al. 2019, Deep Leakage from Gradients"
+    example: ClassVar[str] = "laplacian:1e-2"
+
+    def draw(self, like: Tensor, rng: Generator) -> Tensor:
+        """The difference of two exponential variables."""
+        both = torch.empty(2, *like.shape, device=rng.device).exponential_(generator=rng)
+        return (both[0] - both[1]).to(like)
+
+
+def gaussian(like: Tensor, rng: Generator) -> Tensor:
+    return torch.randn(like.shape, generator=rng, device=rng.device).to(like)
+
+
+def tell_noise(knowledge: Knowledge, kind: str, scale: float) -> Knowledge:
+    """Of several noises the louder one is told. Entries cut off before are no longer zero."""
+    if knowledge.noise is not None and knowledge.noise[1] > scale:
+        kind, scale = knowledge.noise
+    return replace(knowledge, noise=(kind, scale), pruned=None) if scale else knowledge

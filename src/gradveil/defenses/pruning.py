@@ -1,0 +1,108 @@
+"""Sharing only the largest entries of each gradient: the rest is dropped, or kept and fed back in later rounds."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal
+
+import torch
+from torch import Generator, Tensor, nn
+
+from gradveil.core.errors import GradveilError
+from gradveil.core.gradients import Gradients
+from gradveil.core.types import Knowledge
+from gradveil.defenses.base import Defense, Moment, State
+
+
+@dataclass(frozen=True)
+class Pruning(Defense):
+    """In each tensor the `share` of entries with the smallest magnitudes become zero; at least one stays."""
+
+    name: ClassVar[str] = "prune"
+    line: ClassVar[str] = "in each tensor the share of smallest entries is set to zero"
+    paper: ClassVar[str] = "Zhu et al. 2019, Deep Leakage from Gradients"
+    example: ClassVar[str] = "prune:0.95"
+    first: ClassVar[str | None] = "share"
+    acts_on: ClassVar[Literal["nothing", "model", "batch", "gradients"]] = "gradients"
+
+    share: float
+
+    def __post_init__(self) -> None:
+        check_share(self.share, self.name)
+
+    def protect_gradients(
+        self,
+        gradients: Gradients,
+        moment: Moment,  # noqa: ARG002
+        state: State,
+        rng: Generator,  # noqa: ARG002
+    ) -> tuple[Gradients, State]:
+        return {name: value * kept(value, self.share) for name, value in gradients.items()}, state
+
+    def tell(self, knowledge: Knowledge, model: nn.Module) -> Knowledge:  # noqa: ARG002
+        return replace(knowledge, pruned=True)
+
+
+@dataclass(frozen=True, eq=False)
+class Residuals:
+    """u, the momentum-corrected gradients, and v, what of their sum was not shared yet."""
+
+    momentum: Gradients
+    unsent: Gradients
+
+
+@dataclass(frozen=True)
+class FeedbackPruning(Pruning):
+    """u = m u + g, v = v + u; the largest entries of v are shared and taken out of v and of u, the rest waits.
+
+    Taking them out of u too is the paper's momentum factor masking: what was sent pulls no further.
+    """
+
+    name: ClassVar[str] = "prune-feedback"
+    line: ClassVar[str] = "the largest entries are shared, the rest adds up, with momentum, until it is shared in a later round"
+    paper: ClassVar[str] = "Lin et al. 2018, Deep Gradient Compression"
+    example: ClassVar[str] = "prune-feedback:0.99"
+
+    momentum: float = 0.9
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.momentum < 1:
+            raise GradveilError(f"defense {self.name}: momentum {self.momentum:g}; it must be from 0 to below 1")
+
+    def protect_gradients(
+        self,
+        gradients: Gradients,
+        moment: Moment,  # noqa: ARG002
+        state: State,
+        rng: Generator,  # noqa: ARG002
+    ) -> tuple[Gradients, State]:
+        before = state if isinstance(state, Residuals) else None
+        momentum = {k: g + self.momentum * before.momentum[k] if before else g for k, g in gradients.items()}
+        waiting = {k: u + before.unsent[k] if before else u for k, u in momentum.items()}
+        sent = {k: kept(v, self.share) for k, v in waiting.items()}
+        after = Residuals({k: u * ~sent[k] for k, u in momentum.items()}, {k: v * ~sent[k] for k, v in waiting.items()})
+        return {k: v * sent[k] for k, v in waiting.items()}, after
+
+    def tell(self, knowledge: Knowledge, model: nn.Module) -> Knowledge:
+        return replace(super().tell(knowledge, model), momentum=self.momentum)
+
+
+def kept(values: Tensor, share: float) -> Tensor:
+    """A mask without exactly the `share` smallest magnitudes, rounded down; of equal ones the first go.
+
+    By selection: `torch.quantile` refuses more than 16 million entries.
+    """
+    dropped = math.floor(round(share * values.numel(), 6))
+    magnitudes = values.abs().flatten()
+    if not dropped:
+        return torch.ones_like(values, dtype=torch.bool)
+    threshold = magnitudes.kthvalue(dropped).values
+    mask = magnitudes >= threshold
+    equal = dropped - int(mask.numel() - mask.sum())
+    mask[(magnitudes == threshold).nonzero().squeeze(1)[:equal]] = False
+    return mask.view_as(values)
+
+
+def check_share(share: float, name: str) -> None:
+    if not 0 <= share < 1:
+        raise GradveilError(f"defense {name}: share {share:g}; it must be from 0 (nothing is cut) to below 1")
