@@ -127,7 +127,7 @@ def compare(name: str, victims: int, device: torch.device, options: argparse.Nam
 
 def _check(attack: GradientMatching, seen: list[Observation], begin: Tensor, exact: list[tuple[Tensor, Tensor]]) -> float:
     """The largest relative error of a victim's slope in float32; the attack itself may use shorter formats on a GPU."""
-    from gradveil.attacks.matching import Problem
+    from gradveil.attacks.problems import Problem
 
     problem = Problem(replace(attack, fast=False), seen, generator(0))
     losses, slopes = problem.evaluate()

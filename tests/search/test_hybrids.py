@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradveil.search.hybrids import distinct, functions, make_hybrid
+from gradveil.search.hybrids import distinct, functions, hybrid_note, make_hybrid
 from gradveil.transforms import Policy
 
 
@@ -32,10 +32,10 @@ def test_members_come_best_first_and_share_no_function(ranked: tuple[str, ...], 
 @pytest.mark.parametrize(
     ("ranked", "why"),
     [
-        (("3",), "only one policy was kept"),
-        (("3-1", "1-7", "3"), "every other policy kept shares a function with 3-1"),
-        (("none",), "the policies kept change nothing"),
-        (("none", "3"), "every other policy kept shares a function with 3"),
+        (("3",), "only one policy qualifies"),
+        (("3-1", "1-7", "3"), "every other policy that qualifies shares a function with 3-1"),
+        (("none",), "the policies that qualify change nothing"),
+        (("none", "3"), "every other policy that qualifies shares a function with 3"),
     ],
 )
 def test_where_two_cannot_stand_together_it_says_why(ranked: tuple[str, ...], why: str) -> None:
@@ -44,3 +44,12 @@ def test_where_two_cannot_stand_together_it_says_why(ranked: tuple[str, ...], wh
 
 def test_of_equal_policies_the_first_counts() -> None:
     assert distinct(policies("3", "24", "42", "3", "3-24", "24-3", "none", "none")) == [0, 1, 4, 5, 6]
+
+
+def test_a_member_that_was_not_kept_is_named_with_its_rank() -> None:
+    ranked = policies("48-3", "3-1", "3-7", "21-15", "9")
+    hybrid, _ = make_hybrid(ranked, 2)
+    assert str(hybrid) == "48-3+21-15"
+    (note,) = hybrid_note(ranked, 2, hybrid)
+    assert note.startswith("member 21-15 of the hybrid ranks 4 of 5")
+    assert not hybrid_note(ranked, 4, hybrid) and not hybrid_note(ranked, 2, None)

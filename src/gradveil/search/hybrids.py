@@ -22,7 +22,7 @@ def distinct(policies: Iterable[Policy]) -> list[int]:
 
 
 def make_hybrid(ranked: Sequence[Policy], members: int) -> tuple[Policy | None, str]:
-    """Best first, each that shares no function with those before it; None where there are not two, and why.
+    """Best first of all that qualify, each that shares no function with those before it; None where there are not two, and why.
 
     A policy that changes nothing is left out: images that draw it would have no protection.
     """
@@ -36,7 +36,15 @@ def make_hybrid(ranked: Sequence[Policy], members: int) -> tuple[Policy | None, 
     if len(chosen) > 1:
         return Policy(tuple(member for policy in chosen for member in policy.members)), ""
     if not chosen:
-        return None, "the policies kept change nothing"
+        return None, "the policies that qualify change nothing"
     if len(ranked) == 1:
-        return None, "only one policy was kept"
-    return None, f"every other policy kept shares a function with {chosen[0]}"
+        return None, "only one policy qualifies"
+    return None, f"every other policy that qualifies shares a function with {chosen[0]}"
+
+
+def hybrid_note(ranked: Sequence[Policy], kept: int, hybrid: Policy | None) -> tuple[str, ...]:
+    """Where a member stands that is not among the policies kept."""
+    places = [1 + ranked.index(Policy((member,))) for member in (hybrid.members if hybrid else ())]
+    late = [place for place in places if place > kept]
+    why = "all before it share a function with another member"
+    return tuple(f"member {ranked[place - 1]} of the hybrid ranks {place} of {len(ranked)}: {why}" for place in late)

@@ -14,7 +14,7 @@ from gradveil.search import confirmations
 from gradveil.search.engines import Engine, LocalEngine
 from gradveil.search.files import write_files
 from gradveil.search.folders import JOURNAL, RESULT, SEARCH, alone, claimed
-from gradveil.search.hybrids import make_hybrid
+from gradveil.search.hybrids import hybrid_note, make_hybrid
 from gradveil.search.jobs import SearchJob
 from gradveil.search.loops import Loop
 from gradveil.search.progress import Bar
@@ -98,8 +98,9 @@ def conclude(
 ) -> None:
     """Keep the best, make the hybrid, confirm both, and write the files."""
     job = setup.job
-    kept = qualified(job, done)[: job.keep]
-    hybrid, why = make_hybrid([one.policy for one in kept], job.hybrid)
+    ranked = qualified(job, done)
+    kept, order = ranked[: job.keep], [one.policy for one in ranked]
+    hybrid, why = make_hybrid(order, job.hybrid)
     policies = confirmations.rows(job, kept[0].policy, hybrid)
     run_audits(confirmations.work(job, checkpoint, out, policies))
     confirmed = {model: {row: str(policy) for row, policy in policies.items()} for model in confirmations.MODELS}
@@ -112,7 +113,7 @@ def conclude(
         hybrid,
         why,
         saving(job, done, len(setup.chosen.leak)) if job.race else None,
-        (*accuracy_note(checkpoint), *setup.chosen.notes),
+        (*accuracy_note(checkpoint), *setup.chosen.notes, *hybrid_note(order, len(kept), hybrid)),
         *study,
         confirmed,
         tuple(confirmations.verdicts(confirmations.read(out, confirmed))),
