@@ -30,8 +30,8 @@ from gradveil.core.seeds import derived, generator
 from gradveil.data import Images, load
 from gradveil.models import build
 from gradveil.models.checkpoints import load_checkpoint
+from gradveil.scores import PrivacyScorer
 from gradveil.scores.scorers import Scorer
-from gradveil.search.judges import PrivacyScorer
 from gradveil.search.probes import RESERVED, make_probe
 from gradveil.search.samplers import draw, policy_of
 from gradveil.transforms import Policy
