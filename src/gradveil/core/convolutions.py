@@ -16,6 +16,8 @@ from torch.autograd.function import once_differentiable
 
 from gradveil.core.gpu import kernels, suits
 
+MANY_PATCHES = 200_000  # numbers in one image's patches
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -46,6 +48,20 @@ def line_products(layer: nn.Conv2d, inputs: Tensor, blame: Tensor, lines: int) -
     shape = _pair(layer.kernel_size), _pair(layer.stride), _pair(layer.dilation), (top, left)
     found: tuple[Tensor, Tensor] = kernels().line_products(inputs, blame, lines, *shape)
     return found
+
+
+def suits_one_by_one(layer: nn.Conv2d, inputs: Tensor, blame: Tensor) -> bool:
+    """Whether, on a CPU, torch's own weight gradient image by image is faster than one product of all patches: for large layers."""
+    plain = type(layer) is nn.Conv2d and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    patches = inputs.shape[1] * layer.kernel_size[0] * layer.kernel_size[1] * blame[0, 0].numel()
+    return plain and not inputs.is_cuda and patches > MANY_PATCHES
+
+
+def weights_one_by_one(layer: nn.Conv2d, inputs: Tensor, blame: Tensor) -> Tensor:
+    """(images, *weight shape)."""
+    back = torch.ops.aten.convolution_backward
+    settings = layer.stride, layer.padding, layer.dilation, False, (0, 0), layer.groups, (False, True, False)
+    return torch.cat([back(blame[i : i + 1], inputs[i : i + 1], layer.weight, None, *settings)[1][None] for i in range(len(inputs))])
 
 
 class _PatchProducts(torch.autograd.Function):

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from gradveil.core.batched import BatchedGradients, NotBatchableError
 from gradveil.core.convolutions import line_products as convolution_products
+from gradveil.core.convolutions import suits_one_by_one, weights_one_by_one
 from gradveil.core.errors import GradveilWarning
 from gradveil.core.gpu import kernels, suits
 from gradveil.core.gradients import Gradients, Loss, gradient, trainable
@@ -130,6 +131,11 @@ def layer_products(layer: nn.Module, inputs: Tensor, blame: Tensor, lines: int) 
         if type(layer) is nn.BatchNorm2d:
             plain, mixed = kernels().moments(blame, inputs)
             return {name: products(part, lines) for name, part in normalized_sums(layer, plain, mixed).items()}
+    if isinstance(layer, nn.Conv2d) and suits_one_by_one(layer, inputs, blame):
+        rows = inputs.shape[0] // lines
+        each = [products(weights_one_by_one(layer, a, b), 1) for a, b in zip(inputs.split(rows), blame.split(rows), strict=True)]
+        pair = torch.cat([dots for dots, _ in each]), torch.cat([squares for _, squares in each])
+        return {"weight": pair} if layer.bias is None else {"weight": pair, "bias": products(blame.sum((2, 3)), lines)}
     return {name: products(part, lines) for name, part in RULES[type(layer)](layer, inputs, blame, len(blame)).items()}
 
 
