@@ -43,6 +43,19 @@ def test_no_epochs_give_the_untrained_model(gradveil: Any) -> None:
     assert outcome.status == 0 and "after 0 epochs (0 steps)" in outcome.shown and "metrics" not in outcome.shown
 
 
+def test_the_defense_is_said_and_with_dp_sgd_epsilon(gradveil: Any) -> None:
+    line = f"{QUICK} --epochs 1 --out run --defense dp:norm=1,multiplier=1.5 --delta 0.01"
+    result = gradveil(f"{line} --json").result
+    assert result["defense"] == "dp:norm=1,multiplier=1.5" and result["delta"] == 0.01 and 0.5 < result["epsilon"] < 5
+    assert f"epsilon {result['epsilon']:.4g} at delta 0.01, by Opacus' accountant" in gradveil(line).shown
+
+
+def test_without_a_defense_there_is_no_epsilon(gradveil: Any) -> None:
+    result = gradveil(f"{QUICK} --epochs 0 --out run --json").result
+    assert (result["defense"], result["epsilon"], result["delta"]) == ("none", None, None)
+    assert "defense" not in gradveil(f"{QUICK} --epochs 0 --out run").shown
+
+
 @pytest.mark.parametrize(
     ("options", "says"),
     [
@@ -63,6 +76,15 @@ def test_no_epochs_give_the_untrained_model(gradveil: Any) -> None:
         ("--save-at=-1", "save-at -1: steps are counted from 0"),
         ("--save-at 1,x", "save-at '1,x': write whole numbers with commas"),
         ("--policy 3-99", "transformation 99 is out of range: choose 0 to 49"),
+        ("--policy prune:0.9", "'prune:0.9' is no transformation"),
+        ("--defense 3-99", "transformation 99 is out of range: choose 0 to 49"),
+        ("--defense nonsense", "unknown defense 'nonsense': choose from none, policy, random, prune"),
+        ("--defense prune:1.5", "defense prune: share 1.5; it must be from 0 (nothing is cut) to below 1"),
+        ("--defense prune:0.9 --policy 3-1", "policy 3-1 and defense prune:0.9: give one; for a chain, --defense 3-1,then,prune:0.9"),
+        ("--defense prune:0.9,then,3-1", "3-1 changes the images, which come before the gradients"),
+        ("--defense precode:position=nowhere", "unknown position of defense precode:position=nowhere: 'nowhere': choose from features"),
+        ("--defense dp:norm=1,multiplier=1 --model convnet", "features.1 is a BatchNorm2d, which mixes samples in training"),
+        ("--defense prune:0.9 --delta 0.1", "delta 0.1: it is for DP-SGD's epsilon"),
         ("--data nonsense", "unknown dataset 'nonsense': choose from"),
         ("--data folder:nowhere", "no folder nowhere"),
         ("--model nonsense", "unknown model 'nonsense': choose from"),

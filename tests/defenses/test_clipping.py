@@ -76,7 +76,7 @@ def test_the_noise_has_standard_deviation_multiplier_times_norm_over_batch_size(
 @pytest.mark.parametrize(("multiplier", "rate", "steps", "delta"), [(1.1, 0.01, 1000, 1e-5), (0.7, 0.1, 50, 1e-6), (4.0, 1.0, 10, 1e-5)])
 def test_epsilon_equals_that_of_opacus(multiplier: float, rate: float, steps: int, delta: float) -> None:
     with warnings.catch_warnings(action="ignore"):
-        from opacus.accountants import RDPAccountant  # type: ignore[import-untyped]
+        from opacus.accountants import RDPAccountant
 
         accountant = RDPAccountant()
         for _ in range(steps):

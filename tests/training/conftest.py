@@ -33,6 +33,21 @@ def dropout(classes, size):
     return Stopping(nn.Flatten(), nn.Dropout(), nn.Linear(size * size, classes))
 
 
+class Shared(nn.Module):
+    # One dropout layer at two places of different widths.
+
+    def __init__(self, inputs, classes):
+        super().__init__()
+        self.first, self.head, self.drop = nn.Linear(inputs, 32), nn.Linear(32, classes), nn.Dropout()
+
+    def forward(self, images):
+        return self.head(self.drop(self.first(self.drop(images.flatten(1)))))
+
+
+def shared(classes, size):
+    return Shared(size * size, classes)
+
+
 def wide(classes, size):
     return nn.Sequential(nn.Flatten(), nn.Linear(size * size, classes + 1))
 

@@ -1,11 +1,13 @@
 """Training against a plain loop, written out: same batches, same weights; other batches, accuracies alike."""
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from gradveil import models
@@ -39,17 +41,25 @@ def descend(parameters: list[nn.Parameter], speeds: dict[int, Tensor], rate: flo
         weight.grad = None
 
 
-def plain(job: Job) -> tuple[nn.Module, list[tuple[float, float]]]:
+Change = Callable[[int, Tensor, Generator], Tensor]
+"""(number of the parameter, its gradient, the generator of the step) -> what the optimizer gets."""
+
+
+def plain(job: Job, change: Change = lambda _, gradient, __: gradient) -> tuple[nn.Module, list[tuple[float, float]]]:
     """The model after every step of the recipe, and mean loss and test accuracy of each epoch."""
     (images, test), recipe = splits(job), job.recipe
     model = fresh(job, images)
-    parameters, speeds, history = list(model.parameters()), dict[int, Tensor](), []
+    parameters, speeds, history, step = list(model.parameters()), dict[int, Tensor](), [], 0
     for epoch in range(recipe.epochs):
         rate = recipe.lr / 10 ** sum(8 * epoch >= part * recipe.epochs for part in (3, 5, 7))
         total = 0.0
         for batch in Batches(images.images, images.labels, recipe.batch_size, generator(job.seed, "train", epoch), job.preparation()):
             loss = recipe.loss_scale * cross_entropy(model.train()(batch.images), batch.labels)
             loss.backward()
+            rng, step = generator(job.seed, "defense", step), step + 1
+            for number, weight in enumerate(parameters):
+                assert weight.grad is not None
+                weight.grad = change(number, weight.grad, rng)
             descend(parameters, speeds, rate, recipe)
             total += loss.item() * len(batch)
         history.append((total / len(images), accuracy(model, test)))
@@ -81,6 +91,60 @@ def test_the_weights_are_those_of_a_plain_loop(nets: str, tmp_path: Path, model:
     assert [row["train_loss"] for row in trained.history] == pytest.approx([loss for loss, _ in history], rel=1e-5)
     assert [row["test_accuracy"] for row in trained.history] == pytest.approx([found for _, found in history], abs=1e-7)
     assert trained.accuracy == pytest.approx(history[-1][1], abs=1e-7)
+
+
+def pruned(share: float) -> Change:
+    def change(_: int, gradient: Tensor, __: Generator) -> Tensor:
+        left = gradient.flatten().clone()
+        left[gradient.flatten().abs().argsort(stable=True)[: math.floor(share * gradient.numel() + 1e-6)]] = 0
+        return left.view_as(gradient)
+
+    return change
+
+
+def noisy(scale: float) -> Change:
+    return lambda _, gradient, rng: gradient + scale * torch.randn(gradient.shape, generator=rng)
+
+
+def fed_back(share: float, momentum: float) -> Change:
+    """Deep gradient compression: u = m u + g, v = v + u; the largest of v are sent and leave both."""
+    speeds, waiting = dict[int, Tensor](), dict[int, Tensor]()
+
+    def change(number: int, gradient: Tensor, rng: Generator) -> Tensor:
+        speeds[number] = momentum * speeds.get(number, torch.zeros_like(gradient)) + gradient
+        waiting[number] = waiting.get(number, torch.zeros_like(gradient)) + speeds[number]
+        sent = pruned(share)(number, waiting[number], rng)
+        speeds[number], waiting[number] = torch.where(sent == 0, speeds[number], 0), waiting[number] - sent
+        return sent
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("defense", "change"),
+    [
+        ("prune:0.9", lambda: pruned(0.9)),
+        ("gaussian:0.05", lambda: noisy(0.05)),
+        ("prune-feedback:0.9,momentum=0.5", lambda: fed_back(0.9, 0.5)),
+        ("prune:0.9,then,gaussian:0.05", lambda: lambda *given: noisy(0.05)(given[0], pruned(0.9)(*given), given[2])),
+        ("soteria:0", lambda: lambda _, gradient, __: gradient),
+        ("clip:1e9", lambda: lambda _, gradient, __: gradient),
+    ],
+)
+@pytest.mark.parametrize("model", ["small", "norm"])
+def test_defended_training_is_a_plain_loop_whose_gradients_are_changed_before_each_update(
+    nets: str, tmp_path: Path, model: str, defense: str, change: Callable[[], Change]
+) -> None:
+    """Running statistics too: Soteria's second pass of a batch does not count in them."""
+    recipe = Recipe(epochs=3, lr=0.02, batch_size=32, loss_scale=0.5)
+    job = Job("fashion-mnist-mini", f"{nets}:{model}", recipe, fraction=0.03, defense=defense, seed=2)
+    trained = train(job, tmp_path / "run", progress=False)
+    expected, history = plain(job, change())
+    found = load_checkpoint(trained.checkpoint, fresh(job, splits(job)[0]))
+    for key, value in expected.state_dict().items():
+        torch.testing.assert_close(found.state_dict()[key], value, rtol=1e-4, atol=1e-5)
+    assert [row["train_loss"] for row in trained.history] == pytest.approx([loss for loss, _ in history], rel=1e-4)
+    assert trained.accuracy == pytest.approx(history[-1][1], abs=2.5e-3)
 
 
 def test_saved_steps_are_the_states_of_the_plain_loop(nets: str, tmp_path: Path) -> None:

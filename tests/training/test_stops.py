@@ -86,6 +86,33 @@ def test_after_an_interrupt_the_same_job_goes_on_to_the_same_result(
     assert_same(tmp_path / "run", whole)
 
 
+@pytest.mark.parametrize(
+    ("defense", "passes"),
+    [
+        ("prune-feedback:0.9", 10),
+        ("prune-feedback:0.9,then,gaussian:0.01", 13),
+        ("laplacian:0.01", 10),
+        ("dp:norm=1,multiplier=0.5", 60),
+        ("soteria:0.5", 20),
+        ("3-1-7,then,precode:k=4", 9),
+        ("dropout:0.5,position=0", 9),
+    ],
+)
+def test_under_a_defense_too_a_stopped_run_goes_on_to_the_same_result(
+    job: Job, tmp_path: Path, stop_at: StopAt, defense: str, passes: int
+) -> None:
+    """What the defense kept and what it drew are the same then. Some go through the model more than once in a step."""
+    defended = replace(job, defense=defense)
+    train(defended, tmp_path / "whole", progress=False)
+    stop_at(passes)
+    with pytest.raises(KeyboardInterrupt):
+        train(defended, tmp_path / "run", progress=False)
+    assert (tmp_path / "run" / "resume.ckpt").exists()
+    stop_at(None)
+    train(defended, tmp_path / "run", progress=False)
+    assert_same(tmp_path / "run", tmp_path / "whole")
+
+
 def test_going_on_repeats_no_whole_epoch(job: Job, tmp_path: Path, stop_at: StopAt) -> None:
     stop_at(12)  # two whole epochs of five steps, and two more steps
     with pytest.raises(KeyboardInterrupt):
@@ -190,10 +217,10 @@ ARGUMENTS = (
 )
 
 
-def stopped(out: Path, how: signal.Signals) -> tuple[int, str, str]:
+def stopped(out: Path, how: signal.Signals, *more: str) -> tuple[int, str, str]:
     """Run the command until another epoch's line is in metrics.csv, then send the signal."""
     before = len(metrics(out)) if (out / "metrics.csv").exists() else 0
-    command = [sys.executable, "-m", "gradveil", *ARGUMENTS.split(), "--out", str(out), "--json"]
+    command = [sys.executable, "-m", "gradveil", *ARGUMENTS.split(), *more, "--out", str(out), "--json"]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
     ) as process:
@@ -221,4 +248,15 @@ def test_killed_and_interrupted_and_run_again_it_gives_the_weights_and_metrics_o
     assert not (tmp_path / "run" / "model.safetensors").exists()
     again = train(job, tmp_path / "run", device="cpu", progress=False)
     assert again.accuracy == whole.accuracy
+    assert_same(tmp_path / "run", tmp_path / "whole")
+
+
+def test_killed_while_it_feeds_residuals_back_it_goes_on_with_them(tmp_path: Path) -> None:
+    defense = "prune-feedback:0.99,then,gaussian:1e-3"
+    recipe = Recipe(epochs=6, lr=0.02, batch_size=50)
+    job = Job("fashion-mnist-mini", "lenet", recipe, fraction=0.2, save_at=(0, 30), seed=5, defense=defense)
+    status, shown, _ = stopped(tmp_path / "run", signal.SIGKILL, "--model", "lenet", "--defense", defense)
+    assert status == -signal.SIGKILL and not shown and not (tmp_path / "run" / "model.safetensors").exists()
+    train(job, tmp_path / "run", device="cpu", progress=False)
+    train(job, tmp_path / "whole", device="cpu", progress=False)
     assert_same(tmp_path / "run", tmp_path / "whole")

@@ -12,6 +12,7 @@ from gradveil.transforms import Policy
 EXAMPLES = examples(
     "gradveil train --data fashion-mnist-mini --model mlp --epochs 10 --lr 0.05",
     "gradveil train --data cifar100 --data-root DIR --model resnet20-4 --policy 3-1-7+43-18-18",
+    "gradveil train --data fashion-mnist-mini --model lenet --defense dp:norm=1,multiplier=1.1 --lr 0.05",
     "gradveil train --data folder:photos --model my_package.nets:make --save-at 0,1,10,50",
 )
 
@@ -28,10 +29,13 @@ def train_command(
     loss_scale: Annotated[float, typer.Option(help="Multiplies the training loss; the published code uses 0.5.")] = 1.0,
     policy: Annotated[
         str,
-        typer.Option(
-            "--policy", "--defense", help="Transformation policy that replaces each training image, or the policies.toml of a search."
-        ),
+        typer.Option("--policy", help="Transformation policy that replaces each training image, or the policies.toml of a search."),
     ] = "none",
+    defense: Annotated[
+        str,
+        typer.Option("--defense", help="A defense of `gradveil defenses list`, such as prune:0.95, or a policy; several joined by ,then,."),
+    ] = "none",
+    delta: Annotated[float | None, typer.Option(help="Of DP-SGD's epsilon. Default: 1 / the number of training images.")] = None,
     augment: Annotated[bool, typer.Option(help="Random crop (padding 4) and mirror image before the policy.")] = True,
     fraction: Annotated[float, typer.Option(help="Class-balanced share of the training images, such as 0.1.")] = 1.0,
     image_size: Annotated[int | None, typer.Option(help="Resize the images to this many pixels a side.")] = None,
@@ -46,7 +50,7 @@ def train_command(
     from gradveil.training import Job, Recipe, train  # Lightning takes seconds to import
 
     recipe = Recipe(epochs, lr, momentum, weight_decay, batch_size, loss_scale)
-    job = Job(data, model, recipe, Policy.find(policy), augment, fraction, image_size, _steps(save_at), precision, seed)
+    job = Job(data, model, recipe, Policy.find(policy), augment, fraction, image_size, _steps(save_at), precision, seed, defense, delta)
     folder = out or Path("runs") / f"train-{_plain(data)}-{_plain(model)}-{seed}"
     trained = train(job, folder, root=data_root, device=device)
     result = {
@@ -55,11 +59,17 @@ def train_command(
         "steps": trained.steps,
         "out": trained.out,
         "checkpoint": trained.checkpoint,
+        "defense": str(job.protection),
+        "epsilon": trained.epsilon,
+        "delta": trained.delta,
         "history": trained.history,
     }
     text = f"{model} on {data}: test accuracy {trained.accuracy:.2%} after {trained.epochs} epochs ({trained.steps} steps)"
+    under = f"\ndefense {job.protection}" if job.protection.parts() else ""
+    if trained.epsilon is not None:
+        under += f"\nepsilon {trained.epsilon:.4g} at delta {trained.delta:.2g}, by Opacus' accountant, as for Poisson-sampled batches"
     metrics = f"\nmetrics {trained.out / 'metrics.csv'}" if trained.history else ""
-    say(result, as_json, f"{text}\nweights {trained.checkpoint}{metrics}")
+    say(result, as_json, f"{text}{under}\nweights {trained.checkpoint}{metrics}")
 
 
 def _steps(text: str) -> tuple[int, ...]:

@@ -118,7 +118,7 @@ class DPSGD(Defense):
             raise GradveilError(f"defense {self}: {steps} steps and delta {delta:g}; expected at least 1 step and delta between 0 and 1")
         try:
             with warnings.catch_warnings(action="ignore"):  # of its other parts, which are not used here
-                from opacus.accountants import RDPAccountant  # type: ignore[import-untyped]
+                from opacus.accountants import RDPAccountant
         except ImportError as error:
             raise GradveilError(f"epsilon is worked out by Opacus, which is not installed ({error}): pip install gradveil[dp]") from error
         accountant = RDPAccountant()

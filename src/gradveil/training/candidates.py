@@ -1,13 +1,18 @@
-"""The model of a run, tried on two images before anything is written."""
+"""The model of a run and its defense, tried on two images before anything is written."""
 
 import copy
+import warnings
 
 import torch
 from torch import nn
 
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import GradveilError, GradveilWarning, one_line
+from gradveil.core.seeds import generator
+from gradveil.core.types import Batch
 from gradveil.data import Images
+from gradveil.defenses import Defense
 from gradveil.models import build
+from gradveil.training.defended import DefendedStep, Objective, acts_on
 
 
 def candidate(name: str, split: Images, seed: int) -> nn.Module:
@@ -28,6 +33,28 @@ def candidate(name: str, split: Images, seed: int) -> nn.Module:
     if given != wanted:
         raise GradveilError(f"model {name!r} gives {given} for images of shape {tuple(images.shape)}: expected {wanted}, a logit per class")
     return model
+
+
+def protected(model: nn.Module, defense: Defense, split: Images) -> nn.Module:
+    """The model that is trained under this defense."""
+    return defense.protect_model(model, (split.channels, split.size, split.size))
+
+
+def try_defense(name: str, model: nn.Module, defense: Defense, split: Images) -> None:
+    """Refuse a defense that cannot change the gradients of this model, in a training step of a copy."""
+    if not acts_on(defense, "gradients"):
+        return
+    tried, batch = copy.deepcopy(model).train(), Batch(split.images[:2].float() / 255, split.labels[:2])
+    step = DefendedStep(
+        tried, Objective.of(defense, 1.0), torch.optim.SGD(tried.parameters(), lr=0), False, defense, lambda: generator(0, "trial")
+    )
+    try:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(action="ignore", category=GradveilWarning):  # the run will say it
+            step(batch)
+    except GradveilError:
+        raise
+    except Exception as error:
+        raise GradveilError(f"model {name!r} cannot be trained with defense {defense}: {one_line(error)}") from error
 
 
 def _output_shape(name: str, model: nn.Module, images: torch.Tensor) -> tuple[int, ...]:

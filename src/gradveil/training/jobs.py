@@ -1,20 +1,31 @@
 """What a training run is asked for, and what it gives."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from torch import Generator, Tensor
+
 from gradveil.core.errors import GradveilError, unknown
+from gradveil.defenses import DPSGD, Defense, parse
+from gradveil.defenses.policies import Transforming
 from gradveil.training.recipe import Recipe
 from gradveil.transforms import Policy, Preparation
 
 PRECISIONS = ("auto", "32", "bf16")
+LEAST_NOISE = 1e-20  # a multiplier below it tells nothing, and Opacus' accountant may never end
+Prepare = Callable[[Tensor, Generator], Tensor]
 
 
 @dataclass(frozen=True)
 class Job:
-    """Everything that decides the result of a training run."""
+    """Everything that decides the result of a training run.
+
+    `defense` is a text of `defenses.parse`; a policy may be given as one, or as `policy`. `augment` off leaves out the crop and flip
+    of a policy in `defense` too. `delta` is that of DP-SGD's epsilon: by default 1 / the number of training images.
+    """
 
     data: str
     model: str
@@ -26,21 +37,50 @@ class Job:
     save_at: tuple[int, ...] = ()
     precision: str = "auto"
     seed: int = 0
+    defense: str = "none"
+    delta: float | None = None
 
     def __post_init__(self) -> None:
         if self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
         if any(step < 0 for step in self.save_at):
             raise GradveilError(f"save-at {min(self.save_at)}: steps are counted from 0, the untrained model")
+        if self.protection.parts() and self.policy != Policy():
+            both = f"{self.policy},then,{self.protection}"
+            raise GradveilError(f"policy {self.policy} and defense {self.protection}: give one; for a chain, --defense {both}")
+        if self.delta is not None:
+            self._check_delta(self.delta)
+
+    def _check_delta(self, delta: float) -> None:
+        if not 0 < delta < 1:
+            raise GradveilError(f"delta {delta:g}: it must be between 0 and 1")
+        if self.private is None:
+            raise GradveilError(f"delta {delta:g}: it is for DP-SGD's epsilon, and the defense is {self.protection}; leave it out")
+
+    @cached_property
+    def protection(self) -> Defense:
+        """The defense, read once: its text may name a file."""
+        return parse(self.defense)
+
+    @property
+    def private(self) -> DPSGD | None:
+        """The part of the defense that bounds epsilon. There is at most one: it must be the first to change gradients."""
+        return next((part for part in self.protection.parts() if isinstance(part, DPSGD)), None)
 
     def settings(self) -> dict[str, Any]:
         """As plain values, for the JSON files."""
         plain = asdict(self)
         recipe: dict[str, Any] = plain.pop("recipe")
-        return plain | recipe | {"policy": str(self.policy), "save_at": sorted(self.save_at)}
+        texts = {"policy": str(self.policy), "defense": str(self.protection)}
+        return plain | recipe | texts | {"save_at": sorted(self.save_at)}
 
-    def preparation(self) -> Preparation:
-        return Preparation(policy=self.policy) if self.augment else Preparation(padding=0, flip=False, policy=self.policy)
+    def preparation(self) -> Prepare:
+        """What each training image goes through: crop and flip, and the policy, or those of the defense."""
+        policies = [part.used for part in self.protection.parts() if isinstance(part, Transforming)]
+        steps = policies or [Preparation(policy=self.policy)]
+        if not self.augment:
+            steps = [replace(step, padding=0, flip=False) for step in steps]
+        return steps[0] if len(steps) == 1 else InTurn(tuple(steps))
 
     def steps(self, images: int) -> int:
         """Of the whole training on this many images; a `save_at` beyond them is an error."""
@@ -49,10 +89,38 @@ class Job:
             raise GradveilError(f"save-at {max(self.save_at)}: this training has {steps} steps")
         return steps
 
+    def spent(self, images: int, steps: int) -> dict[str, float]:
+        """Epsilon and delta of so many steps of DP-SGD on so many images, by Opacus' accountant; empty without DP-SGD.
+
+        It counts as for Poisson-sampled batches, as is usual, while batches here are slices of a shuffled epoch.
+        """
+        if (private := self.private) is None:
+            return {}
+        rate, delta = min(1.0, self.recipe.batch_size / images), 1 / images if self.delta is None else self.delta
+        if private.multiplier < LEAST_NOISE:
+            raise GradveilError(
+                f"defense {private}: with a multiplier below {LEAST_NOISE:g} there is no epsilon to speak of; take a larger one"
+            )
+        if private.sample_rate is not None and abs(private.sample_rate / rate - 1) > 0.01:
+            raise GradveilError(f"defense {private}: batches of {self.recipe.batch_size} of {images} images have a sample_rate of {rate:g}")
+        return {"epsilon": private.epsilon(steps, delta, rate) if steps else 0.0, "delta": delta}
+
+
+@dataclass(frozen=True)
+class InTurn:
+    """Several preparations, one after the other."""
+
+    steps: tuple[Preparation, ...]
+
+    def __call__(self, images: Tensor, rng: Generator) -> Tensor:
+        for step in self.steps:
+            images = step(images, rng)
+        return images
+
 
 @dataclass(frozen=True)
 class Trained:
-    """What a run gave, and where it is."""
+    """What a run gave, and where it is. Epsilon and delta are those of DP-SGD."""
 
     out: Path
     checkpoint: Path
@@ -60,3 +128,5 @@ class Trained:
     epochs: int
     steps: int
     history: tuple[Mapping[str, float], ...]
+    epsilon: float | None = None
+    delta: float | None = None

@@ -5,15 +5,19 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch import nn
+from torch import Generator, nn
 
 from gradveil.core.seeds import derived, generator
 from gradveil.core.types import Batch
 from gradveil.data import Images
 from gradveil.data.batches import Batches
+from gradveil.defenses import Defense
+from gradveil.models.bottleneck import at_rest, penalties
+from gradveil.training.defended import DefendedStep, Objective, acts_on
+from gradveil.training.jobs import Prepare
 from gradveil.training.recipe import Recipe
-from gradveil.training.steps import GraphedStep, Step
-from gradveil.transforms import Preparation
+from gradveil.training.states import packed, unpacked
+from gradveil.training.steps import GraphedStep, Step, hits
 
 TEST_BATCH = 1_000
 
@@ -21,7 +25,7 @@ TEST_BATCH = 1_000
 class ImageData(L.LightningDataModule):
     """Two splits, moved to the training device once and prepared there. Each epoch has its own stream of random numbers."""
 
-    def __init__(self, train: Images, test: Images, prepare: Preparation, batch_size: int, seed: int) -> None:
+    def __init__(self, train: Images, test: Images, prepare: Prepare, batch_size: int, seed: int) -> None:
         super().__init__()
         self.splits = {"train": train, "test": test}
         self.prepare, self.batch_size, self.seed = prepare, batch_size, seed
@@ -42,14 +46,25 @@ class ImageData(L.LightningDataModule):
 
 
 class Training(L.LightningModule):
-    """A model, the recipe it is trained by, and one line of history per epoch."""
+    """A model, protected by its defense, the recipe it is trained by, and one line of history per epoch."""
 
-    def __init__(self, model: nn.Module, recipe: Recipe, seed: int = 0, bf16: bool = False, graphs: bool = False) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        recipe: Recipe,
+        seed: int = 0,
+        bf16: bool = False,
+        graphs: bool = False,
+        defense: Defense | None = None,
+    ) -> None:
         super().__init__()
+        self.defense = defense or Defense()
         self.model, self.recipe, self.seed, self.bf16, self.graphs = model, recipe, seed, bf16, graphs
         self.automatic_optimization = False  # a replayed graph holds the whole step, the update too
         self.history: list[dict[str, float]] = []
         self.step: Step | None = None
+        self.number = 0  # of the present step, from the start of the training
+        self.kept: Any = None  # what the defense had kept when the run was stopped
         self.accuracy = float("nan")
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
@@ -64,14 +79,29 @@ class Training(L.LightningModule):
         for group in optimizer.param_groups:
             group["lr"] = self.recipe.rate(self.current_epoch)
         if self.step is None:
-            self.step = (GraphedStep if self.graphs else Step)(self.model, self.recipe.loss, optimizer, self.bf16)
+            self.step = self._first_step(optimizer)
         self.started = time.perf_counter()
 
-    def training_step(self, batch: Batch, index: int) -> None:  # noqa: ARG002
+    def _first_step(self, optimizer: torch.optim.Optimizer) -> Step:
+        objective = Objective.of(self.defense, self.recipe.loss_scale)
+        if acts_on(self.defense, "gradients"):
+            step = DefendedStep(self.model, objective, optimizer, self.bf16, self.defense, self._stream)
+            step.state = step.state if self.kept is None else unpacked(self.kept, self.device)
+            return step
+        loss = objective if acts_on(self.defense, "model") else self.recipe.loss
+        return (GraphedStep if self.graphs else Step)(self.model, loss, optimizer, self.bf16)
+
+    def _stream(self) -> Generator:
+        """Where the model is: noise for all weights takes long to make elsewhere and bring there."""
+        return Generator(self.device).manual_seed(derived(self.seed, "defense", self.number))
+
+    def training_step(self, batch: Batch, index: int) -> None:
         assert self.step is not None
+        self.number = self.current_epoch * int(self.trainer.num_training_batches) + index
         self.step(batch)
 
     def on_validation_epoch_start(self) -> None:
+        torch.manual_seed(derived(self.seed, "test", self.current_epoch))  # for layers that draw here too, as PRECODE's do
         self.hits = torch.zeros((), device=self.device)
         self.tested = 0
         if self.step is not None:  # a validation belongs to the epoch that it ends
@@ -79,9 +109,9 @@ class Training(L.LightningModule):
             self.seconds = time.perf_counter() - self.started
 
     def validation_step(self, batch: Batch, index: int) -> None:  # noqa: ARG002
-        with torch.autocast(batch.images.device.type, torch.bfloat16, enabled=self.bf16):
-            logits = self.model(batch.images)
-        self.hits += (logits.argmax(1) == batch.labels).sum()
+        with at_rest(self.model), torch.autocast(batch.images.device.type, torch.bfloat16, enabled=self.bf16):
+            answers = self.model(batch.images)
+        self.hits += hits(answers, batch.labels, penalties(self.model))
         self.tested += len(batch)
 
     def on_validation_epoch_end(self) -> None:
@@ -107,6 +137,8 @@ class Training(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["history"] = self.history
+        if isinstance(self.step, DefendedStep):
+            checkpoint["defense"] = packed(self.step.state)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.history = checkpoint["history"]
+        self.history, self.kept = checkpoint["history"], checkpoint.get("defense")

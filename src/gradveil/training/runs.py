@@ -21,7 +21,8 @@ from gradveil.core.errors import GradveilError
 from gradveil.data import Images, load
 from gradveil.models.checkpoints import load_checkpoint, read_settings, save_checkpoint
 from gradveil.training.callbacks import Bar, Saving
-from gradveil.training.candidates import candidate
+from gradveil.training.candidates import candidate, protected, try_defense
+from gradveil.training.defended import acts_on
 from gradveil.training.folders import FINAL, RESUME, TENSORBOARD, claim, refuse_other, release, step_path
 from gradveil.training.jobs import Job, Trained
 from gradveil.training.modules import ImageData, Training
@@ -34,10 +35,12 @@ def train(job: Job, out: Path, *, root: Path | None = None, device: str = "auto"
     train_split = load(job.data, "train", root=root, image_size=job.image_size, fraction=job.fraction, seed=job.seed)
     test_split = load(job.data, "test", root=root, image_size=job.image_size)
     steps = job.steps(len(train_split))
-    model = candidate(job.model, train_split, job.seed)
+    model = protected(candidate(job.model, train_split, job.seed), job.protection, train_split)
     if (out / FINAL).is_file():
         load_checkpoint(out / FINAL, model)
         return _trained(out, read_settings(out / FINAL))
+    job.spent(len(train_split), max(steps, 1))  # now it shows whether an accountant is there
+    try_defense(job.model, model, job.protection, train_split)
     claim(out, job.settings())
     data = ImageData(train_split, test_split, job.preparation(), job.recipe.batch_size, job.seed)
     try:
@@ -57,7 +60,7 @@ def _fit(job: Job, model: nn.Module, data: ImageData, out: Path, place: torch.de
     bf16 = job.precision == "bf16" or (job.precision == "auto" and on_gpu)
     if on_gpu:
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # an overload that torch's annotations lack
-    module = Training(model, job.recipe, job.seed, bf16, graphs=on_gpu)
+    module = Training(model, job.recipe, job.seed, bf16, _graphs(job, place), job.protection)
 
     def save(step: int) -> None:
         save_checkpoint(step_path(out, step), model, _facts(job, data.splits["train"], step, place))
@@ -134,10 +137,18 @@ def _facts(job: Job, split: Images, step: int, place: torch.device) -> dict[str,
         "image_size": split.size,
         "classes": len(split.classes),
         "images": len(split),
+        **job.spent(len(split), step),
         "versions": {"gradveil": __version__, "torch": torch.__version__, "lightning": L.__version__, "python": platform.python_version()},
+        "cuda_graphs": _graphs(job, place),
         "device": torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu",
     }
 
 
+def _graphs(job: Job, place: torch.device) -> bool:
+    """Whether steps are replayed: on a GPU, unless a defense changes the model or the gradients."""
+    return place.type == "cuda" and not acts_on(job.protection, "model") and not acts_on(job.protection, "gradients")
+
+
 def _trained(out: Path, facts: Mapping[str, Any]) -> Trained:
-    return Trained(out, out / FINAL, facts["test_accuracy"], facts["epochs"], facts["step"], tuple(facts["history"]))
+    history, budget = tuple(facts["history"]), (facts.get("epsilon"), facts.get("delta"))
+    return Trained(out, out / FINAL, facts["test_accuracy"], facts["epochs"], facts["step"], history, *budget)

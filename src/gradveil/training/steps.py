@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from gradveil.core.types import Batch
+from gradveil.models.bottleneck import penalties
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 WARM_UP = 3  # plain steps on a side stream before a capture, as torch asks for; they are steps of the training like any other
@@ -16,6 +17,7 @@ class Step:
 
     def __init__(self, model: nn.Module, loss: Loss, optimizer: torch.optim.Optimizer, bf16: bool) -> None:
         self.model, self.loss, self.optimizer, self.bf16 = model, loss, optimizer, bf16
+        self.penalties = penalties(model)
         device = next(model.parameters()).device
         self.loss_sum, self.hits, self.seen = torch.zeros((), device=device), torch.zeros((), device=device), 0
 
@@ -25,13 +27,21 @@ class Step:
 
     def run(self, batch: Batch) -> None:
         self.optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(batch.images.device.type, torch.bfloat16, enabled=self.bf16):
-            logits = self.model(batch.images)
-        loss = self.loss(logits.float(), batch.labels)
+        answers = self.forward(batch.images)
+        loss = self.loss(answers.float(), batch.labels)
         loss.backward()
+        self.change_gradients(batch)
         self.optimizer.step()
         self.loss_sum += loss.detach() * len(batch)
-        self.hits += (logits.detach().argmax(1) == batch.labels).sum()
+        self.hits += hits(answers.detach(), batch.labels, self.penalties)
+
+    def forward(self, images: Tensor) -> Tensor:
+        with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bf16):
+            answers: Tensor = self.model(images)
+        return answers
+
+    def change_gradients(self, batch: Batch) -> None:
+        """Between the backward pass and the update: nothing, here."""
 
     def averages(self) -> tuple[float, float]:
         """Mean loss and accuracy since the last call. It waits for the device."""
@@ -41,6 +51,11 @@ class Step:
         self.hits.zero_()
         self.seen = 0
         return found
+
+
+def hits(answers: Tensor, labels: Tensor, penalties: int) -> Tensor:
+    """How many are right, by the logits alone: the last columns of an answer may be penalties."""
+    return (answers[:, : answers.shape[1] - penalties].argmax(1) == labels).sum()
 
 
 class GraphedStep(Step):
