@@ -5,7 +5,7 @@ import pytest
 from scipy.stats import binomtest
 
 from gradveil.core import GradveilError
-from gradveil.statistics import better_than_blind, clopper_pearson, summary
+from gradveil.statistics import better_than_blind, clopper_pearson, difference, lower_bound, summary, upper_bound
 
 
 def test_a_summary_is_what_numpy_says() -> None:
@@ -70,3 +70,38 @@ def test_a_blind_attack_is_called_better_in_at_most_one_case_of_twenty() -> None
     rng = np.random.default_rng(1)
     wrong = sum(better_than_blind(rng.normal(0, 2, 20).tolist(), int(rng.binomial(20, 0.02)), 20, 50).better for _ in range(600))
     assert wrong / 600 < 0.075  # 5% and three standard errors
+
+
+@pytest.mark.parametrize("level", [0.9, 0.95, 0.99])
+@pytest.mark.parametrize("n", [1, 7, 64])
+def test_one_sided_bounds_are_scipys_exact_ones(n: int, level: float) -> None:
+    for hits in {0, 1, n // 2, n}:
+        high = binomtest(hits, n, alternative="less").proportion_ci(level, method="exact").high
+        low = binomtest(hits, n, alternative="greater").proportion_ci(level, method="exact").low
+        assert upper_bound(hits, n, level) == pytest.approx(high, abs=1e-12) and lower_bound(hits, n, level) == pytest.approx(
+            low, abs=1e-12
+        )
+
+
+@pytest.mark.parametrize(
+    ("counts", "bounds"),  # Newcombe 1998, Statistics in Medicine 17, table II, method 10
+    [((56, 70, 48, 80), (0.0524, 0.3339)), ((9, 10, 3, 10), (0.1705, 0.8090)), ((10, 10, 0, 20), (0.6791, 1.0))],
+)
+def test_a_difference_of_shares_has_the_published_bounds(counts: tuple[int, int, int, int], bounds: tuple[float, float]) -> None:
+    found = difference(*counts, level=0.975)
+    assert (found.low, found.high) == pytest.approx(bounds, abs=6e-5)
+    assert found.value == pytest.approx(counts[0] / counts[1] - counts[2] / counts[3])
+
+
+def test_the_bounds_of_a_difference_hold_in_about_nineteen_of_twenty_cases_each() -> None:
+    rng = np.random.default_rng(2)
+    one, other, n = 0.9, 0.86, 500
+    found = [difference(int(rng.binomial(n, one)), n, int(rng.binomial(n, other)), n) for _ in range(1_000)]
+    assert np.mean([each.high < one - other for each in found]) < 0.075 and np.mean([each.low > one - other for each in found]) < 0.075
+
+
+def test_differences_and_bounds_of_what_cannot_be_are_refused() -> None:
+    with pytest.raises(GradveilError, match="shares of 0 and 5"):
+        difference(0, 0, 1, 5)
+    with pytest.raises(GradveilError, match=r"confidence level 0\.5"):
+        upper_bound(1, 2, 0.5)

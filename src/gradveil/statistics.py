@@ -81,6 +81,51 @@ def clopper_pearson(hits: int, n: int, level: float = 0.95) -> tuple[float, floa
     return low, high
 
 
+def upper_bound(hits: int, n: int, level: float = 0.95) -> float:
+    """Exact and one-sided: a share is above it in at most 1 - level of cases."""
+    return clopper_pearson(hits, n, _two_sided(level))[1]
+
+
+def lower_bound(hits: int, n: int, level: float = 0.95) -> float:
+    """Exact and one-sided: a share is below it in at most 1 - level of cases."""
+    return clopper_pearson(hits, n, _two_sided(level))[0]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Of two shares, with bounds of which each is one-sided."""
+
+    value: float
+    low: float
+    high: float
+
+
+def difference(hits: int, n: int, other_hits: int, other_n: int, level: float = 0.95) -> Difference:
+    """The first share minus the second, of independent samples: Newcombe's hybrid of two Wilson intervals (1998, method 10)."""
+    if min(n, other_n) < 1:
+        raise GradveilError(f"a difference of shares of {n} and {other_n}: both need at least 1")
+    (low, high), (other_low, other_high) = wilson(hits, n, level), wilson(other_hits, other_n, level)
+    one, other = hits / n, other_hits / other_n
+    below, above = np.hypot(one - low, other_high - other), np.hypot(high - one, other - other_low)
+    return Difference(one - other, float(one - other - below), float(one - other + above))
+
+
+def wilson(hits: int, n: int, level: float = 0.95) -> tuple[float, float]:
+    """The score interval of a share; each side is one-sided at the level."""
+    from scipy.stats import binomtest
+
+    _check_share(hits, n)
+    found = binomtest(hits, n).proportion_ci(_two_sided(level), method="wilson")
+    return float(found.low), float(found.high)
+
+
+def _two_sided(level: float) -> float:
+    """The two-sided level whose bounds are each wrong in 1 - level of cases."""
+    if not 0.5 < level < 1:
+        raise GradveilError(f"confidence level {level}: choose above 0.5 and below 1, such as 0.95")
+    return 2 * level - 1
+
+
 def _signed_rank(values: Sequence[float]) -> float:
     """Zeros are left out, as Wilcoxon's test does."""
     from scipy.stats import wilcoxon

@@ -9,6 +9,8 @@ from gradveil.attacks import GradientMatching, find
 from gradveil.audits import AuditJob
 from gradveil.audits.jobs import shortened
 from gradveil.core import GradveilError
+from gradveil.data import load
+from gradveil.transforms import Policy, Preparation
 
 
 def job(**changes: Any) -> AuditJob:
@@ -58,8 +60,31 @@ def test_the_device_decides_the_chunks_only_where_the_job_does_not() -> None:
 
 
 def test_without_a_policy_images_are_used_as_they_are() -> None:
-    from gradveil.transforms import Policy
+    assert job().preparation() is None and job(defense="prune:0.9").preparation() is None
 
-    assert job().preparation() is None
-    prepared = job(policy=Policy.parse("3")).preparation()
-    assert prepared is not None and prepared.padding == 4 and prepared.flip
+
+@pytest.mark.parametrize("changes", [{"policy": Policy.parse("3-1-7")}, {"defense": "3-1-7"}, {"defense": "3-1-7,then,prune:0.5"}])
+def test_candidates_are_prepared_as_published_by_crop_flip_and_policy(changes: dict[str, Any]) -> None:
+    prepare, pixels = job(**changes).preparation(), load("fashion-mnist-mini", "test").images[:50]
+    assert prepare is not None
+    expected = Preparation(policy=Policy.parse("3-1-7"))(pixels, torch.Generator().manual_seed(1))
+    assert torch.equal(prepare(pixels, torch.Generator().manual_seed(1)), expected)
+
+
+def test_a_policy_is_the_same_audit_however_it_is_given() -> None:
+    assert job(policy=Policy.parse("3-1-7")).settings() == job(defense="3-1-7").settings()
+    chained = job(defense="3-1-7,then,prune:0.5").settings()
+    assert (chained["policy"], chained["defense"]) == ("none", "3-1-7,then,prune:0.5")
+
+
+def test_a_policy_beside_a_defense_is_refused() -> None:
+    with pytest.raises(GradveilError, match=r"policy 3-1-7 and defense prune:0\.5: give one of them"):
+        job(policy=Policy.parse("3-1-7"), defense="prune:0.5")
+
+
+def test_auto_may_leave_out_its_own_attacks_and_no_named_one() -> None:
+    both = job(attacks=("auto", "dlg"), defense="prune:0.9")
+    assert list(both.find_attacks()) == ["adam-cosine", "masked", "closed-form", "dlg"]
+    assert both.optional() == {"adam-cosine", "masked", "closed-form"}
+    assert job(attacks=("dlg",)).optional() == set() and job(attacks=("dlg",), fitting=True).optional() == {"dlg"}
+    assert list(job(attacks=("auto",), defense="prune:0.9", clean=True).find_attacks()) == ["adam-cosine", "closed-form"]

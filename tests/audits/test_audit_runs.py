@@ -13,6 +13,7 @@ from gradveil.attacks.analytic import LinearInversion
 from gradveil.audits import AuditJob, AuditResult, Row, audit
 from gradveil.audits.folders import images_path, load_images
 from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilWarning
 from gradveil.core.types import Protocol
 from gradveil.data import load
 from gradveil.scores import psnr
@@ -141,7 +142,8 @@ def test_inferred_labels_are_not_the_told_ones(job: AuditJob, tmp_path: Path, gu
     from gradveil.attacks.labels import SingleLabel
 
     monkeypatch.setattr(SingleLabel, "infer", lambda self, seen, rng: torch.full((len(seen), 1), 9))  # noqa: ARG005
-    result = audit(replace(job, attacks=(("guess", guess()),), labels="inferred"), tmp_path / "run", progress=False)
+    with pytest.warns(GradveilWarning, match="labels"):  # as the doctor does before an audit
+        result = audit(replace(job, attacks=(("guess", guess()),), labels="inferred"), tmp_path / "run", progress=False)
     assert {record.label_found for record in result.of("attack")} == {9} and row(result, "guess").labels_right == 0
     assert all(record.label_found == record.label for record in result.of("blind"))
 

@@ -63,6 +63,23 @@ def test_trained_weights_are_audited(gradveil: Any) -> None:
         ("--device tpu", "unknown device 'tpu'"),
         ("--attack closed-form", "linear inversion needs nn.Linear"),
         ("--images many", "Invalid value for '--images'"),
+        ("--defense prune:1.5", "share 1.5"),
+        ("--defense prune:0.5,then,3-1-7", "put it first"),
+        ("--defense precode:position=nowhere", "unknown position of defense precode:position=nowhere: 'nowhere'"),
+        ("--defense dp:norm=1,multiplier=1 --model resnet20-4 --defense none", "take a model with GroupNorm"),
+        ("--defense prune:0.5 --policy 3", "--policy 3 and --defense prune:0.5: give one of them"),
+        ("--defense none --defense none", "defense 'none' is named twice"),
+        ("--defense none --defense prune:0.5 --checkpoint prune:0.5=none.safetensors", "no checkpoint at none.safetensors"),
+        ("--checkpoint prune:0.5=none.safetensors", "prune:0.5 is not among the defenses audited"),
+        ("--clean maybe", "unknown clean 'maybe': choose from no, yes, both"),
+        ("--at 0,end", "--at without --run"),
+        ("--run trained", "--run without --at"),
+        ("--run trained --at first", "'first' is no step"),
+        ("--run trained --at 0", "it holds no weights; train with --save-at"),
+        ("--certify mse=3", "unknown metric of certify 'mse'"),
+        ("--certify psnr=15 --images 0", "images 0: it must be at least 1"),
+        ("--delta 0.05", "--delta 0.05 without --certify"),
+        ("--attack masked", "needs to know the pruned"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_no_folder(gradveil: Any, options: str, says: str) -> None:
@@ -93,3 +110,57 @@ def test_ctrl_c_is_one_line_and_the_run_goes_on_later(gradveil: Any, monkeypatch
         outcome = gradveil(QUICK)
     assert outcome.status == 130 and outcome.said.splitlines()[-1] == "error: stopped; run the same command again to go on"
     assert gradveil(f"{QUICK} --json").status == 0
+
+
+def test_several_defenses_are_one_table_with_their_strongest_attackers(gradveil: Any) -> None:
+    line = "audit --data fashion-mnist-mini --model lenet --defense none --defense prune:0.95 --attack auto --steps 2 --images 2 --out run"
+    asked = f"{line} --clean both --certify psnr=15 --delta 0.05"
+    outcome = gradveil(f"{asked} --json")
+    result = outcome.result
+    assert [(part["defense"], part["clean"], part["folder"]) for part in result["parts"]] == [
+        ("none", False, "none"),
+        ("prune:0.95", True, "prune-0.95-clean"),
+        ("prune:0.95", False, "prune-0.95"),
+    ]
+    pruned = result["parts"][2]
+    assert (
+        pruned["knows"] == {"adam-cosine": "labels", "masked": "labels, what is pruned"} and "Conv2d" in pruned["left_out"]["closed-form"]
+    )
+    assert pruned["strongest"]["attack"] in ("adam-cosine", "masked") and all(Path(path).is_file() for path in result["pictures"])
+    assert result["certificates"]["prune:0.95, clean gradient"]["overall"]["n"] == 2
+    shown = gradveil(asked).shown
+    for part in (
+        "What is left of each defense",
+        "clean gradient",
+        "+ what is pruned",
+        "All: left out: closed-form",
+        "undecided at n = 2",
+        "Not tested:",
+    ):
+        assert part in shown
+
+
+def test_checkpoints_of_training_steps_are_one_table_and_one_picture(gradveil: Any) -> None:
+    assert gradveil("train --data fashion-mnist-mini --model lenet --epochs 1 --lr 0.001 --save-at 0,3 --out trained").status == 0
+    result = gradveil(f"{QUICK} --run trained --at 0,3,end --json").result
+    assert [(part["step"], part["trained"]["step"]) for part in result["parts"]] == [("0", 0), ("3", 3), ("end", 16)]
+    assert all(part["trained"]["tested"] == 500 for part in result["parts"])
+    assert result["pictures"][-1] == "run/pictures/training-time.png" and Path(result["pictures"][-1]).is_file()
+    assert "it has 0, 3, end" in error(gradveil(f"{QUICK}-2 --run trained --at 4"))
+
+
+def test_one_defense_is_one_audit_with_an_exact_statement(gradveil: Any) -> None:
+    outcome = gradveil(f"{QUICK} --defense gaussian:1e-3 --certify ssim=0.5 --json")
+    result = outcome.result
+    assert result["settings"]["defense"] == "gaussian:0.001" and result["certificate"]["overall"]["n"] == 2
+    assert Path("run/records.jsonl").is_file() and any("2 images reached" in note or "n = 2" in note for note in result["notes"])
+    assert "delta" in gradveil(f"{QUICK} --defense gaussian:1e-3 --certify ssim=0.5").shown
+
+
+def test_as_published_the_clean_gradient_is_attacked(gradveil: Any) -> None:
+    plain, clean, noisy = (
+        gradveil(f"{QUICK}{number} {more} --json").result
+        for number, more in enumerate(("", "--defense gaussian:1 --clean yes", "--defense gaussian:1"))
+    )
+    scores = [[row["psnr"] for row in one["rows"] if row["kind"] == "attack"] for one in (plain, clean, noisy)]
+    assert scores[0] == scores[1] != scores[2] and clean["settings"]["clean"]

@@ -1,17 +1,21 @@
 """What an audit is asked for: everything that decides its result."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from torch import Generator, Tensor
 
-from gradveil.attacks import Attack, find
+from gradveil.attacks import PRESETS, Attack
+from gradveil.audits.breakers import AUTO, automatic
 from gradveil.core.errors import GradveilError, unknown
-from gradveil.core.types import Protocol
-from gradveil.transforms import Policy, Preparation
+from gradveil.core.types import Batch, Protocol
+from gradveil.defenses import Defense, PolicyDefense, parse
+from gradveil.transforms import Policy
 
 LABELS = ("known", "inferred")
 SETTINGS = ("steps", "restarts")  # of an attack, that a job may change
@@ -21,11 +25,14 @@ AT_ONCE = {"cpu": 16, "cuda": 100}  # victims attacked together: what a processo
 @dataclass(frozen=True)
 class AuditJob:
     """The victims are `images` images of the split from `first` on, `batch_size` to a victim. An attack is the name of a preset, or a
-    name of your own and the attack.
+    name of your own and the attack; `auto` stands for the standard attack, those that are known to undo the defence, and the
+    closed form, as far as they suit the model.
 
-    `victims_at_once` fixes the chunks, and so the random numbers; None leaves it to the device. With a policy, random crop and
-    flip come before it, as in the published runs; without one the images are used as they are. `positive`: run each attack
-    also where it is known to work.
+    `victims_at_once` fixes the chunks, and so the random numbers; None leaves it to the device. `defense` is a text such as
+    `prune:0.95`. With a policy, random crop and flip come before it, as in the published runs; without one the images are used as
+    they are. `clean`: what the defence does to gradients is left out, as in published evaluations. `fitting`: attacks that do not suit the
+    model or the defence are left out, with the reason, in place of an error. `positive`: run each attack that needs no
+    defence also where it is known to work.
     """
 
     data: str
@@ -35,6 +42,8 @@ class AuditJob:
     checkpoint: Path | None = None
     batch_size: int = 1
     policy: Policy = field(default_factory=Policy)
+    defense: str = "none"
+    clean: bool = False
     steps: int | None = None
     restarts: int | None = None
     labels: str = "known"
@@ -43,6 +52,7 @@ class AuditJob:
     first: int = 0
     victims_at_once: int | None = None
     image_size: int | None = None
+    fitting: bool = False
     positive: bool = True
     seed: int = 0
 
@@ -55,15 +65,27 @@ class AuditJob:
             raise GradveilError(f"{self.images} images in batches of {self.batch_size}: choose a multiple of the batch size")
         if self.labels not in LABELS:
             raise unknown("labels", self.labels, LABELS)
+        if self.policy != Policy() and parse(self.defense).parts():
+            raise GradveilError(f"policy {self.policy} and defense {self.defense}: give one of them; a policy is a defense too")
         self.find_attacks()
+
+    @cached_property
+    def protection(self) -> Defense:
+        """The defence as a value; a policy is one too."""
+        return parse(self.defense) if self.policy == Policy() else PolicyDefense(self.policy)
+
+    @cached_property
+    def acting(self) -> Defense:
+        """What of it acts on what is shared."""
+        return self.protection.without_gradients() if self.clean else self.protection
 
     def find_attacks(self) -> dict[str, Attack]:
         """By name, with the job's own steps and restarts where the attack has such a setting."""
         if not self.attacks:
             raise GradveilError("no attack was named: choose at least one")
         found: dict[str, Attack] = {}
-        for one in self.attacks:
-            name, attack = (one, find(one)) if isinstance(one, str) else one
+        for one in self._named():
+            name, attack = (one, _preset(one)) if isinstance(one, str) else one
             if name in found:
                 raise GradveilError(f"attack {name!r} is named twice")
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", name):
@@ -75,20 +97,48 @@ class AuditJob:
                 found = _changed(found, setting, value)
         return found
 
+    @property
+    def known(self) -> Literal["known", "inferred"]:
+        """`labels`, as a type checker wants it."""
+        return "known" if self.labels == "known" else "inferred"
+
+    def optional(self) -> set[str]:
+        """The attacks that may be left out where they do not suit."""
+        named = {one if isinstance(one, str) else one[0] for one in self.attacks}
+        return set(self.find_attacks()) - (set() if self.fitting else named)
+
+    def _named(self) -> list[str | tuple[str, Attack]]:
+        """With what `auto` stands for, but for what is named beside it."""
+        others = [one for one in self.attacks if one != AUTO]
+        return [*(name for name in automatic(self.acting) if name not in others), *others] if AUTO in self.attacks else others
+
     def on(self, device: torch.device) -> "AuditJob":
         """With the chunks of this device."""
         return self if self.victims_at_once else replace(self, victims_at_once=AT_ONCE.get(device.type, AT_ONCE["cpu"]))
 
-    def preparation(self) -> Preparation | None:
-        """What the client does to its images first."""
-        return None if self.policy == Policy() else Preparation(policy=self.policy)
+    def preparation(self) -> Callable[[Tensor, Generator], Tensor] | None:
+        """What the defence does to images, as uint8."""
+        return partial(_prepared, self.acting) if changes_images(self.acting) else None
 
     def settings(self) -> dict[str, Any]:
         """As plain values, for the JSON files."""
         plain: dict[str, Any] = {part.name: getattr(self, part.name) for part in fields(self)} | asdict(self.protocol)
         del plain["protocol"]
         attacks = {name: repr(attack) for name, attack in self.find_attacks().items()}
-        return plain | {"attacks": attacks, "policy": str(self.policy), "checkpoint": self.checkpoint and str(self.checkpoint)}
+        defense = self.protection
+        policy = defense.policy if isinstance(defense, PolicyDefense) and defense.augment else Policy()
+        texts = {"policy": str(policy), "defense": str(defense), "checkpoint": self.checkpoint and str(self.checkpoint)}
+        return plain | texts | {"attacks": attacks}
+
+
+def changes_images(defense: Defense) -> bool:
+    """Whether the images used are others than the client's own."""
+    return any(part.acts_on == "batch" for part in defense.parts())
+
+
+def _prepared(defense: Defense, images: Tensor, rng: Generator) -> Tensor:
+    batch = Batch(images.float() / 255, torch.zeros(len(images), dtype=torch.long))
+    return (defense.protect_batch(batch, rng).images * 255).round().to(torch.uint8)
 
 
 def shortened(attack: Attack) -> Attack:
@@ -96,6 +146,12 @@ def shortened(attack: Attack) -> Attack:
     for setting in SETTINGS:
         attack = _with(attack, setting, 1) if _has(attack, setting) else attack
     return attack
+
+
+def _preset(name: str) -> Attack:
+    if name not in PRESETS:
+        raise unknown("attack", name, (*PRESETS, AUTO))
+    return PRESETS[name]
 
 
 def _changed(attacks: Mapping[str, Attack], setting: str, value: int) -> dict[str, Attack]:

@@ -1,5 +1,6 @@
 """What an audit found: its records, and for each attack and control what they come to."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -7,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from gradveil.audits.folders import read_settings
+from gradveil.audits.jobs import changes_images
 from gradveil.audits.records import RECORDS, Record, read_records
+from gradveil.defenses import parse
 from gradveil.statistics import Summary, Verdict, better_than_blind, clopper_pearson, summary
 
 TRUTHS = ("used", "original")
@@ -63,6 +66,22 @@ class AuditResult:
         """The attacks, the blind controls and the positive ones, against the images used and then against the originals."""
         names = dict.fromkeys((record.kind, record.attack) for kind in ("attack", "blind", "positive") for record in self.of(kind))
         return tuple(make_row(self.of(kind, name), truth) for truth in TRUTHS for kind, name in names)
+
+    @property
+    def defense(self) -> str:
+        """As text; in the folder of an older version a policy alone."""
+        return str(self.settings.get("defense", self.settings["policy"]))
+
+    @property
+    def truths(self) -> tuple[str, ...]:
+        """Both where the defence changes images; else they are one and the same."""
+        return TRUTHS if changes_images(parse(self.defense)) else TRUTHS[:1]
+
+    @property
+    def strongest(self) -> Row:
+        """The attack that identifies most images, against either truth; of equal ones that with the most dB over blind."""
+        rows = [row for row in self.rows if row.kind == "attack" and row.truth in self.truths]
+        return max(rows, key=lambda row: (row.identified / row.n, -math.inf if row.over_blind.mean is None else row.over_blind.mean))
 
     def of(self, kind: str, attack: str | None = None) -> list[Record]:
         return [record for record in self.records if record.kind == kind and attack in (None, record.attack)]

@@ -13,17 +13,19 @@ import torch
 from gradveil import __version__
 from gradveil.audits.chunks import attacked, outcomes, pictures, records
 from gradveil.audits.folders import alone, claim, images_path, refuse_other, release, save_images
-from gradveil.audits.jobs import AuditJob, shortened
+from gradveil.audits.jobs import AuditJob
 from gradveil.audits.progress import Bar
 from gradveil.audits.records import RECORDS, Key, append, recover
 from gradveil.audits.results import AuditResult
-from gradveil.audits.stages import Stage, make_stages
-from gradveil.audits.victims import blind_guesses, share
+from gradveil.audits.stages import Stage, make_stage, positive_stages
+from gradveil.audits.victims import blind_guesses
+from gradveil.checks.diagnosis import before_audit
 from gradveil.core.devices import find_device
 from gradveil.core.digests import digest
-from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
-from gradveil.data import load
+from gradveil.data import Images, load
+
+LOOKED_AT = 4  # victims, for what should be known before an audit
 
 
 def audit(job: AuditJob, out: Path, *, root: Path | None = None, device: str = "auto", progress: bool = True) -> AuditResult:
@@ -32,11 +34,37 @@ def audit(job: AuditJob, out: Path, *, root: Path | None = None, device: str = "
     job = job.on(place)
     split = load(job.data, job.split, root=root, image_size=job.image_size)
     train = load(job.data, "train", root=root, image_size=job.image_size)
-    stages = make_stages(job, split, train, place)
-    settings = job.settings() | _facts(stages[-1], place)
+    return run_audit(prepare(job, split, train, place), out, progress)
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """An audit that can start. Its settings say which attacks were left out, and why."""
+
+    job: AuditJob
+    proper: Stage
+    settings: dict[str, Any]
+
+
+def prepare(job: AuditJob, split: Images, train: Images, place: torch.device) -> Prepared:
+    """Nothing is written."""
+    proper = make_stage(job, split, train, place)
+    optional = job.optional()
+    proper, left_out = proper.fitted(optional) if optional else (proper, {})
+    attacks = {name: repr(attack) for name, attack in proper.attacks.items()}
+    more = {"attacks": attacks, "left_out": left_out, "knows": proper.knows(), "protected": proper.client.protected}
+    return Prepared(job, proper, job.settings() | _facts(proper, place) | more)
+
+
+def run_audit(prepared: Prepared, out: Path, progress: bool) -> AuditResult:
+    """Into `out`, or on where it stopped there."""
+    settings, proper = prepared.settings, prepared.proper
     refuse_other(out, settings)
     if not (out / RECORDS).is_file():
-        _try_out(stages[-1])
+        for name in proper.attacks:
+            proper.try_out(name)
+        before_audit(proper.client, proper.batches(0)[:LOOKED_AT], labels=prepared.job.known, seed=prepared.job.seed)
+    stages = [*(positive_stages(prepared.job, proper) if prepared.job.positive else ()), proper]
     claim(out, settings)
     run = _Run(out, experiment_id(settings), Bar(progress))
     with alone(out):
@@ -68,9 +96,8 @@ class _Run:
 
     def chunk(self, stage: Stage, number: int, done: set[Key]) -> None:
         """The controls are cheap, and all else is measured by them, so they are made again where only an attack is missing."""
-        victims = share(stage.client, stage.split, stage.chunks[number], stage.seed, stage.labels)
+        victims = stage.share(stage.chunks[number])
         told = [victim.told() for victim in victims if victim.seen is not None]
-        seen = [victim.seen for victim in victims if victim.seen is not None]
         controls = {name: attacked(blind, told, generator(stage.seed, "blind", name, number), None) for name, blind in stage.blinds.items()}
         guesses = blind_guesses(victims, [found for found, _ in controls.values()])
         images = sum(map(len, stage.chunks[number]))
@@ -83,7 +110,10 @@ class _Run:
                 self.bar.step(attack, images, now, of)
 
             kind, name, _ = key
-            found, seconds = controls[name] if kind == "blind" else attacked(attack, seen, generator(stage.seed, *key), step)
+            if kind == "blind":
+                found, seconds = controls[name]
+            else:
+                found, seconds = attacked(attack, stage.seen_by(attack, victims), generator(stage.seed, *key), step)
             made = outcomes(victims, found)
             save_images(images_path(self.out, *key), *pictures(made, with_frames=number == 0))
             append(self.out / RECORDS, records(made, guesses, stage.pool, self.experiment, key, seconds))
@@ -93,20 +123,7 @@ class _Run:
 def experiment_id(settings: Mapping[str, Any]) -> str:
     """What can be read of it, and a digest of everything that decides the result."""
     whole = hashlib.sha256(json.dumps(dict(settings), sort_keys=True).encode()).hexdigest()
-    return f"{settings['data']}/{settings['model']}/{settings['policy']}/{whole[:12]}"
-
-
-def _try_out(stage: Stage) -> None:
-    """Before anything is written: an error if the first chunk's victims can share nothing, or an attack does not suit the model."""
-    for victims in (stage.chunks[0][:1], stage.chunks[0]):
-        tried = share(stage.client, stage.split, victims, stage.seed, stage.labels)
-        seen = [victim.seen for victim in tried if victim.seen is not None][:1]
-        if seen:
-            break
-    else:
-        raise GradveilError(tried[0].status.removeprefix("failed: "))
-    for name, attack in stage.attacks.items():
-        attacked(shortened(attack), seen, generator(stage.seed, "trial", name), None)
+    return f"{settings['data']}/{settings['model']}/{settings['defense']}/{whole[:12]}"
 
 
 def _facts(stage: Stage, place: torch.device) -> dict[str, Any]:

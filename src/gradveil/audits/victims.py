@@ -9,6 +9,7 @@ from torch import Generator, Tensor
 from gradveil.attacks.labels import Counted, SingleLabel
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError
+from gradveil.core.gradients import Gradients
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Knowledge, Observation, Reconstruction
 from gradveil.data import Images
@@ -38,16 +39,20 @@ class Victim:
         return images[order].clamp(0, 1), labels, order
 
 
-def share(client: Client, split: Images, chunk: Sequence[Tensor], seed: int, labels: str) -> list[Victim]:
-    """Each victim draws from its own generator, so what it uses depends on nothing but the seed and its first image."""
-    victims = [_share_one(client, split, indices, generator(seed, "share", int(indices[0])), labels == "known") for indices in chunk]
+def share(client: Client, split: Images, chunk: Sequence[Tensor], seed: int, labels: str, rounds: int = 1) -> list[Victim]:
+    """Each victim draws from its own generator, so what it uses depends on nothing but the seed and its first image.
+
+    All that can be known of the defence is told; `breakers.granted` leaves each attack what it may know.
+    """
+    victims = [_share_one(client, split, indices, generator(seed, "share", int(indices[0])), rounds) for indices in chunk]
     alive = [victim for victim in victims if victim.seen is not None]
     if labels == "known" or not alive:
         return victims
     finder = SingleLabel() if len(alive[0].indices) == 1 else Counted()
     seen = [victim.seen for victim in alive if victim.seen is not None]
-    inferred = finder.infer(seen, generator(seed, "labels", int(chunk[0][0]))).cpu()
-    knows = {id(one): Knowledge(labels=found) for one, found in zip(seen, inferred, strict=True)}
+    bare = [replace(one, gradients=_first(one), knowledge=Knowledge()) for one in seen]
+    inferred = finder.infer(bare, generator(seed, "labels", int(chunk[0][0]))).cpu()
+    knows = {id(one): replace(one.knowledge, labels=found) for one, found in zip(seen, inferred, strict=True)}
     return [replace(v, seen=replace(v.seen, knowledge=knows[id(v.seen)])) if v.seen else v for v in victims]
 
 
@@ -60,10 +65,15 @@ def blind_guesses(victims: Sequence[Victim], found: Sequence[Sequence[Reconstruc
     return torch.stack([torch.cat(images) for images in aligned], dim=1)
 
 
-def _share_one(client: Client, split: Images, indices: Tensor, rng: Generator, tell_labels: bool) -> Victim:
+def _first(one: Observation) -> Gradients:
+    """What was shared in the first round."""
+    return one.knowledge.earlier[0] if one.knowledge.earlier else one.gradients
+
+
+def _share_one(client: Client, split: Images, indices: Tensor, rng: Generator, rounds: int) -> Victim:
     batch = Batch(split.images[indices].float() / 255, split.labels[indices])
     try:
-        ((seen, used),) = client.share([batch], rng, tell_labels=tell_labels)
+        ((seen, used),) = client.share([batch], rng, tell_defense=True, tell_draws=True, rounds=rounds)
     except GradveilError as error:
         reason = str(error).removeprefix("victim 0: ")  # it was shared alone
         return Victim(indices, batch, torch.zeros_like(batch.images), None, f"failed: {reason}")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from gradveil import __version__
-from gradveil.cli import audit, data, defenses, policy, reconstruct, search, train
+from gradveil.cli import audit, data, defenses, doctor, policy, reconstruct, search, train
 from gradveil.core.errors import GradveilError, GradveilWarning
 
 INTERRUPTED = 128 + 2  # as shells report a program that SIGINT ended
@@ -25,6 +25,7 @@ app.add_typer(policy.app, name="policy")
 app.add_typer(defenses.app, name="defenses")
 app.command("train", epilog=train.EXAMPLES)(train.train_command)
 app.command("audit", epilog=audit.EXAMPLES)(audit.audit_command)
+app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor_command)
 app.command("search", epilog=search.EXAMPLES)(search.search_command)
 app.command("reconstruct", epilog=reconstruct.EXAMPLES)(reconstruct.reconstruct_command)
 

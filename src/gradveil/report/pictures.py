@@ -33,10 +33,10 @@ def draw_audit(result: AuditResult) -> list[Path]:
 
 
 def draw_grid(result: AuditResult, attack: str, path: Path) -> None:
-    """Original, used (where a policy changed it) and reconstruction of the first images, with PSNR to the used one."""
+    """Original, used (where a defence changed it) and reconstruction of the first images, with PSNR to the used one."""
     records = result.of("attack", attack)[:SHOWN]
     tensors = _first_images(result, attack, records)
-    names = ["original", "found"] if result.settings["policy"] == "none" else ["original", "used", "found"]
+    names = ["original", "found"] if len(result.truths) == 1 else ["original", "used", "found"]
     figure = _figure(len(records), len(names), f"{attack} on {result.settings['model']}: first images")
     grid = figure.subplots(len(names), len(records), squeeze=False)
     for axes, name in zip(grid, names, strict=True):
@@ -47,7 +47,7 @@ def draw_grid(result: AuditResult, attack: str, path: Path) -> None:
         top.set_title(f"image {record.image}", fontsize=8)
         text, color = _caption(record)
         bottom.set_xlabel(text, fontsize=8, color=color)
-    _save(figure, path)
+    save_figure(figure, path)
 
 
 def draw_frames(result: AuditResult, attack: str, path: Path) -> bool:
@@ -65,7 +65,7 @@ def draw_frames(result: AuditResult, attack: str, path: Path) -> bool:
         axes[0].set_ylabel(f"image {image}", fontsize=8)
     for axis, title in zip(grid[0], (*map(str, steps), "used"), strict=True):
         axis.set_title(title, fontsize=8)
-    _save(figure, path)
+    save_figure(figure, path)
     return True
 
 
@@ -100,6 +100,6 @@ def _show(axis: "Axes", image: Tensor) -> None:
         side.set_visible(False)
 
 
-def _save(figure: "Figure", path: Path) -> None:
+def save_figure(figure: "Figure", path: Path) -> None:
     with replacing(path) as temporary:
         figure.savefig(temporary, format="png", dpi=120)

@@ -14,15 +14,16 @@ TITLES = {"used": "Against the images that were used", "original": "Against the 
 
 
 def audit_tables(result: AuditResult) -> list[Table]:
-    """One table where no policy was used; else one against the used images and one against the originals."""
-    changed = result.settings["policy"] != "none"
-    return [audit_table(result, truth, TITLES[truth] if changed else "") for truth in (("used", "original") if changed else ("used",))]
+    """One table where images were used as they are; else one against the used images and one against the originals."""
+    return [audit_table(result, truth, TITLES[truth] if len(result.truths) > 1 else "") for truth in result.truths]
 
 
 def audit_table(result: AuditResult, truth: str, title: str) -> Table:
     """The positive controls use images as they are, so they stand in the first table alone."""
     settings = result.settings
-    facts = f"{settings['model']} on {settings['data']}, policy {settings['policy']}, labels {settings['labels']}, seed {settings['seed']}"
+    acted = " in training only" if settings.get("clean") else ""
+    facts = f"{settings['model']} on {settings['data']}, defense {result.defense}{acted}, labels {settings['labels']}"
+    facts = f"{facts}, seed {settings['seed']}"
     made = Table(*COLUMNS, title=f"{title}: {facts}" if title else facts, title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=0)
     made.columns[0].min_width = 17  # the longest word of a name: other columns may not press it out
     made.columns[-1].max_width = 10
@@ -41,9 +42,21 @@ def controls_in_words(result: AuditResult) -> list[str]:
     rows = [row for row in result.rows if row.truth == "used"]
     lines = [_blind_words([row for row in rows if row.kind == "blind"])]
     positives = {row.attack: row for row in rows if row.kind == "positive"}
-    lines += [_positive_words(row) for row in positives.values()]
+    lines += [positive_words(row) for row in positives.values()]
     works = {name: row.verdict.better for name, row in positives.items()}
-    return [line for line in (*lines, *(_attack_words(row, works.get(row.attack, False)) for row in rows if row.kind == "attack")) if line]
+    lines += [_attack_words(row, works.get(row.attack)) for row in rows if row.kind == "attack"]
+    return [line for line in (*lines, *knowledge_words(result), *left_out_words(result)) if line]
+
+
+def knowledge_words(result: AuditResult) -> list[str]:
+    """What attackers knew beyond the labels."""
+    knows: dict[str, str] = result.settings.get("knows", {})
+    return [f"{name} was told: {told}." for name, told in knows.items() if told != "labels"]
+
+
+def left_out_words(result: AuditResult) -> list[str]:
+    reasons: dict[str, str] = result.settings.get("left_out", {})
+    return [f"Left out: {name}: {reason.removeprefix('attack ')}." for name, reason in reasons.items()]
 
 
 def _cells(row: Row) -> list[str]:
@@ -51,10 +64,10 @@ def _cells(row: Row) -> list[str]:
         f"positive: {row.attack}" if row.kind == "positive" else row.attack,
         str(row.n),
         _spread(row.psnr),
-        _number(row.psnr.median, ".1f"),
-        _number(row.psnr.worst5, ".1f"),
-        _number(row.over_blind.mean, "+.1f"),
-        _number(row.ssim.mean, ".3f"),
+        number(row.psnr.median, ".1f"),
+        number(row.psnr.worst5, ".1f"),
+        number(row.over_blind.mean, "+.1f"),
+        number(row.ssim.mean, ".3f"),
         f"{row.identified / row.n:.1%}",
         "\n".join(row.flags),
     ]
@@ -66,32 +79,34 @@ def _blind_words(rows: Sequence[Row]) -> str:
         return ""
     best = max(scored, key=lambda row: row.psnr.mean or 0)
     return (
-        f"Blind controls look at no gradient: the best, {best.attack.removeprefix('blind: ')}, scores {_number(best.psnr.mean)} dB, "
+        f"Blind controls look at no gradient: the best, {best.attack.removeprefix('blind: ')}, scores {number(best.psnr.mean)} dB, "
         f"so PSNR up to there shows nothing by itself; a guess identifies {best.verdict.chance:.1%} among {best.candidates}."
     )
 
 
-def _positive_words(row: Row) -> str:
+def positive_words(row: Row) -> str:
     model = "mlp" if row.attack == "closed-form" else "lenet"
-    found = f"{_number(row.psnr.mean)} dB, {_number(row.over_blind.mean, '+.2f')} dB over blind, {row.identified} of {row.n} identified"
+    found = f"{number(row.psnr.mean)} dB, {number(row.over_blind.mean, '+.2f')} dB over blind, {row.identified} of {row.n} identified"
     says = "the attack works" if row.verdict.better else "it fails even there, so low scores of it say nothing about the model"
     return f"Positive control: {row.attack} on an untrained {model}, one image a victim and one gradient: {found}: {says}."
 
 
-def _attack_words(row: Row, works: bool) -> str:
+def _attack_words(row: Row, works: bool | None) -> str:
+    """`works`: in its positive control, if it has one."""
     failed = f", {row.failed} failed" if row.failed else ""
     tests = f"p = {row.verdict.p_over_blind:.2g} for dB over blind, p = {row.verdict.p_identified:.2g} for identification"
     low, high = row.identified_bounds
     seen = f"{row.identified} of {row.n} identified (95%: {low:.1%} to {high:.1%}){failed}; {tests}"
     if row.verdict.better:
         return f"{row.attack}: better than blind: {seen}."
-    because = "" if works else ", and its positive control fails too: try more steps or another attack before calling the model safe"
+    because = ", and its positive control fails too: try more steps or another attack before calling the model safe"
+    because = {True: "", False: because, None: ", and it has no positive control: it needs a defense to undo"}[works]
     return f"{row.attack}: {NO_BETTER}: {seen}{because}."
 
 
 def _spread(values: Summary) -> str:
-    return _number(values.mean) + ("" if values.std is None else f" ± {values.std:.2f}")
+    return number(values.mean) + ("" if values.std is None else f" ± {values.std:.2f}")
 
 
-def _number(value: float | None, form: str = ".2f") -> str:
+def number(value: float | None, form: str = ".2f") -> str:
     return "-" if value is None else format(value, form)

@@ -1,0 +1,159 @@
+"""Exact statements: how many images were reconstructed beyond a threshold, and what that says of all images (Definition 2 of the paper).
+
+A defence is (epsilon, delta, gamma)-private if Pr[PSNR >= epsilon] <= delta and training under it loses less than gamma of accuracy.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from gradveil.audits.records import Record
+from gradveil.audits.results import AuditResult
+from gradveil.audits.weights import Trained
+from gradveil.core.errors import GradveilError, unknown
+from gradveil.statistics import Difference, difference, lower_bound, upper_bound
+
+LEVEL = 0.95  # one-sided, of each statement
+METRICS = ("psnr", "ssim")
+ANY = "any of them"
+
+
+@dataclass(frozen=True)
+class Threshold:
+    """epsilon, and what it is measured in. `delta` and `gamma` are the bounds to be decided, if any."""
+
+    metric: str
+    epsilon: float
+    delta: float | None = None
+    gamma: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.metric not in METRICS:
+            raise unknown("metric of certify", self.metric, METRICS)
+        if not math.isfinite(self.epsilon) or (self.metric == "ssim" and not -1 <= self.epsilon <= 1):
+            raise GradveilError(f"certify {self}: expected a finite number of dB for psnr, one from -1 to 1 for ssim")
+        for name in ("delta", "gamma"):
+            value = getattr(self, name)
+            if value is not None and not 0 < value < 1:
+                raise GradveilError(f"{name} {value:g}: it is a share; choose above 0 and below 1, such as 0.05")
+
+    @classmethod
+    def parse(cls, text: str, delta: float | None = None, gamma: float | None = None) -> "Threshold":
+        """From `psnr=15` or `ssim=0.5`."""
+        metric, _, value = text.partition("=")
+        if metric.strip() not in METRICS:
+            raise unknown("metric of certify", metric.strip(), (f"{name}=NUMBER" for name in METRICS))
+        try:
+            return cls(metric.strip(), float(value), delta, gamma)
+        except GradveilError:
+            raise
+        except ValueError:
+            raise GradveilError(f"certify {text!r}: {value!r} is no number; write psnr=15 or ssim=0.5") from None
+
+    def __str__(self) -> str:
+        return f"{self.metric}={self.epsilon:g}"
+
+
+@dataclass(frozen=True)
+class Bound:
+    """`hits` of n images reached epsilon; `upper` bounds delta. Failed images count as not reached, in `upper_failed` as reached."""
+
+    n: int
+    hits: int
+    failed: int
+    lower: float
+    upper: float
+    upper_failed: float | None  # None where none failed
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One attack or control, by truth: both where the defence changes images."""
+
+    attack: str
+    bounds: dict[str, Bound]
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """`overall` counts an image that any attack brought to epsilon against either truth: no choice was made after looking."""
+
+    threshold: Threshold
+    claims: tuple[Claim, ...]
+    blind: Claim  # the control that reaches epsilon most often
+    strongest: str
+    overall: Bound
+    loss: Difference | None  # of accuracy; None where one of the two is unknown
+
+    @property
+    def private(self) -> bool | None:
+        """Whether delta holds: None where it is undecided at this n, or was not asked."""
+        bound, delta = self.overall, self.threshold.delta
+        if delta is None:
+            return None
+        high = bound.upper if bound.upper_failed is None else bound.upper_failed
+        return True if high <= delta else False if bound.lower > delta else None
+
+    @property
+    def accurate(self) -> bool | None:
+        """Whether the loss is below gamma: None where it is undecided, unknown, or was not asked."""
+        if self.threshold.gamma is None or self.loss is None:
+            return None
+        return True if self.loss.high < self.threshold.gamma else False if self.loss.low >= self.threshold.gamma else None
+
+    def plain(self) -> dict[str, Any]:
+        """For JSON."""
+        return asdict(self) | {"private": self.private, "accurate": self.accurate, "level": LEVEL}
+
+
+def certify(result: AuditResult, threshold: Threshold, *, trained: Trained | None = None, baseline: Trained | None = None) -> Certificate:
+    """`trained` is the model that was audited, `baseline` the one trained without a defence."""
+    attacks = result.of("attack")
+    if not attacks:
+        raise GradveilError(f"certify {threshold}: n = 0, {result.out} holds no attacked image; nothing can be said without one")
+    strongest = result.strongest
+    blinds = [_claim(name, records, threshold, result.truths) for name, records in _by_name(result.of("blind"))]
+    claims = tuple(_claim(name, records, threshold, result.truths) for name, records in _by_name(attacks))
+    blind = max(blinds, key=lambda claim: sum(bound.hits for bound in claim.bounds.values()))
+    return Certificate(threshold, claims, blind, strongest.attack, _overall(attacks, threshold, result.truths), _loss(trained, baseline))
+
+
+def bound(hits: int, failed: int, n: int) -> Bound:
+    """Of n images, failed ones included."""
+    if not n:
+        raise GradveilError("certify: n = 0 images; nothing can be said without one")
+    high = upper_bound(hits + failed, n, LEVEL) if failed else None
+    return Bound(n, hits, failed, lower_bound(hits, n, LEVEL), upper_bound(hits, n, LEVEL), high)
+
+
+def _loss(trained: Trained | None, baseline: Trained | None) -> Difference | None:
+    """A model loses nothing against itself."""
+    if trained is None or baseline is None:
+        return None
+    if trained == baseline:
+        return Difference(0.0, 0.0, 0.0)
+    return difference(baseline.hits, baseline.tested, trained.hits, trained.tested, LEVEL)
+
+
+def _claim(name: str, records: Sequence[Record], threshold: Threshold, truths: Sequence[str]) -> Claim:
+    failed = sum(not record.ok for record in records)
+    return Claim(name, {truth: bound(sum(map(_reaches(threshold, (truth,)), records)), failed, len(records)) for truth in truths})
+
+
+def _overall(records: Sequence[Record], threshold: Threshold, truths: Sequence[str]) -> Bound:
+    reaches = _reaches(threshold, truths)
+    hit = {record.image for record in records if reaches(record)}
+    failed = {record.image for record in records if not record.ok} - hit
+    return bound(len(hit), len(failed), len({record.image for record in records}))
+
+
+def _reaches(threshold: Threshold, truths: Sequence[str]) -> Callable[[Record], bool]:
+    return lambda record: record.ok and any(record.scores[truth][threshold.metric] >= threshold.epsilon for truth in truths)
+
+
+def _by_name(records: Iterable[Record]) -> list[tuple[str, list[Record]]]:
+    found: dict[str, list[Record]] = {}
+    for record in records:
+        found.setdefault(record.attack, []).append(record)
+    return list(found.items())

@@ -1,0 +1,82 @@
+"""Leakage over training time, as a picture: one line for each defence and attack, and the level of a blind guess."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gradveil.audits import GridResult, Part, Row
+from gradveil.audits.folders import PICTURES
+from gradveil.report.pictures import save_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+NAME = "training-time.png"
+LINES = ("-", "--", "-.", ":")
+MARKS = "osD^vPX*<>"
+
+
+def draw_timeline(result: GridResult) -> Path:
+    """Identified and dB over blind against the training step, into the grid's folder. Against the images that were used."""
+    from matplotlib.figure import Figure  # slow to import, and only needed here
+
+    figure = Figure(figsize=(9.5, 7.5), layout="constrained")
+    top, bottom = figure.subplots(2, 1, sharex=True)
+    names = list(dict.fromkeys(attack for part in result.parts for attack in _attacks(part)))
+    for color, (label, parts) in enumerate(_by_defense(result.parts).items()):
+        for attack in names:
+            found = [(_step(part), row) for part in parts if (row := _row(part, attack)) is not None]
+            if found:
+                _line(top, bottom, sorted(found, key=lambda pair: pair[0]), f"{label}: {attack}", color, names.index(attack))
+    chance = max(row.verdict.chance for part in result.parts for row in part.audit.rows if (row.kind, row.truth) == ("attack", "used"))
+    top.axhline(100 * chance, color="black", linewidth=0.8, linestyle=":", label=f"blind: {chance:.1%}")
+    bottom.axhline(0, color="black", linewidth=0.8, linestyle=":", label="best blind guess")
+    top.set_ylabel("identified, %")
+    top.set_ylim(-3, 103)
+    bottom.set_ylabel("dB over the best blind guess")
+    _steps(bottom, sorted({_step(part) for part in result.parts}))
+    settings = result.settings
+    title = f"{settings['model']} on {settings['data']}: leakage over training, n = {settings['images']} images"
+    figure.suptitle(title, fontsize=10)
+    figure.legend(*top.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=7)
+    path = result.out / PICTURES / NAME
+    save_figure(figure, path)
+    return path
+
+
+def _line(top: "Axes", bottom: "Axes", found: Sequence[tuple[int, Row]], label: str, color: int, attack: int) -> None:
+    shares = [100 * row.identified / row.n for _, row in found]
+    heights = [float("nan") if row.over_blind.mean is None else row.over_blind.mean for _, row in found]
+    for axis, values in ((top, shares), (bottom, heights)):
+        (line,) = axis.plot([step for step, _ in found], values, label=label)
+        line.set(color=f"C{color}", linestyle=LINES[attack % len(LINES)], marker=MARKS[attack % len(MARKS)], markersize=4)
+
+
+def _steps(axis: "Axes", steps: Sequence[int]) -> None:
+    """Even distances between 0 and 1, then by powers."""
+    axis.set_xscale("symlog", linthresh=1, base=10)
+    axis.set_xlim(-0.25, max(1, steps[-1]) * 1.4)
+    axis.set_xticks(steps, [str(step) for step in steps], fontsize=8)
+    axis.minorticks_off()
+    axis.set_xlabel("training step")
+
+
+def _by_defense(parts: Sequence[Part]) -> dict[str, list[Part]]:
+    found: dict[str, list[Part]] = {}
+    for part in parts:
+        found.setdefault(part.case.defense + (", clean gradient" if part.case.clean else ""), []).append(part)
+    return found
+
+
+def _attacks(part: Part) -> list[str]:
+    return [row.attack for row in part.audit.rows if (row.kind, row.truth) == ("attack", "used")]
+
+
+def _row(part: Part, attack: str) -> Row | None:
+    found = [row for row in part.audit.rows if (row.kind, row.truth, row.attack) == ("attack", "used", attack)]
+    return found[0] if found else None
+
+
+def _step(part: Part) -> int:
+    """The end of a training whose file does not say its steps stands far to the right."""
+    return part.step if part.step is not None else 10**6

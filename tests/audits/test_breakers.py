@@ -1,0 +1,88 @@
+"""Which attacks a defence meets, and that each of them is told what it needs and no more."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gradveil.attacks import PRESETS, find
+from gradveil.attacks.presets import BREAKERS as UNDOING
+from gradveil.audits.breakers import BREAKERS, ROUNDS, automatic, granted, in_words, rounds
+from gradveil.clients import Client
+from gradveil.core.types import Batch, Knowledge, Observation
+from gradveil.defenses import REGISTRY, parse
+from gradveil.models import build
+
+MEANS = torch.zeros(10, 1, 28, 28)
+TOLD = ("transform", "policy", "means", "random_layers", "defended_layers", "pruned", "noise", "train_masks", "earlier")
+
+
+def seen(defense: str, rounds: int = 1) -> Observation:
+    batch = Batch(torch.rand(1, 1, 28, 28, generator=torch.Generator().manual_seed(0)), torch.tensor([3]))
+    client = Client(build("lenet", channels=1, size=28, classes=10), classes=10, defense=parse(defense))
+    ((one, _),) = client.share([batch], torch.Generator().manual_seed(1), tell_defense=True, tell_draws=True, rounds=rounds)
+    return one
+
+
+def test_every_defense_has_an_entry_of_attacks_that_exist() -> None:
+    assert set(BREAKERS) == set(REGISTRY.values())
+    assert {name for names in BREAKERS.values() for name in names} == set(UNDOING)
+
+
+def test_auto_is_the_standard_attack_the_breakers_of_every_part_and_the_closed_form() -> None:
+    assert automatic(parse("none")) == ("adam-cosine", "closed-form")
+    both = automatic(parse("precode:k=8,then,prune:0.9"))
+    assert both == ("adam-cosine", "without-random-layers", "joint-noise", "masked", "closed-form")
+
+
+@pytest.mark.parametrize(
+    "defense",
+    ["none", "3-1-7", "prune:0.9", "prune-feedback:0.9", "gaussian:1e-3", "dp:norm=1,multiplier=0.1", "soteria:0.5", "precode:k=8"],
+)
+def test_each_attack_of_auto_is_told_all_it_needs_and_nothing_else(defense: str) -> None:
+    protection = parse(defense)
+    attacks = {name: find(name) for name in automatic(protection)}
+    one = seen(defense, rounds(protection, attacks.values()))
+    for name, attack in attacks.items():
+        told = granted(one, attack, MEANS).knowledge
+        told.need(*attack.needs, by=name)
+        assert {field for field in TOLD if getattr(told, field) is not None} == set(attack.needs) - {"labels"}
+        assert told.labels is not None
+
+
+def test_only_an_attack_that_looks_at_several_rounds_sees_more_than_the_first() -> None:
+    first, last = seen("prune-feedback:0.9"), seen("prune-feedback:0.9", ROUNDS)
+    plain, several = (granted(last, find(name), MEANS) for name in ("masked", "masked-rounds"))
+    assert all(torch.equal(plain.gradients[name], value) for name, value in first.gradients.items())
+    assert plain.knowledge.earlier is None and several.knowledge.momentum == 0.9
+    assert several.knowledge.earlier is not None and len(several.knowledge.earlier) == ROUNDS - 1
+
+
+def test_rounds_are_shared_only_where_residuals_are_fed_back_and_looked_at() -> None:
+    looking, not_looking = [find("masked-rounds")], [find("masked")]
+    assert rounds(parse("prune-feedback:0.9"), looking) == ROUNDS
+    assert rounds(parse("prune-feedback:0.9"), not_looking) == rounds(parse("prune:0.9"), looking) == 1
+
+
+@pytest.mark.parametrize(
+    ("defense", "attack", "says"),
+    [
+        ("none", "adam-cosine", "labels"),
+        ("gaussian:1e-2", "likelihood", "labels, gaussian noise 0.01"),
+        ("dp:norm=2,multiplier=1", "averaged", "labels, gaussian noise 0.5"),  # of the mean of four images
+        ("prune-feedback:0.9", "masked-rounds", f"labels, {ROUNDS} rounds"),
+        ("3-1-7", "transform-known", "labels, policy and its draws"),
+    ],
+)
+def test_what_is_told_is_put_in_words(defense: str, attack: str, says: str) -> None:
+    model = build("lenet", channels=1, size=28, classes=10)
+    assert in_words(find(attack), parse(defense), model, 4, "known") == says
+    assert in_words(find(attack), parse(defense), model, 4, "inferred") == says.replace("labels", "labels it inferred")
+
+
+def test_every_need_of_a_preset_has_words_or_figures() -> None:
+    from gradveil.audits.breakers import WORDS
+
+    needed = {need for attack in PRESETS.values() for need in attack.needs}
+    assert needed <= {*WORDS, "labels", "noise", "earlier"}
+    assert replace(Knowledge(), **dict.fromkeys(WORDS)) is not None  # they are fields

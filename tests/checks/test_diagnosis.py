@@ -1,0 +1,77 @@
+"""All checks together: what diagnose and before_audit give, and the self-check."""
+
+import warnings
+
+import pytest
+import torch
+from torch import nn
+
+from gradveil.checks import CHECKS, Finding, before_audit, diagnose, self_check
+from gradveil.clients import Client
+from gradveil.core.errors import GradveilError, GradveilWarning
+from gradveil.core.seeds import generator
+from gradveil.core.types import Batch, Protocol
+from gradveil.models import build
+
+CLASSES, SIZE = 4, 8
+
+
+def client(protocol: Protocol | None = None) -> Client:
+    model = nn.Sequential(build("lenet", channels=1, size=SIZE, classes=CLASSES), nn.Dropout(0.5))
+    return Client(model, CLASSES, protocol=protocol or Protocol())
+
+
+def batches(count: int = 6) -> list[Batch]:
+    images = torch.rand(count, 1, 1, SIZE, SIZE, generator=generator(0))
+    return [Batch(own, torch.tensor([victim % CLASSES])) for victim, own in enumerate(images)]
+
+
+def test_a_sound_client_gives_no_finding() -> None:
+    assert diagnose(client(), batches()) == []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert before_audit(client(), batches(), labels="inferred") == []
+
+
+def test_findings_come_in_the_order_of_the_checks() -> None:
+    found = diagnose(client(Protocol(train_mode=True)), batches(2))
+    assert [one.name for one in found] == ["dropout", "random shares", "images"]
+
+
+def test_an_error_among_the_first_checks_ends_the_diagnosis() -> None:
+    broken = client()
+    with torch.no_grad():
+        next(broken.model.parameters()).fill_(torch.inf)
+    assert [one.level for one in diagnose(broken, batches())] == ["error"]
+
+
+def test_before_an_audit_each_warning_is_warned_of_and_notes_are_only_returned() -> None:
+    with pytest.warns(GradveilWarning) as caught:
+        found = before_audit(client(Protocol(train_mode=True)), batches(2))
+    assert {one.level for one in found} == {"warning", "note"}
+    assert [str(one.message) for one in caught] == [str(one) for one in found if one.level == "warning"]
+
+
+def test_no_batches_and_other_words_for_labels_are_refused() -> None:
+    with pytest.raises(GradveilError, match="no batches"):
+        diagnose(client(), [])
+    with pytest.raises(GradveilError, match=r"guessed.*known, inferred"):
+        diagnose(client(), batches(), labels="guessed")  # type: ignore[arg-type]
+
+
+def test_a_finding_is_one_line_and_its_level_one_of_three() -> None:
+    assert str(Finding("note", "name", "it\n means", "do\tthis")) == "name: it means; do this"
+    with pytest.raises(GradveilError, match=r"hint.*note, warning, error"):
+        Finding("hint", "name", "means", "do")  # type: ignore[arg-type]
+
+
+def test_every_check_has_a_name_that_says_what_is_well() -> None:
+    assert len(set(CHECKS.values())) == len(CHECKS) >= 15
+
+
+def test_the_self_check_reconstructs_an_image_here_and_fails_without_steps_to_do_so() -> None:
+    threads = torch.get_num_threads()
+    found = self_check("cpu")
+    assert found.level == "note" and "dB" in found.means
+    assert self_check("cpu", steps=1).level == "error"
+    assert torch.get_num_threads() == threads

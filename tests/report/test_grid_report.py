@@ -1,0 +1,153 @@
+"""Tables of a grid from fabricated records: whole in eighty columns, the strongest attacker named, what is unusual put in words."""
+
+import io
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+
+from gradveil.audits import AuditResult, Case, GridResult, Part, Record, Threshold, certify
+from gradveil.audits.weights import Trained
+from gradveil.report.certificates import certificate_table, certificates_in_words
+from gradveil.report.grids import grid_in_words, grid_tables
+from gradveil.report.timelines import draw_timeline
+
+N = 16
+SETTINGS = {"model": "lenet", "data": "fashion-mnist-mini", "policy": "none", "labels": "known", "seed": 0, "images": N}
+
+
+def records(kind: str, attack: str, hits: int, over: float, count: int = N, original: int = 0) -> list[Record]:
+    made = []
+    for image in range(count):
+        scores = {"mse": 0.1, "psnr": 12.0 + over, "ssim": 0.4, "psnr_affine": 13.0, "over_blind": over, "identified": float(image < hits)}
+        both = {"used": scores, "original": scores | {"psnr": 17.0, "identified": float(image < original)}}
+        made.append(Record("e", kind, attack, 0, image, "ok", 1, 1, 0.2, 500, {"used": 0.002, "original": 0.002}, both, 0.1))
+    return made
+
+
+def part(
+    defense: str, attacks: list[list[Record]], *, clean: bool = False, step: str | None = None, trained: Trained | None = None
+) -> Part:
+    knows = {
+        "masked": "labels, what is pruned",
+        "transform-known": "labels, policy and its draws",
+        "averaged": "labels, gaussian noise 0.001",
+    }
+    more = {"defense": defense, "clean": clean, "knows": knows, "left_out": {"closed-form": "the first layer is of type Conv2d"}}
+    rows = (*records("blind", "blind: class mean", 0, 0.0), *(record for attack in attacks for record in attack))
+    case = Case(defense, clean, step, None if trained is None else Path("model.safetensors"))
+    return Part(case, AuditResult(Path("run") / case.folder, SETTINGS | more, rows), trained)
+
+
+@pytest.fixture
+def result() -> GridResult:
+    positive = records("positive", "adam-cosine", 4, 3.0, 4)
+    return GridResult(
+        Path("run"),
+        dict(SETTINGS),
+        (
+            part("none", [positive, records("attack", "adam-cosine", 12, 130.0)], trained=Trained(0.912, 10_000, "none", 400)),
+            part("prune:0.95", [records("attack", "adam-cosine", 12, 2.0)], clean=True, trained=Trained(0.9, 10_000, "prune:0.95", 400)),
+            part(
+                "prune:0.95",
+                [records("attack", "adam-cosine", 0, -5.0), records("attack", "masked", 9, -3.0)],
+                trained=Trained(0.9, 10_000, "prune:0.95", 400),
+            ),
+            part("3-1-7+43-18-18", [records("attack", "transform-known", 0, -5.0, original=7)], trained=Trained(0.88, 10_000, "none", 400)),
+            part(
+                "gaussian:0.001,then,prune:0.9",
+                [records("attack", "averaged", 1, 0.1), records("attack", "without-defended-layers", 1, 0.4)],
+            ),
+        ),
+    )
+
+
+def shown(tables: list[Table], width: int = 80) -> str:
+    console = Console(file=io.StringIO(), width=width)
+    for table in tables:
+        console.print(table)
+    text = console.file
+    assert isinstance(text, io.StringIO)
+    return text.getvalue()
+
+
+def line(text: str, *parts: str) -> str:
+    (found,) = (line for line in text.splitlines() if all(part in line for part in parts))
+    return found
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_no_name_or_number_is_cut(result: GridResult, width: int) -> None:
+    text = shown(grid_tables(result), width)
+    assert max(map(len, text.splitlines())) <= width and "…" not in text
+    for whole in (
+        "without-defended-layers",
+        "+ gaussian noise 0.001",
+        "142.0 ± 0.0",
+        "+130.0",
+        "12/16",
+        "clean gradient",
+        "+ what is pruned",
+    ):
+        assert whole in text
+
+
+def test_the_result_of_a_defense_is_its_strongest_attacker(result: GridResult) -> None:
+    text = shown(grid_tables(result)[:1])
+    assert line(text, "none").split() == ["none", "91.2%", "adam-cosine", "142.0", "+130.0", "0.400", "12/16"]
+    assert line(text, "masked").split() == ["prune:0.95", "90.0%", "masked", "9.0", "-3.0", "0.400", "9/16"]
+    assert "7/16" in line(text, "3-1-7+43-18-18", "88.0%*", "transform-known") and "(original image)" in text
+    assert "without-defended-layers" in text and "averaged" not in text  # as many identified, more decibels
+
+
+def test_every_attacker_has_a_row_and_those_no_better_than_blind_a_mark(result: GridResult) -> None:
+    used, original = (shown([table]) for table in grid_tables(result)[1:])
+    assert len([row for row in used.splitlines() if "blind: class mean" in row]) == 5
+    assert "positive: adam-cosine" in used and "0/16 ≤" in line(used, "adam-cosine", "0/16")
+    assert "9/16 ≤" not in used and "transform-known" in original and "masked" not in original
+
+
+def test_words_name_what_a_reader_would_not_expect(result: GridResult) -> None:
+    lines = grid_in_words(result)
+    assert all("\n" not in one for one in lines)
+    assert line("\n".join(lines), "left out: closed-form").startswith("All: ")
+    assert line("\n".join(lines), "as published").startswith("prune:0.95, clean gradient: ")
+    assert "3-1-7+43-18-18: * the accuracy is that of a model trained under none." in lines
+    assert "gaussian:0.001,then,prune:0.9: the model is untrained." in lines
+    assert any(one.startswith("Positive control: adam-cosine") and "4 of 4 identified" in one for one in lines)
+
+
+def test_a_certificate_shows_counts_bounds_and_what_is_open(result: GridResult) -> None:
+    asked = Threshold("psnr", 15, delta=0.05, gamma=0.05)
+    found = {one.case.defense: certify(one.audit, asked, trained=one.own, baseline=result.baselines[None]) for one in result.parts}
+    text = shown([certificate_table(found)])
+    assert max(map(len, text.splitlines())) <= 80 and "16/16" in line(text, "transform-known", "original")
+    assert "0.171" in line(text, "masked") and "16/16" in line(text, "any of them", "either")
+    lines = certificates_in_words(found, result.parts[0].audit)
+    pruned = line("\n".join(lines), "prune:0.95: ")
+    assert "0 of n = 16 images reached psnr=15" in pruned and "undecided: delta 0.05 undecided at n = 16, gamma 0.05 holds" in pruned
+    assert "not private: delta 0.05 does not hold, gamma 0.05 not tested" in line("\n".join(lines), "3-1-7+43-18-18: ")
+    assert lines[-1].startswith("Not tested: other attacks") and "the 16 of fashion-mnist-mini test" in lines[-1]
+
+
+def test_a_threshold_that_a_guess_reaches_is_flagged(result: GridResult) -> None:
+    audit = result.parts[0].audit
+    (said, *_) = certificates_in_words({"none": certify(audit, Threshold("psnr", 12))}, audit)
+    assert "Mind that blind: class mean reaches it on 16 of 16 without a gradient" in said
+
+
+def test_leakage_over_training_is_a_picture_with_a_line_for_each_defense_and_attack(tmp_path: Path) -> None:
+    parts = [
+        part(defense, [records("attack", attack, 16 - 5 * place, 3.0 - place)], step=step, trained=Trained(0.1, 500, "none", at))
+        for defense, attack in (("none", "adam-cosine"), ("prune:0.95", "masked"))
+        for place, (step, at) in enumerate((("0", 0), ("10", 10), ("end", 400)))
+    ]
+    result = GridResult(tmp_path, dict(SETTINGS), tuple(parts))
+    assert [one.step for one in result.parts] == [0, 10, 400] * 2
+    assert "step end (400)" in shown(grid_tables(result))
+    with Image.open(draw_timeline(result)) as picture:
+        colors = {tuple(color) for color in np.asarray(picture.convert("RGB")).reshape(-1, 3).tolist()}
+        assert picture.format == "PNG" and min(picture.size) > 500 and {(31, 119, 180), (255, 127, 14)} <= colors
