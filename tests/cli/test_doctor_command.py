@@ -26,14 +26,14 @@ def test_programs_get_every_finding_and_what_was_silent(gradveil: Any) -> None:
     found = outcome.result["findings"]
     assert [(one["level"], one["name"]) for one in found] == [("note", "accuracy"), ("note", "self-check")]
     assert {*found[0]} == {"level", "name", "means", "do"}
-    assert len(outcome.result["silent"]) == len(CHECKS) - 1
+    assert len(outcome.result["silent"]) == len(CHECKS) - 2 and outcome.result["skipped"] == ["attack above blind"]  # no attack was run
 
 
 def test_people_get_two_lines_for_each_finding_the_worst_first_and_the_self_check_last(gradveil: Any) -> None:
     outcome = gradveil(f"{MINI} --model mlp --steps 0 --defense dropout:0.5 --labels inferred --batch-size 2")
     lines = outcome.shown.splitlines()
     levels = [line.split()[0] for line in lines if not line.startswith(" ")]
-    assert outcome.status == 0 and levels[-2:] == ["well", "note"] and levels[:-2] == sorted(levels[:-2], reverse=True)
+    assert outcome.status == 0 and levels[-3:] == ["well", "skipped", "note"] and levels[:-3] == sorted(levels[:-3], reverse=True)
     assert "dropout" in outcome.shown and "random shares" in outcome.shown and "self-check" in lines[-2]
 
 

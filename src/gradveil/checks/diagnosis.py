@@ -83,8 +83,10 @@ def before_audit(
 
 
 def examine(case: Case, checks: Mapping[str, Check] = CHECKS) -> Iterator[tuple[str, Finding | None]]:
-    """Each check's name and what it found, as they are made; an error of the first ones ends it."""
+    """Each check's name and what it found, as they are made; an error of the first ones ends it. Without an attack none is judged."""
     for name, check in checks.items():
+        if check is blind.no_better_than_blind and case.attack is None:
+            continue
         found = check(case)
         yield name, found
         if name in FIRST and found is not None and found.level == "error":
