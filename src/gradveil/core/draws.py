@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
 from gradveil.core.errors import GradveilError
@@ -34,6 +34,14 @@ def drawing(model: nn.Module) -> dict[str, nn.Module]:
 def is_dropping(module: nn.Module) -> bool:
     """Whether it is a dropout layer that is on. At rate 1 nothing is left to chance."""
     return isinstance(module, DROPOUTS) and module.training and 0 < module.p < 1
+
+
+def draw(module: nn.Module, size: tuple[int, ...], like: Tensor, rng: Generator | None = None) -> Tensor:
+    """What the module would draw, in the form that `given` takes; from torch's own generator of the device where none is given."""
+    device = like.device if rng is None else rng.device
+    if isinstance(module, DROPOUTS):
+        return (torch.rand(size, generator=rng, device=device) >= module.p).to(like)
+    return torch.randn(size, generator=rng, device=device).to(like)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from itertools import chain
 import torch
 from torch import Generator, Tensor, nn
 
-from gradveil.core.draws import DROPOUTS, Draws, draw_shapes, drawing
+from gradveil.core.draws import Draws, draw, draw_shapes, drawing
 from gradveil.core.errors import GradveilError
 from gradveil.core.gradients import Gradients, Loss
 from gradveil.core.shares import Shares, in_mode
@@ -63,15 +63,7 @@ class Rounds:
 
 def _drawn(model: nn.Module, shapes: Mapping[str, tuple[int, ...]], batch: Batch, rng: Generator) -> dict[str, Tensor]:
     """What the model's modules would draw in a pass of this batch, in the form that `core.draws.given` takes."""
-    found = {}
-    for name, shape in shapes.items():
-        module, size = model.get_submodule(name), (len(batch), *shape)
-        if isinstance(module, DROPOUTS):
-            value = (torch.rand(size, generator=rng, device=rng.device) >= module.p).float()
-        else:
-            value = torch.randn(size, generator=rng, device=rng.device)
-        found[name] = value.to(batch.images)
-    return found
+    return {name: draw(model.get_submodule(name), (len(batch), *shape), batch.images, rng) for name, shape in shapes.items()}
 
 
 def _chunks(batches: Sequence[Batch]) -> Iterator[range]:

@@ -8,8 +8,7 @@ from rich.table import Table
 from gradveil.audits import GridResult, Part, Row
 from gradveil.audits.cases import END
 from gradveil.audits.results import NO_BETTER, TRUTHS
-from gradveil.report.tables import number, positive_words
-from gradveil.statistics import Summary
+from gradveil.report.tables import number, positive_words, spread
 
 RESULTS = ("defense", "accu-\nracy", "strongest attacker", "PSNR\ndB", "over\nblind", "SSIM", "identi-\nfied")
 COLUMNS = ("defense", "attacker", "PSNR dB", "over\nblind", "SSIM", "identi-\nfied")
@@ -45,12 +44,12 @@ def grid_table(parts: Sequence[Part], truth: str) -> Table:
         best = part.audit.strongest
         for row in (row for row in rows if row.kind == "attack"):
             style = "bold" if (row.attack, row.truth) == (best.attack, best.truth) else ""
-            made.add_row(next(lines, ""), row.attack + _knows(part, row.attack), _spread(row.psnr), *_scores(row), style=style)
+            made.add_row(next(lines, ""), row.attack + _knows(part, row.attack), spread(row.psnr, ".1f"), *_scores(row), style=style)
         blind = max((row for row in rows if row.kind == "blind"), key=lambda row: row.psnr.mean or 0)
-        made.add_row("\n".join(lines), blind.attack, _spread(blind.psnr), *_scores(blind), style="dim")
+        made.add_row("\n".join(lines), blind.attack, spread(blind.psnr, ".1f"), *_scores(blind), style="dim")
         if truth == TRUTHS[0]:
             for row in (row for row in rows if row.kind == "positive"):
-                made.add_row("", f"positive: {row.attack}", _spread(row.psnr), *_scores(row), style="dim")
+                made.add_row("", f"positive: {row.attack}", spread(row.psnr, ".1f"), *_scores(row), style="dim")
         made.add_section()
     return made
 
@@ -113,10 +112,6 @@ def plainly(part: Part) -> str:
 def _knows(part: Part, attack: str) -> str:
     _, _, more = str(part.audit.settings.get("knows", {}).get(attack, "labels")).partition(", ")
     return "".join(f"\n + {one}" for one in more.split(", ") if one)
-
-
-def _spread(values: Summary) -> str:
-    return number(values.mean, ".1f") + ("" if values.std is None else f" ± {values.std:.1f}")
 
 
 def _scores(row: Row) -> list[str]:

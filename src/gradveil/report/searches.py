@@ -7,10 +7,10 @@ from rich.table import Table
 
 from gradveil.audits import AuditResult, Row
 from gradveil.audits.results import NO_BETTER
+from gradveil.report.tables import number, spread
 from gradveil.search import Found, SearchResult
 from gradveil.search.confirmations import read
 from gradveil.search.results import Quantity
-from gradveil.statistics import Summary
 
 HEADS = {"over_blind": "over blind, dB", "ssim": "SSIM", "identified": "identified", "privacy": "S_pri", "accuracy": "S_acc"}
 COLUMNS = ("", "n", "PSNR dB", "blind\ndB", "over\nblind", "SSIM", "identi-\nfied", "")
@@ -81,10 +81,10 @@ def _cells(name: str, row: Row, blind: Row) -> list[str]:
     return [
         name,
         str(row.n),
-        _spread(row.psnr),
-        _number(blind.psnr.mean),
-        _number(row.over_blind.mean, "+.2f"),
-        _number(row.ssim.mean, ".3f"),
+        spread(row.psnr),
+        number(blind.psnr.mean),
+        number(row.over_blind.mean, "+.2f"),
+        number(row.ssim.mean, ".3f"),
         f"{row.identified / row.n:.1%}",
         "\n".join(flags),
     ]
@@ -100,11 +100,3 @@ def _table(title: str, columns: Sequence[str]) -> Table:
 def _quantity(found: Quantity, share: bool) -> str:
     error = "" if found.error is None else f" ± {found.error:{'.1%' if share else '.2g'}}"
     return f"{found.mean:{'.1%' if share else '.4g'}}{error}"
-
-
-def _spread(values: Summary) -> str:
-    return _number(values.mean) + ("" if values.std is None else f" ± {values.std:.2f}")
-
-
-def _number(value: float | None, form: str = ".2f") -> str:
-    return "-" if value is None else format(value, form)

@@ -63,7 +63,7 @@ def _cells(row: Row) -> list[str]:
     return [
         f"positive: {row.attack}" if row.kind == "positive" else row.attack,
         str(row.n),
-        _spread(row.psnr),
+        spread(row.psnr),
         number(row.psnr.median, ".1f"),
         number(row.psnr.worst5, ".1f"),
         number(row.over_blind.mean, "+.1f"),
@@ -104,8 +104,8 @@ def _attack_words(row: Row, works: bool | None) -> str:
     return f"{row.attack}: {NO_BETTER}: {seen}{because}."
 
 
-def _spread(values: Summary) -> str:
-    return number(values.mean) + ("" if values.std is None else f" ± {values.std:.2f}")
+def spread(values: Summary, form: str = ".2f") -> str:
+    return number(values.mean, form) + ("" if values.std is None else f" ± {values.std:{form}}")
 
 
 def number(value: float | None, form: str = ".2f") -> str:

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Generator, Tensor, nn
 
-from gradveil.core.draws import DROPOUTS, Draws, draw_shapes, drawing, given
+from gradveil.core.draws import Draws, draw, draw_shapes, drawing, given
 from gradveil.core.gradients import Gradients, Loss, cross_entropy, trainable
 from gradveil.core.types import Batch
 from gradveil.defenses import DPSGD, Defense, Moment, Soteria, State
@@ -78,13 +78,7 @@ class DefendedStep(Step):
             with torch.random.fork_rng([images.device] if images.is_cuda else []):  # a run that goes on looks at another time
                 names = set(drawing(self.model))
                 self.shapes = draw_shapes(self.model, images, names) if names else {}
-        return {name: _draw(self.model.get_submodule(name), (len(images), *shape), images) for name, shape in self.shapes.items()}
-
-
-def _draw(module: nn.Module, size: tuple[int, ...], like: Tensor) -> Tensor:
-    if isinstance(module, DROPOUTS):
-        return (torch.rand(size, device=like.device) >= module.p).to(like)
-    return torch.randn(size, device=like.device).to(like)
+        return {name: draw(self.model.get_submodule(name), (len(images), *shape), images) for name, shape in self.shapes.items()}
 
 
 @contextmanager
