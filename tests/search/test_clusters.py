@@ -24,7 +24,7 @@ from gradveil.core.errors import GradveilWarning
 from gradveil.core.seeds import generator
 from gradveil.scores.scorers import Scorer
 from gradveil.search.clusters import RayEngine
-from gradveil.search.connections import disconnect
+from gradveil.search.connections import connect, disconnect
 from gradveil.search.engines import LocalEngine
 from gradveil.transforms import Policy
 
@@ -75,7 +75,7 @@ def processes() -> set[int]:
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[None]:
     """Two workers, and the classes of this module sent by value: workers cannot import tests."""
-    before = processes()
+    before, handler = processes(), signal.getsignal(signal.SIGTERM)
     patch = pytest.MonkeyPatch()
     patch.delenv("RAY_ADDRESS", raising=False)
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -85,6 +85,7 @@ def cluster() -> Iterator[None]:
     yield
     ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
     disconnect()
+    signal.signal(signal.SIGTERM, handler)  # it was not the engine that connected
     patch.undo()
     until = time.monotonic() + 20
     while processes() - before and time.monotonic() < until:
@@ -165,3 +166,16 @@ def test_an_address_without_a_cluster_is_refused_at_once(address: str, words: st
         with pytest.raises(GradveilError, match=re.escape(words)) as caught:
             RayEngine({}, address.format(port=taken.getsockname()[1]))
     assert time.monotonic() - began < 6 and "\n" not in str(caught.value)
+
+
+def test_what_ray_does_to_sigterm_is_undone_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    def taken(*_: object) -> None:
+        """In place of Ray's own."""
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **_: signal.signal(signal.SIGTERM, taken))
+    monkeypatch.setattr(ray, "shutdown", lambda: None)
+    assert connect(None) and signal.getsignal(signal.SIGTERM) is taken
+    disconnect()
+    assert signal.getsignal(signal.SIGTERM) is before

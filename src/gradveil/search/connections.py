@@ -4,7 +4,9 @@ import gc
 import logging
 import os
 import re
+import signal
 import socket
+import threading
 import warnings
 from typing import Any
 
@@ -14,6 +16,8 @@ GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 
 SETTINGS = b"\x04"  # the kind of frame that answers it
 PATIENCE = 5.0  # seconds for a cluster to answer
 LONGEST = 200  # letters of Ray's own words
+
+_handlers: list[Any] = []  # of SIGTERM, as they were before Ray
 
 
 def connect(address: str | None) -> bool:
@@ -26,6 +30,7 @@ def connect(address: str | None) -> bool:
         _knock(str(address))
     if ray.is_initialized():
         return False
+    _handlers.append(signal.getsignal(signal.SIGTERM))
     quiet: dict[str, Any] = {"logging_level": logging.CRITICAL, "log_to_driver": False}
     if address in (None, "local"):
         quiet |= {"include_dashboard": False}
@@ -34,6 +39,7 @@ def connect(address: str | None) -> bool:
         try:
             ray.init(address=address or "local", **quiet)
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            _restore_handler()
             raise GradveilError(f"ray address {address or 'local'!r}: no cluster to work on ({one_line(error, LONGEST)})") from None
     return True
 
@@ -46,6 +52,13 @@ def disconnect() -> None:
         warnings.simplefilter("ignore", ResourceWarning)
         ray.shutdown()
         gc.collect()
+    _restore_handler()
+
+
+def _restore_handler() -> None:
+    """Ray takes SIGTERM over, to end its processes, and keeps it when they have ended."""
+    if _handlers and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _handlers.pop())
 
 
 def _knock(address: str) -> None:
