@@ -1,5 +1,6 @@
 """A Ray cluster of two workers gives what one process gives, whatever happens to the workers."""
 
+import gc
 import logging
 import os
 import re
@@ -29,6 +30,9 @@ from gradveil.search.engines import LocalEngine
 from gradveil.transforms import Policy
 
 ray = pytest.importorskip("ray")
+# Ray leaves files open; the warning comes whenever they are collected, in whichever test.
+pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+
 PATIENCE = 60.0  # seconds
 POLICIES = [Policy.parse(str(index)) for index in range(11)]
 
@@ -82,6 +86,7 @@ def cluster() -> Iterator[None]:
     with warnings.catch_warnings():  # of what later versions will do
         warnings.simplefilter("ignore")
         ray.init(address="local", num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level=logging.CRITICAL)
+        gc.collect()  # Ray leaves files open, which would be warned of whenever they are collected
     yield
     ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
     disconnect()

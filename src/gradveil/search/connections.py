@@ -34,10 +34,11 @@ def connect(address: str | None) -> bool:
     quiet: dict[str, Any] = {"logging_level": logging.CRITICAL, "log_to_driver": False}
     if address in (None, "local"):
         quiet |= {"include_dashboard": False}
-    with warnings.catch_warnings():  # of what later versions will do
+    with warnings.catch_warnings():  # of what later versions will do, and of files that Ray leaves open
         warnings.simplefilter("ignore")
         try:
             ray.init(address=address or "local", **quiet)
+            gc.collect()
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             _restore_handler()
             raise GradveilError(f"ray address {address or 'local'!r}: no cluster to work on ({one_line(error, LONGEST)})") from None
