@@ -7,8 +7,6 @@ layer's gradient is a product of two factors (b a^T) the products follow from th
 
 import warnings
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,7 +62,7 @@ class LineProducts:
                 warnings.warn(f"{reason}; taking them one at a time, which is slow", GradveilWarning, stacklevel=2)
             return loop_products(self._model, self._loss, images, labels)
         frozen = {name: parameter.detach() for name, parameter in self._model.named_parameters()}
-        with torch.enable_grad(), _shorter(rows.device, fast):
+        with torch.enable_grad(), torch.autocast(rows.device.type, torch.bfloat16, enabled=fast, cache_enabled=False):
             done = forward(self._model, self._loss, rows[:, None], wanted, frozen, SHORT_FORWARDS if fast else {})
             blames = find_blames(done, len(rows), differentiable=False)
         with torch.no_grad():
@@ -86,12 +84,6 @@ def _line_pairs(model: nn.Module, loss: Loss, line: Tensor, label: Tensor) -> Te
         found = gradient(model, loss, image[None], label)
         columns.append([[(found[name] * last[name]).sum() for name in last], [found[name].square().sum() for name in last]])
     return torch.tensor(columns, device=line.device, dtype=line.dtype).permute(1, 2, 0)
-
-
-@contextmanager
-def _shorter(device: torch.device, fast: bool) -> Iterator[None]:
-    with torch.autocast(device.type, torch.bfloat16, enabled=fast, cache_enabled=False):
-        yield
 
 
 def _stacked(pairs: dict[str, Pair]) -> Products:

@@ -1,7 +1,6 @@
 """One quantity measured several times: the values, their mean, and how sure it is."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from gradveil.core.errors import GradveilError
@@ -32,8 +31,3 @@ class Estimate:
             return None
         squares = math.fsum((value - self.mean) ** 2 for value in self.values)
         return math.sqrt(squares / (self.n - 1) / self.n)
-
-
-def joined(parts: Sequence[Estimate]) -> Estimate:
-    """Over the images of all parts."""
-    return Estimate(tuple(value for part in parts for value in part.values))
