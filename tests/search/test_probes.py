@@ -39,7 +39,7 @@ def data() -> tuple[Images, Images]:
 @pytest.fixture(scope="module")
 def probe(data: tuple[Images, Images]) -> ProbeScorer:
     """In float64, where rounding shows nowhere; two blocks."""
-    return make_probe(*data, small(data[1]), range(200, 216), attack=FEW, seed=5)
+    return make_probe(*data, small(data[1]), range(200, 216), attack=FEW, seed=5, sizes=(10, 6))
 
 
 def small(split: Images) -> nn.Module:
@@ -51,7 +51,7 @@ def close(found: Tensor, expected: Tensor) -> None:
 
 
 def test_a_block_gives_every_quantity_for_each_policy_and_image(probe: ProbeScorer) -> None:
-    assert probe.blocks == (10, 6)
+    assert probe.blocks == (10, 6) and replace(probe, sizes=None).blocks == (5, 5, 6)
     for block, size in enumerate(probe.blocks):
         values = probe.score(POLICIES, block)
         assert values.keys() == NAMES == set(probe.names)

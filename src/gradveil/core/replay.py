@@ -1,31 +1,37 @@
 """A function of no arguments that is captured once as a CUDA graph and then replayed, without a launch for every kernel."""
 
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import torch
 
 WARM_UP = 3  # plain runs on a side stream before a capture, as torch asks for; they count like any other
+T = TypeVar("T")
 
 
-class Replayed:
-    """Calls the function a few times, then replays it. It must work in place, on tensors that stay where they are."""
+class Replayed(Generic[T]):
+    """Calls the function a few times, then replays it. It must read tensors that stay where they are.
 
-    def __init__(self, function: Callable[[], None]) -> None:
+    What it returned when it was captured is returned from then on: each replay writes new values into the same tensors.
+    """
+
+    def __init__(self, function: Callable[[], T]) -> None:
         self._function = function
         self._stream = torch.cuda.Stream()
         self._graph: torch.cuda.CUDAGraph | None = None
         self._calls = 0
 
-    def __call__(self) -> None:
+    def __call__(self) -> T:
         if self._calls < WARM_UP:
             self._calls += 1
             self._stream.wait_stream(torch.cuda.current_stream())
             with torch.cuda.stream(self._stream):
-                self._function()
+                found = self._function()
             torch.cuda.current_stream().wait_stream(self._stream)
-            return
+            return found
         if self._graph is None:
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph):
-                self._function()
+                self._found = self._function()
         self._graph.replay()
+        return self._found

@@ -47,11 +47,11 @@ class Scorer(ABC):
         return [{name: Estimate(tuple(values[row])) for name, values in whole.items()} for row in range(len(policies))]
 
 
-def image_blocks(images: int) -> tuple[int, ...]:
+def image_blocks(images: int, first: Sequence[int] = FIRST_BLOCKS) -> tuple[int, ...]:
     """Sizes of the blocks after which a race looks at its policies: small ones first. A rest of less than half a block joins the last."""
     sizes: list[int] = []
     while left := images - sum(sizes):
-        size = FIRST_BLOCKS[len(sizes)] if len(sizes) < len(FIRST_BLOCKS) else BLOCK
+        size = first[len(sizes)] if len(sizes) < len(first) else BLOCK
         sizes.append(size if left >= size + size // 2 or left == size else left)
     return tuple(sizes)
 

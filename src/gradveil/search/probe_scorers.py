@@ -20,6 +20,8 @@ from gradveil.scores.scorers import Scorer, image_blocks, prepared
 from gradveil.search.strikes import Strike, check_attack
 from gradveil.transforms import Policy, Preparation
 
+FIRST_BLOCKS = (5, 5, 10, 20)  # an image costs hundreds of iterations: a race looks as soon as it may (simulated: a fifth less work)
+
 
 @dataclass(frozen=True, eq=False)
 class ProbeScorer(Scorer):
@@ -63,7 +65,7 @@ class ProbeScorer(Scorer):
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        return image_blocks(len(self.images)) if self.sizes is None else self.sizes
+        return race_blocks(len(self.images)) if self.sizes is None else self.sizes
 
     @property
     def device(self) -> torch.device:
@@ -104,6 +106,10 @@ class ProbeScorer(Scorer):
             except GradveilError as error:
                 problem = error
         raise GradveilError(str(problem).removeprefix("victim 0: "))
+
+
+def race_blocks(images: int) -> tuple[int, ...]:
+    return image_blocks(images, FIRST_BLOCKS)
 
 
 def nearest(found: Tensor, used: Tensor, others: Tensor) -> Tensor:

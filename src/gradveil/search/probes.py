@@ -16,8 +16,7 @@ from gradveil.core.seeds import generator
 from gradveil.data import Images
 from gradveil.scores import gray, mean_color, noise
 from gradveil.scores.estimates import Estimate
-from gradveil.scores.scorers import image_blocks
-from gradveil.search.probe_scorers import ProbeScorer, check_pixels
+from gradveil.search.probe_scorers import ProbeScorer, check_pixels, race_blocks
 from gradveil.transforms import Policy
 
 __all__ = ["ProbeScorer", "blind_guesses", "make_probe", "probe_score", "short_attack"]
@@ -103,7 +102,7 @@ def make_probe(
     model = model if device is None else model.to(device)
     place = next(model.parameters()).device.type
     at_once = victims_at_once or AT_ONCE.get(place, AT_ONCE["cpu"])
-    smallest = min(image_blocks(len(chosen)) if sizes is None else sizes)
+    smallest = min(race_blocks(len(chosen)) if sizes is None else sizes)
     return ProbeScorer(
         model,
         len(split.classes),

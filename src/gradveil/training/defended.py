@@ -1,7 +1,7 @@
 """Training under a defense: the loss of the protected model, and the step whose gradients are protected before the optimizer sees them."""
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,12 +9,16 @@ import torch
 from torch import Generator, Tensor, nn
 
 from gradveil.core.draws import Draws, draw, draw_shapes, drawing, given
-from gradveil.core.gradients import Gradients, Loss, cross_entropy, trainable
+from gradveil.core.gradients import Loss, cross_entropy, trainable
 from gradveil.core.types import Batch
 from gradveil.defenses import DPSGD, Defense, Moment, Soteria, State
-from gradveil.training.steps import Step
+from gradveil.training.steps import Graphed, Step
 
 AGAIN = (DPSGD, Soteria)  # these pass the batch through the model again, and must meet the same draws there
+
+
+def passes_again(defense: Defense) -> bool:
+    return any(isinstance(part, AGAIN) for part in defense.parts())
 
 
 def acts_on(defense: Defense, what: Literal["model", "batch", "gradients"]) -> bool:
@@ -40,7 +44,10 @@ class Objective:
 
 
 class DefendedStep(Step):
-    """What the optimizer gets is what a client would share. `stream` gives the generator of the present step."""
+    """What the optimizer gets is what a client would share. `stream` gives the generator of the present step.
+
+    `graphs`: forward and backward pass are replayed; the defense, which may draw and remember, and the update are not.
+    """
 
     def __init__(
         self,
@@ -50,11 +57,13 @@ class DefendedStep(Step):
         bf16: bool,
         defense: Defense,
         stream: Callable[[], Generator],
+        graphs: bool = False,
     ) -> None:
         super().__init__(model, objective, optimizer, bf16)
         self.objective, self.defense, self.stream = objective, defense, stream
         self.state: State = defense.start()
-        self.again = any(isinstance(part, AGAIN) for part in defense.parts())
+        self.again = passes_again(defense)
+        self.learned = Graphed(self.learn) if graphs else self.learn
         self.shapes: dict[str, tuple[int, ...]] | None = None
         self.draws: Draws = {}
 
@@ -63,14 +72,14 @@ class DefendedStep(Step):
         with given(self.model, self.draws):
             return super().forward(images)
 
-    def change_gradients(self, batch: Batch) -> None:
-        parameters = trainable(self.model)
-        clean: Gradients = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in parameters.items()}
+    def run(self, batch: Batch) -> None:
+        clean = self.learned(batch)
         moment = Moment(self.model, batch, self.objective.each, self.draws)
-        with _statistics_kept(self.model):
+        with _statistics_kept(self.model) if self.again else nullcontext():
             shared, self.state = self.defense.protect_gradients(clean, moment, self.state, self.stream())
-        for name, parameter in parameters.items():
+        for name, parameter in trainable(self.model).items():
             parameter.grad = shared[name].detach()
+        self.optimizer.step()
 
     def _drawn(self, images: Tensor) -> Draws:
         """From torch's own generator, as the modules themselves would draw."""

@@ -85,7 +85,7 @@ class Training(L.LightningModule):
     def _first_step(self, optimizer: torch.optim.Optimizer) -> Step:
         objective = Objective.of(self.defense, self.recipe.loss_scale)
         if acts_on(self.defense, "gradients"):
-            step = DefendedStep(self.model, objective, optimizer, self.bf16, self.defense, self._stream)
+            step = DefendedStep(self.model, objective, optimizer, self.bf16, self.defense, self._stream, self.graphs)
             step.state = step.state if self.kept is None else unpacked(self.kept, self.device)
             return step
         loss = objective if acts_on(self.defense, "model") else self.recipe.loss

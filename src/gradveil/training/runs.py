@@ -22,7 +22,7 @@ from gradveil.data import Images, load
 from gradveil.models.checkpoints import load_checkpoint, read_settings, save_checkpoint
 from gradveil.training.callbacks import Bar, Saving
 from gradveil.training.candidates import candidate, protected, try_defense
-from gradveil.training.defended import acts_on
+from gradveil.training.defended import passes_again
 from gradveil.training.folders import FINAL, RESUME, TENSORBOARD, claim, refuse_other, release, step_path
 from gradveil.training.jobs import Job, Trained
 from gradveil.training.modules import ImageData, Training
@@ -145,8 +145,8 @@ def _facts(job: Job, split: Images, step: int, place: torch.device) -> dict[str,
 
 
 def _graphs(job: Job, place: torch.device) -> bool:
-    """Whether steps are replayed: on a GPU, unless a defense changes the model or the gradients."""
-    return place.type == "cuda" and not acts_on(job.protection, "model") and not acts_on(job.protection, "gradients")
+    """Whether steps are replayed: on a GPU, unless a defense passes the batch through the model again."""
+    return place.type == "cuda" and not passes_again(job.protection)
 
 
 def _trained(out: Path, facts: Mapping[str, Any]) -> Trained:

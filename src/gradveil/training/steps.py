@@ -1,15 +1,18 @@
 """One training step, plain or as a CUDA graph that is captured once and replayed."""
 
 from collections.abc import Callable
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from gradveil.core.gradients import Gradients, trainable
+from gradveil.core.replay import Replayed
 from gradveil.core.types import Batch
 from gradveil.models.bottleneck import penalties
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-WARM_UP = 3  # plain steps on a side stream before a capture, as torch asks for; they are steps of the training like any other
+T = TypeVar("T")
 
 
 class Step:
@@ -26,22 +29,23 @@ class Step:
         self.run(batch)
 
     def run(self, batch: Batch) -> None:
+        self.learn(batch)
+        self.optimizer.step()
+
+    def learn(self, batch: Batch) -> Gradients:
+        """The gradients of the batch, which are the parameters' own from now on."""
         self.optimizer.zero_grad(set_to_none=True)
         answers = self.forward(batch.images)
         loss = self.loss(answers.float(), batch.labels)
         loss.backward()
-        self.change_gradients(batch)
-        self.optimizer.step()
         self.loss_sum += loss.detach() * len(batch)
         self.hits += hits(answers.detach(), batch.labels, self.penalties)
+        return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in trainable(self.model).items()}
 
     def forward(self, images: Tensor) -> Tensor:
         with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bf16):
             answers: Tensor = self.model(images)
         return answers
-
-    def change_gradients(self, batch: Batch) -> None:
-        """Between the backward pass and the update: nothing, here."""
 
     def averages(self) -> tuple[float, float]:
         """Mean loss and accuracy since the last call. It waits for the device."""
@@ -58,43 +62,39 @@ def hits(answers: Tensor, labels: Tensor, penalties: int) -> Tensor:
     return (answers[:, : answers.shape[1] - penalties].argmax(1) == labels).sum()
 
 
+class Graphed(Generic[T]):
+    """A function of a batch, replayed for batches that look like the first one; an odd last one is passed to the function itself."""
+
+    def __init__(self, function: Callable[[Batch], T]) -> None:
+        self.function = function
+        self.fixed: Batch | None = None
+        self.replayed: Replayed[T] | None = None
+
+    def forget(self) -> None:
+        """Before something changes that a capture holds as it was."""
+        self.replayed = None
+
+    def __call__(self, batch: Batch) -> T:
+        fixed = self.fixed = self.fixed or Batch(batch.images.clone(), batch.labels.clone())
+        if batch.images.shape != fixed.images.shape:
+            return self.function(batch)
+        fixed.images.copy_(batch.images)
+        fixed.labels.copy_(batch.labels)
+        self.replayed = self.replayed or Replayed(lambda: self.function(fixed))
+        return self.replayed()
+
+
 class GraphedStep(Step):
-    """The same step without a launch for every kernel: full batches are replayed, the first few and an odd last one are not."""
+    """The same step without a launch for every kernel."""
 
     def __init__(self, model: nn.Module, loss: Loss, optimizer: torch.optim.Optimizer, bf16: bool) -> None:
         super().__init__(model, loss, optimizer, bf16)
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.fixed: Batch | None = None
-        self.warm = 0
+        self.graphed = Graphed(super().run)
         self.rate = float("nan")
-        self.stream = torch.cuda.Stream()
 
-    def __call__(self, batch: Batch) -> None:
-        self.seen += len(batch)
+    def run(self, batch: Batch) -> None:
         rate = self.optimizer.param_groups[0]["lr"]
-        if rate != self.rate:  # a graph holds the learning rate it was captured with
-            self.rate, self.graph, self.warm = rate, None, 0
-        if self.fixed is not None and batch.images.shape != self.fixed.images.shape:
-            self.run(batch)
-        elif self.warm < WARM_UP:
-            self._aside(batch)
-        else:
-            self._replay(batch)
-
-    def _aside(self, batch: Batch) -> None:
-        self.fixed = self.fixed or Batch(batch.images.clone(), batch.labels.clone())
-        self.warm += 1
-        self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
-            self.run(batch)
-        torch.cuda.current_stream().wait_stream(self.stream)
-
-    def _replay(self, batch: Batch) -> None:
-        assert self.fixed is not None
-        if self.graph is None:
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self.run(self.fixed)
-        self.fixed.images.copy_(batch.images)
-        self.fixed.labels.copy_(batch.labels)
-        self.graph.replay()
+        if rate != self.rate:
+            self.rate = rate
+            self.graphed.forget()
+        self.graphed(batch)
