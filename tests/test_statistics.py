@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
+from scipy.stats import binomtest, sem, t
 
 from gradveil.core import GradveilError
-from gradveil.statistics import better_than_blind, clopper_pearson, difference, lower_bound, summary, upper_bound
+from gradveil.statistics import better_than_blind, clopper_pearson, difference, lower_bound, mean_interval, summary, upper_bound
 
 
 def test_a_summary_is_what_numpy_says() -> None:
@@ -105,3 +105,10 @@ def test_differences_and_bounds_of_what_cannot_be_are_refused() -> None:
         difference(0, 0, 1, 5)
     with pytest.raises(GradveilError, match=r"confidence level 0\.5"):
         upper_bound(1, 2, 0.5)
+
+
+def test_the_interval_of_a_mean_is_student_s() -> None:
+    values = [1.0, 2.5, -3.0, 4.0, 0.5]
+    expected = t.interval(0.9, 4, np.mean(values), sem(values))
+    assert mean_interval(summary(values), 0.9) == pytest.approx(expected)
+    assert mean_interval(summary([1.0])) is None and mean_interval(summary([])) is None

@@ -1,5 +1,6 @@
 """What many scores say together: their spread, exact bounds on a share, and whether an attack beats a blind guess."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,6 +40,16 @@ def summary(values: Sequence[float], *, high_leaks: bool = True) -> Summary:
         low=float(data.min()),
         high=float(data.max()),
     )
+
+
+def mean_interval(of: Summary, level: float = 0.95) -> tuple[float, float] | None:
+    """Of the mean, by Student's t; None where there is no spread to go by."""
+    from scipy.stats import t
+
+    if of.mean is None or of.std is None:
+        return None
+    half = float(t.ppf((1 + level) / 2, of.n - 1)) * of.std / math.sqrt(of.n)
+    return of.mean - half, of.mean + half
 
 
 @dataclass(frozen=True)

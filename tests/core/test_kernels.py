@@ -1,11 +1,13 @@
 """The GPU kernels against their plain torch twins, and the batched engine on a GPU against the loop. They skip without a GPU."""
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 import torch.nn.functional as F
 
 from gradveil.core.batched import BatchedGradients
-from gradveil.core.gpu import kernels, suits
+from gradveil.core.gpu import kernels, suits, tf32
 from gradveil.core.gradients import cross_entropy, loop_gradients
 from gradveil.models import build
 
@@ -13,9 +15,9 @@ pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 
 @pytest.fixture(autouse=True)
-def full_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.backends.cuda.matmul, "allow_tf32", False)
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+def full_precision() -> Iterator[None]:
+    with tf32(False):
+        yield
 
 
 @pytest.mark.parametrize(

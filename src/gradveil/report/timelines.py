@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from gradveil.audits import GridResult, Part, Row
 from gradveil.audits.folders import PICTURES
 from gradveil.report.pictures import save_figure
+from gradveil.statistics import mean_interval
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -36,7 +37,7 @@ def draw_timeline(result: GridResult) -> Path:
     bottom.set_ylabel("dB over the best blind guess")
     _steps(bottom, sorted({_step(part) for part in result.parts}))
     settings = result.settings
-    title = f"{settings['model']} on {settings['data']}: leakage over training, n = {settings['images']} images"
+    title = f"{settings['model']} on {settings['data']}: leakage over training, n = {settings['images']} images, intervals of 95%"
     figure.suptitle(title, fontsize=10)
     figure.legend(*top.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=7)
     path = result.out / PICTURES / NAME
@@ -45,11 +46,16 @@ def draw_timeline(result: GridResult) -> Path:
 
 
 def _line(top: "Axes", bottom: "Axes", found: Sequence[tuple[int, Row]], label: str, color: int, attack: int) -> None:
-    shares = [100 * row.identified / row.n for _, row in found]
-    heights = [float("nan") if row.over_blind.mean is None else row.over_blind.mean for _, row in found]
-    for axis, values in ((top, shares), (bottom, heights)):
-        (line,) = axis.plot([step for step, _ in found], values, label=label)
-        line.set(color=f"C{color}", linestyle=LINES[attack % len(LINES)], marker=MARKS[attack % len(MARKS)], markersize=4)
+    """With the 95% interval of each point, a little aside so that lines at one step do not cover each other."""
+    aside = (color + attack / 3) * 0.03
+    steps = [step + aside * max(3 * step, 1) for step, _ in found]
+    shares = [(row.identified / row.n, *row.identified_bounds) for _, row in found]
+    heights = [(row.over_blind.mean, *(mean_interval(row.over_blind) or (None, None))) for _, row in found]
+    for axis, factor, points in ((top, 100, shares), (bottom, 1, heights)):
+        middle, low, high = ([float("nan") if value is None else factor * value for value in side] for side in zip(*points, strict=True))
+        spread = [[m - below for m, below in zip(middle, low, strict=True)], [above - m for m, above in zip(middle, high, strict=True)]]
+        drawn = axis.errorbar(steps, middle, spread, label=label, color=f"C{color}", elinewidth=0.6, capsize=2)
+        drawn.lines[0].set(linestyle=LINES[attack % len(LINES)], marker=MARKS[attack % len(MARKS)], markersize=4)
 
 
 def _steps(axis: "Axes", steps: Sequence[int]) -> None:
