@@ -44,6 +44,22 @@ def test_a_likelihood_is_minus_the_log_density_of_the_noise(kind: str, density: 
     torch.testing.assert_close(measure(found), expected.double(), rtol=1e-6, atol=0)
 
 
+@pytest.mark.parametrize(("kind", "power"), [("gaussian", 2), ("laplacian", 1)])
+def test_a_likelihood_that_leaves_the_length_free_sees_no_length_and_agrees_near_a_match(kind: str, power: int) -> None:
+    observed, off = some(2), some(5)
+    near = {name: value + 1e-4 * off[name] for name, value in observed.items()}
+    known = seen(Knowledge(noise=(kind, 0.3)), observed)
+    measure = targets.measure(Likelihood(free=True), known, 1)
+    for factor in (0.01, 7.0):
+        torch.testing.assert_close(measure({name: factor * value for name, value in near.items()}), measure(near), rtol=1e-6, atol=0)
+    flat, whole = (torch.cat([part[name].flatten(1) for name in part], 1) for part in (near, observed))
+    best = (flat * whole).sum(1) / flat.square().sum(1)
+    left = (best[:, None] * flat - whole).abs()
+    expected = (left.pow(power) / (2 * 0.3**2 if power == 2 else 0.3)).sum(1)
+    torch.testing.assert_close(measure(near), expected, rtol=1e-3, atol=0)
+    assert bool((measure({name: -value for name, value in near.items()}) > 1e3 * measure(near)).all())
+
+
 def test_a_likelihood_counts_layers_as_asked() -> None:
     found, observed = some(1), some(2)
     known = Knowledge(noise=("gaussian", 0.5), random_layers=("head.*",))

@@ -53,7 +53,7 @@ def test_what_cannot_be_is_refused_in_one_line(changes: dict[str, Any], says: st
 def test_settings_are_plain_and_say_what_decides_the_result() -> None:
     job = SearchJob("d", "m", checkpoint=Path("c.safetensors"), race=True)
     settings = job.settings()
-    assert settings["checkpoint"] == "c.safetensors" and settings["at_once"] == 32 and settings["race"] is True
+    assert settings["checkpoint"] == "c.safetensors" and settings["at_once"] == 50 and settings["race"] is True
     assert SearchJob("d", "m").settings()["at_once"] is None  # without a race random policies may be scored in any groups
 
 

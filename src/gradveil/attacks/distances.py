@@ -80,6 +80,16 @@ class Cosine(Distance):
 
 
 @dataclass(frozen=True)
+class Angle(Cosine):
+    """|g|^2 (1 - cos), the cosine distance in the units of a squared difference: near a match, half of |s g' - g|^2 with the best s."""
+
+    def measure(self, target: Sequence[Tensor], factors: Sequence[float]) -> Callable[[Sequence[Tensor]], Tensor]:
+        norm = total([factor * products(part, part)[1] for part, factor in zip(target, factors, strict=True)])
+        turned = super().measure(target, factors)
+        return lambda found: norm * turned(found)
+
+
+@dataclass(frozen=True)
 class LayerCosine(Distance):
     """The mean over parameters of each one's own cosine distance."""
 
@@ -113,6 +123,21 @@ class L1(Distance):
         return lambda found: _sums(found, target, factors, torch.abs)
 
 
+@dataclass(frozen=True)
+class FreeL1(L1):
+    """The same of s g' - g, with the length s > 0 that fits best by least squares."""
+
+    def measure(self, target: Sequence[Tensor], factors: Sequence[float]) -> Callable[[Sequence[Tensor]], Tensor]:
+        apart = super().measure(target, factors)
+
+        def distance(found: Sequence[Tensor]) -> Tensor:
+            dot, own = (total([dots(one, other) for one, other in zip(found, others, strict=True)]) for others in (target, found))
+            length = dot.abs() / own.clamp(min=torch.finfo(own.dtype).tiny)
+            return apart([one * length.view(-1, *(1,) * (one.dim() - 1)) for one in found])
+
+        return distance
+
+
 def _sums(found: Sequence[Tensor], target: Sequence[Tensor], factors: Sequence[float], size: Callable[[Tensor], Tensor]) -> Tensor:
     pairs = zip(found, target, factors, strict=True)
     return total([factor * size(one - part).reshape(len(one), -1).sum(1) for one, part, factor in pairs])
@@ -122,3 +147,5 @@ cosine = Cosine()
 layer_cosine = LayerCosine()
 l1 = L1()
 l2 = L2()
+angle = Angle()
+free_l1 = FreeL1()

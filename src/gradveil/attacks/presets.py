@@ -11,7 +11,7 @@ from gradveil.attacks.lbfgs import LBFGS
 from gradveil.attacks.matching import GradientMatching
 from gradveil.attacks.optimizers import SGD, Adam
 from gradveil.attacks.priors import LabelTerm, Smoothness, TotalVariation
-from gradveil.attacks.targets import likelihood
+from gradveil.attacks.targets import Likelihood
 from gradveil.attacks.through import ExpectedTransform, GuessedTransform, KnownTransform
 from gradveil.core.errors import unknown
 
@@ -58,8 +58,8 @@ BREAKERS: dict[str, Attack] = {
     "masked": replace(INVERTING, distance=Cosine(nonzero=True)),
     "masked-rounds": replace(INVERTING, distance=Cosine(rounds=True)),
     # Noise: what is most likely under it, and the mean of eight such searches (Balunovic et al. 2022, a Bayesian view).
-    "likelihood": replace(INVERTING, distance=likelihood, prior=NATS),
-    "averaged": replace(INVERTING, distance=likelihood, prior=NATS, restarts=8, averaged=True),
+    "likelihood": replace(INVERTING, distance=Likelihood(free=True), prior=NATS),
+    "averaged": replace(INVERTING, distance=Likelihood(free=True), prior=NATS, restarts=8, averaged=True),
 }
 
 PRESETS: dict[str, Attack] = {**PUBLISHED, **BREAKERS}

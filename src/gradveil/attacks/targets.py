@@ -7,7 +7,7 @@ from fnmatch import fnmatch
 import torch
 from torch import Tensor
 
-from gradveil.attacks.distances import Distance, Measure, l1, l2
+from gradveil.attacks.distances import Distance, Measure, angle, free_l1, l1, l2
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.gradients import Gradients
 from gradveil.core.types import Knowledge, Observation, stacked
@@ -17,7 +17,13 @@ SHARED = ("random_layers", "defended_layers", "pruned", "noise", "momentum")
 
 @dataclass(frozen=True)
 class Likelihood(Distance):
-    """Minus the logarithm of the noise's density, but for a constant: sum of d^2 / (2 s^2) if Gaussian, of |d| / s if Laplacian."""
+    """Minus the logarithm of the noise's density, but for a constant: sum of d^2 / (2 s^2) if Gaussian, of |d| / s if Laplacian.
+
+    `free`: the length of the found gradient is left to fit, and only its direction counts. On trained models a search gets stuck on the
+    length (16 images, noise 1e-2: 10.0 dB with it, 15.2 without, 12.2 by the standard attack).
+    """
+
+    free: bool = False
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -28,7 +34,8 @@ class Likelihood(Distance):
 
     def of(self, kind: str, scale: float) -> Distance:
         """As a distance of its own."""
-        forms: dict[str, tuple[Distance, float]] = {"gaussian": (l2, 2 * scale**2), "laplacian": (l1, scale)}
+        exact: dict[str, tuple[Distance, float]] = {"gaussian": (l2, 2 * scale**2), "laplacian": (l1, scale)}
+        forms = {"gaussian": (angle, scale**2), "laplacian": (free_l1, scale)} if self.free else exact
         if kind not in forms:
             raise unknown("noise", kind, forms)
         if not 0 < scale < float("inf"):
