@@ -13,6 +13,8 @@ from gradveil.core.batched import BatchedGradients, NotBatchableError
 from gradveil.core.convolutions import convolution_weight
 from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.gradients import Gradients, cross_entropy, gradient, loop_gradients
+from gradveil.core.layers import RULES
+from gradveil.core.products import Aim, Pair
 from gradveil.core.victims import VictimGradients, victim_gradients
 from gradveil.models import build, names
 
@@ -130,6 +132,40 @@ def test_a_victim_of_several_images_gets_the_gradient_of_its_mean_loss(name: str
     assert_same(found, loop_gradients(model, cross_entropy, images, labels))
     halves = [gradient(model, cross_entropy, images[1, i : i + 1], labels[1, i : i + 1]) for i in range(2)]
     assert_same({n: g[1] for n, g in found.items()}, {n: (halves[0][n] + halves[1][n]) / 2 for n in halves[0]})
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize("name", NETS)
+def test_inner_products_and_their_slopes_equal_those_of_the_loops_gradients(name: str, batch: int) -> None:
+    model = NETS[name]()
+    images, labels = victims(2, batch)
+    target = loop_gradients(model, cross_entropy, *victims(2, batch, seed=5))
+    left_out = next(iter(target))
+    aim = Aim(target, {key: 0.5 + number % 3 for number, key in enumerate(target) if key != left_out})
+    guess = images.clone().requires_grad_()
+
+    def plain() -> Pair:
+        found = loop_gradients(model, cross_entropy, guess, labels, differentiable=True)
+        pairs = [[(f * (found[key] * other[key]).flatten(1).sum(1)) for key, f in aim.factors.items()] for other in (target, found)]
+        return torch.stack(pairs[0]).sum(0), torch.stack(pairs[1]).sum(0)
+
+    ways = plain(), BatchedGradients(model, cross_entropy).compare(guess, labels, aim, differentiable=True)
+    for expected, found in zip(*ways, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
+    slopes = [torch.autograd.grad((dot / own.sqrt()).sum(), guess)[0] for dot, own in ways]
+    torch.testing.assert_close(slopes[1], slopes[0], rtol=1e-7, atol=1e-12)
+    assert not any(part.requires_grad for part in BatchedGradients(model, cross_entropy).compare(guess, labels, aim))
+
+
+def test_weights_of_linear_layers_are_never_written_out_for_inner_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = built("mlp")
+    images, labels = victims(2)
+    target = loop_gradients(model, cross_entropy, images, labels)
+    engine, aim = BatchedGradients(model, cross_entropy), Aim(target, dict.fromkeys(target, 1.0))
+    engine.check(images, labels)
+    monkeypatch.setitem(RULES, nn.Linear, lambda *_: pytest.fail("a weight's gradient was written out"))
+    dot, own = engine.compare(images, labels, aim)
+    torch.testing.assert_close(dot, own)
 
 
 def test_soft_labels_are_differentiable_too() -> None:

@@ -12,11 +12,22 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from gradveil.attacks.products import InnerProducts, dots, products, total
 from gradveil.core.errors import GradveilError
 from gradveil.core.gradients import Gradients
+from gradveil.core.products import Aim, InnerProducts, dots, products, total
 
 Measure = Callable[[Gradients], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class ByProducts:
+    """A measure that needs the inner products with an aim alone: who can give those need not write out the gradients."""
+
+    aim: Aim
+    of: Callable[[Tensor, Tensor], Tensor]
+
+    def __call__(self, found: Gradients) -> Tensor:
+        return self.of(*self.aim.pair(found))
 
 
 @dataclass(frozen=True)
@@ -41,9 +52,7 @@ class Distance(ABC):
 
     def against(self, target: Gradients, times: Gradients | None = None) -> Measure:
         """The function of found gradients, both (victims, *parameter shape). `times`: how often each entry is contained in the target."""
-        chosen = {name: factor for name in target if (factor := self._factor(name)) > 0}
-        if not chosen:
-            raise GradveilError(f"the layer weights {self.weights} leave no parameter to match")
+        chosen = self._chosen(target)
         wanted = [target[name] for name in chosen]
         masks = [(observed != 0).to(observed.dtype) for observed in wanted] if self.nonzero else None
         masks = masks if times is None else [times[name] for name in chosen]
@@ -54,6 +63,13 @@ class Distance(ABC):
             return measure([part * mask for part, mask in zip(parts, masks, strict=True)] if masks else parts)
 
         return distance
+
+    def _chosen(self, target: Gradients) -> dict[str, float]:
+        """The parameters that count, and how much."""
+        chosen = {name: factor for name in target if (factor := self._factor(name)) > 0}
+        if not chosen:
+            raise GradveilError(f"the layer weights {self.weights} leave no parameter to match")
+        return chosen
 
     def _factor(self, name: str) -> float:
         return next((factor for pattern, factor in self.weights if fnmatch(name, pattern)), 1.0)
@@ -67,26 +83,37 @@ class Distance(ABC):
 class Cosine(Distance):
     """1 - <g', g> / (|g'| |g|) over all parameters together (Geiping et al. 2020)."""
 
+    def against(self, target: Gradients, times: Gradients | None = None) -> Measure:
+        if self.nonzero or times is not None:
+            return super().against(target, times)
+        chosen = self._chosen(target)
+        aim = Aim({name: target[name] for name in chosen}, chosen)
+        return ByProducts(aim, self.of_products(list(aim.target.values()), list(chosen.values())))
+
     def measure(self, target: Sequence[Tensor], factors: Sequence[float]) -> Callable[[Sequence[Tensor]], Tensor]:
-        norm = total([factor * products(part, part)[1] for part, factor in zip(target, factors, strict=True)])
+        of = self.of_products(target, factors)
 
         def distance(found: Sequence[Tensor]) -> Tensor:
             dot: Tensor
             own: Tensor
             dot, own = InnerProducts.apply(tuple(factors), *found, *target)  # type: ignore[no-untyped-call]
-            return 1 - dot * torch.rsqrt(own * norm)
+            return of(dot, own)
 
         return distance
+
+    def of_products(self, target: Sequence[Tensor], factors: Sequence[float]) -> Callable[[Tensor, Tensor], Tensor]:
+        """The distance from <g', g> and <g', g'>."""
+        norm = _norm(target, factors)
+        return lambda dot, own: 1 - dot * torch.rsqrt(own * norm)
 
 
 @dataclass(frozen=True)
 class Angle(Cosine):
     """|g|^2 (1 - cos), the cosine distance in the units of a squared difference: near a match, half of |s g' - g|^2 with the best s."""
 
-    def measure(self, target: Sequence[Tensor], factors: Sequence[float]) -> Callable[[Sequence[Tensor]], Tensor]:
-        norm = total([factor * products(part, part)[1] for part, factor in zip(target, factors, strict=True)])
-        turned = super().measure(target, factors)
-        return lambda found: norm * turned(found)
+    def of_products(self, target: Sequence[Tensor], factors: Sequence[float]) -> Callable[[Tensor, Tensor], Tensor]:
+        norm, cosine = _norm(target, factors), super().of_products(target, factors)
+        return lambda dot, own: norm * cosine(dot, own)
 
 
 @dataclass(frozen=True)
@@ -136,6 +163,10 @@ class FreeL1(L1):
             return apart([one * length.view(-1, *(1,) * (one.dim() - 1)) for one in found])
 
         return distance
+
+
+def _norm(target: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
+    return total([factor * products(part, part)[1] for part, factor in zip(target, factors, strict=True)])
 
 
 def _sums(found: Sequence[Tensor], target: Sequence[Tensor], factors: Sequence[float], size: Callable[[Tensor], Tensor]) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from torch import Generator, Tensor
 
 from gradveil.attacks import targets
+from gradveil.attacks.distances import ByProducts
 from gradveil.attacks.joint import FreshMasks
 from gradveil.attacks.labels import Joint, Labels
 from gradveil.attacks.optimizers import Search, Slopes
@@ -71,10 +72,14 @@ class Problem:
         """Of each row; the mean over the views of its images."""
         labels, draws = self._split(*others)
         values = {} if self.attack.joint is None else self.attack.joint.values(draws)
-        each = [
-            self.measure(self.shares(view, labels, draws={**values, **self.fresh(len(images))}, differentiable=differentiable))
-            for view in self.views(images * self.std + self.mean)
-        ]
+        each = []
+        for view in self.views(images * self.std + self.mean):
+            drawn = {**values, **self.fresh(len(images))}
+            if isinstance(self.measure, ByProducts):
+                pair = self.shares.compare(view, labels, self.measure.aim, draws=drawn, differentiable=differentiable)
+                each.append(self.measure.of(*pair))
+            else:
+                each.append(self.measure(self.shares(view, labels, draws=drawn, differentiable=differentiable)))
         return each[0] if len(each) == 1 else torch.stack(each).mean(0)
 
     def _beliefs(self, images: Tensor, *others: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Many victims in one pass, where the model allows it: the engine, and the trial it must pass first."""
 
-from collections.abc import Collection
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Generator, Tensor, nn
@@ -10,7 +10,8 @@ from gradveil.core.draws import Draws, given
 from gradveil.core.errors import GradveilError, one_line
 from gradveil.core.gradients import Gradients, Loss, check_victims, gradient, trainable
 from gradveil.core.obstacles import obstacle
-from gradveil.core.taps import Pass, collect, forward
+from gradveil.core.products import Aim, Pair
+from gradveil.core.taps import Pass, collect, compare, forward
 
 
 class NotBatchableError(GradveilError):
@@ -37,6 +38,16 @@ class BatchedGradients:
 
     def __call__(self, images: Tensor, labels: Tensor, *, draws: Draws | None = None, differentiable: bool = False) -> Gradients:
         """`draws` are (victims, batch, ...) for each of the modules told."""
+        with self._passed(images, labels, draws, differentiable) as done:
+            return collect(self._model, done, len(images), differentiable, short=self._short)
+
+    def compare(self, images: Tensor, labels: Tensor, aim: Aim, *, draws: Draws | None = None, differentiable: bool = False) -> Pair:
+        """The gradients' inner products with the aim and with themselves, all that a cosine needs."""
+        with self._passed(images, labels, draws, differentiable) as done:
+            return compare(self._model, done, len(images), differentiable, aim, short=self._short)
+
+    @contextmanager
+    def _passed(self, images: Tensor, labels: Tensor, draws: Draws | None, differentiable: bool) -> Iterator[Pass]:
         draws = draws or {}
         if draws.keys() != self._told:
             raise GradveilError(f"draws of {', '.join(draws) or 'nothing'}: expected those of {', '.join(sorted(self._told)) or 'nothing'}")
@@ -44,8 +55,7 @@ class BatchedGradients:
         if not differentiable:
             images, labels, draws = images.detach(), labels.detach(), {name: value.detach() for name, value in draws.items()}
         with torch.enable_grad(), _rows_given(self._model, draws):
-            done = forward(self._model, self._loss, images, labels, {n: p.detach() for n, p in self._model.named_parameters()})
-            return collect(self._model, done, len(images), differentiable, short=self._short)
+            yield forward(self._model, self._loss, images, labels, {n: p.detach() for n, p in self._model.named_parameters()})
 
     def check(self, images: Tensor, labels: Tensor, draws: Draws | None = None) -> None:
         """Refuse what is no victims, and victims that cannot share a pass. The first call is the trial."""

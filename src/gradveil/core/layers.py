@@ -13,15 +13,26 @@ from torch.autograd.function import once_differentiable
 
 from gradveil.core.convolutions import convolution_weight, convolve
 from gradveil.core.gpu import kernels, suits
+from gradveil.core.thin import thin_product
 
 Rule = Callable[[Any, Tensor, Tensor, int], dict[str, Tensor]]
 """(layer, input, blame, victims) -> (victims, *parameter shape) for each of the layer's parameters."""
 
 
 def linear(_: nn.Linear, inputs: Tensor, blame: Tensor, victims: int) -> dict[str, Tensor]:
-    rows_out, rows_in = blame.reshape(victims, -1, blame.shape[-1]), inputs.reshape(victims, -1, inputs.shape[-1])
+    rows_out, rows_in = outer_rows(inputs, blame, victims)
     weight: Tensor = _Outer.apply(rows_out, rows_in)  # type: ignore[no-untyped-call]
     return {"weight": weight, "bias": rows_out.sum(1)}
+
+
+def linear_bias(_: nn.Linear, inputs: Tensor, blame: Tensor, victims: int) -> dict[str, Tensor]:
+    """Without the weight, for those who need its inner products alone."""
+    return {"bias": outer_rows(inputs, blame, victims)[0].sum(1)}
+
+
+def outer_rows(inputs: Tensor, blame: Tensor, victims: int) -> tuple[Tensor, Tensor]:
+    """b and a of a linear layer, each (victims, rows, width): its weight's gradient is b^T a."""
+    return blame.reshape(victims, -1, blame.shape[-1]), inputs.reshape(victims, -1, inputs.shape[-1])
 
 
 def convolution(layer: nn.Conv2d, inputs: Tensor, blame: Tensor, victims: int) -> dict[str, Tensor]:
@@ -100,23 +111,13 @@ class _Outer(torch.autograd.Function):
     def forward(ctx: Any, blame: Tensor, inputs: Tensor) -> Tensor:
         ctx.save_for_backward(blame, inputs)
         one_row = blame.shape[1] == 1
-        return blame.transpose(1, 2) * inputs if one_row else _thin(blame.transpose(1, 2), inputs)
+        return blame.transpose(1, 2) * inputs if one_row else thin_product(blame.transpose(1, 2), inputs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor]:
         blame, inputs = ctx.saved_tensors
-        return _thin(inputs, slope.transpose(1, 2)), _thin(blame, slope)
-
-
-def _thin(left: Tensor, right: Tensor) -> Tensor:
-    """Products of thin matrices: on a CPU torch's batched product takes up to fifty times as long for them as one after the other."""
-    if left.is_cuda:
-        return torch.bmm(left, right)
-    found = left.new_empty(len(left), left.shape[1], right.shape[2])
-    for a, b, out in zip(left, right, found, strict=True):
-        torch.mm(a, b, out=out)
-    return found
+        return thin_product(inputs, slope.transpose(1, 2)), thin_product(blame, slope)
 
 
 class _Moments(torch.autograd.Function):

@@ -14,6 +14,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from gradveil.core.draws import Draws
 from gradveil.core.errors import GradveilError, GradveilWarning, one_line
 from gradveil.core.gradients import Gradients, Loss, check_victims, per_sample, trainable
+from gradveil.core.products import Aim, Pair
 from gradveil.core.types import Protocol
 from gradveil.core.victims import VictimGradients
 
@@ -45,6 +46,13 @@ class Shares:
             if isinstance(self._engine, VictimGradients):
                 return self._engine(images, labels, draws=draws, differentiable=differentiable)
             return self._engine(images, labels, differentiable=differentiable)
+
+    def compare(self, images: Tensor, labels: Tensor, aim: Aim, *, draws: Draws | None = None, differentiable: bool = False) -> Pair:
+        """The inner products of what is shared with the aim and with itself, all that a cosine needs."""
+        if isinstance(self._engine, LocalUpdates):
+            return aim.pair(self(images, labels, differentiable=differentiable))
+        with in_mode(self._model, self._protocol.train_mode):
+            return self._engine.compare(images, labels, aim, draws=draws, differentiable=differentiable)
 
     def check(self, images: Tensor, classes: int) -> None:
         """Refuse a model that does not turn one batch of such images into a logit for each class."""

@@ -4,7 +4,8 @@ Where rows do not interact, one forward and one backward pass give every row's l
 victim's weight gradient is a product of its own a and b. Nothing stays on the model: the taps are hooks that live for one pass.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -17,8 +18,9 @@ from torch.func import functional_call
 
 from gradveil.core.gpu import suits
 from gradveil.core.gradients import Gradients, Loss, per_sample, trainable
-from gradveil.core.layers import FORWARDS, RULES
+from gradveil.core.layers import FORWARDS, RULES, Rule, linear_bias, outer_rows
 from gradveil.core.obstacles import direct
+from gradveil.core.products import Aim, Pair, total
 
 Forwards = Mapping[type[nn.Module], Callable[[Any, Tensor], Tensor]]
 
@@ -84,6 +86,38 @@ def collect(model: nn.Module, done: Pass, victims: int, differentiable: bool, *,
         return _products(model, done, blames, victims, short)
 
 
+def compare(model: nn.Module, done: Pass, victims: int, differentiable: bool, aim: Aim, *, short: bool = False) -> Pair:
+    """The inner products of those gradients with the aim and with themselves, without writing out those of linear layers."""
+    blames = find_blames(done, victims, differentiable)
+    with torch.set_grad_enabled(differentiable):
+        thin = _thin_weights(model, done, blames, victims, aim)
+        pairs = []
+        for name, number in thin.items():
+            blame = blames[number]
+            pairs.append(aim.outer_pair(name, *outer_rows(done.taps[number].inputs.to(blame.dtype), blame, victims)))
+        others = [name for name in aim.factors if name not in thin]
+        if others:
+            pairs.append(aim.pair(_products(model, done, blames, victims, short, without=thin), others))
+        return total([dot for dot, _ in pairs]), total([own for _, own in pairs])
+
+
+def _thin_weights(model: nn.Module, done: Pass, blames: tuple[Tensor, ...], victims: int, aim: Aim) -> dict[str, int]:
+    """By name, the tap of each weight whose gradient is a product of few rows, and that is used once.
+
+    On a GPU none: there the kernels for whole gradients are fast, and this way has not been measured.
+    """
+    names: dict[Tensor, str] = {parameter: name for name, parameter in trainable(model).items()}
+    uses: Counter[Tensor] = Counter(parameter for tap in done.taps for parameter in tap.layer.parameters(recurse=False))
+    found = {}
+    for number, (tap, blame) in enumerate(zip(done.taps, blames, strict=False)):
+        if type(tap.layer) is nn.Linear and not blame.is_cuda:
+            weight, rows = tap.layer.weight, blame[..., 0].numel() // victims
+            name = names.get(weight, "")
+            if name in aim.factors and uses[weight] == 1 and rows * sum(weight.shape) <= weight.numel():
+                found[name] = number
+    return found
+
+
 def find_blames(done: Pass, victims: int, differentiable: bool) -> tuple[Tensor, ...]:
     """The gradients of the victims' mean losses at the outputs of the taps, and then at the copies."""
     edges = [tap.edge for tap in done.taps] + [get_gradient_edge(copy) for copy in done.copies.values()]
@@ -96,20 +130,26 @@ def copied(blame: Tensor, victims: int) -> Tensor:
     return blame.reshape(victims, -1, 1, *blame.shape[1:]).sum(1)
 
 
-def _products(model: nn.Module, done: Pass, blames: tuple[Tensor, ...], victims: int, short: bool) -> Gradients:
-    """Sums over the uses of a parameter, so a layer used twice or a shared weight comes out right."""
+def _products(
+    model: nn.Module, done: Pass, blames: tuple[Tensor, ...], victims: int, short: bool, without: Collection[str] = ()
+) -> Gradients:
+    """Sums over the uses of a parameter, so a layer used twice or a shared weight comes out right. `without` these linear weights."""
     parameters = trainable(model)
     names = {parameter: name for name, parameter in parameters.items()}
     found: dict[str, Tensor] = {}
     for tap, blame in zip(done.taps, blames, strict=False):
-        for key, part in RULES[type(tap.layer)](tap.layer, *_formatted(tap, blame, short), victims).items():
+        thin = without and any(names.get(parameter) in without for parameter in tap.layer.parameters(recurse=False))
+        rule: Rule = linear_bias if thin else RULES[type(tap.layer)]
+        for key, part in rule(tap.layer, *_formatted(tap, blame, short), victims).items():
             name = names.get(getattr(tap.layer, key))
             if name is not None:
                 found[name] = found[name] + part if name in found else part
     for name, blame in zip(done.copies, blames[len(done.taps) :], strict=True):
         found[name] = copied(blame, victims)
     return {
-        name: found[name] if name in found else parameter.new_zeros(victims, *parameter.shape) for name, parameter in parameters.items()
+        name: found[name] if name in found else parameter.new_zeros(victims, *parameter.shape)
+        for name, parameter in parameters.items()
+        if name not in without
     }
 
 

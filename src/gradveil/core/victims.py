@@ -9,6 +9,7 @@ from gradveil.core.batched import BatchedGradients, NotBatchableError
 from gradveil.core.draws import Draws
 from gradveil.core.errors import GradveilWarning
 from gradveil.core.gradients import Gradients, Loss, loop_gradients
+from gradveil.core.products import Aim, Pair
 
 
 class VictimGradients:
@@ -29,10 +30,21 @@ class VictimGradients:
         try:
             return self._batched(images, labels, draws=draws, differentiable=differentiable)
         except NotBatchableError as reason:
-            if not self._warned:
-                self._warned = True
-                warnings.warn(f"{reason}; taking them one at a time, which is slow", GradveilWarning, stacklevel=2)
+            self._warn(reason)
         return loop_gradients(self._model, self._loss, images, labels, draws=draws, differentiable=differentiable)
+
+    def compare(self, images: Tensor, labels: Tensor, aim: Aim, *, draws: Draws | None = None, differentiable: bool = False) -> Pair:
+        """Their inner products with the aim and with themselves."""
+        try:
+            return self._batched.compare(images, labels, aim, draws=draws, differentiable=differentiable)
+        except NotBatchableError as reason:
+            self._warn(reason)
+        return aim.pair(loop_gradients(self._model, self._loss, images, labels, draws=draws, differentiable=differentiable))
+
+    def _warn(self, reason: NotBatchableError) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"{reason}; taking them one at a time, which is slow", GradveilWarning, stacklevel=3)
 
 
 def victim_gradients(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor, *, differentiable: bool = False) -> Gradients:

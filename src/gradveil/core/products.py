@@ -1,13 +1,47 @@
-"""Inner products of gradients, victim by victim, with slopes that cost one pass over them."""
+"""Inner products of gradients, victim by victim, with slopes that cost one pass over them, or none where a gradient has few rows."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from gradveil.core.gpu import kernels, suits
+from gradveil.core.gradients import Gradients
+from gradveil.core.thin import thin_product
 
 LARGE = 20_000  # entries of a victim's tensor from which a copy of the product costs more than a call for each victim
+
+
+Pair = tuple[Tensor, Tensor]
+"""<g', g> and <g', g'>, weighted and summed over the parameters: a value of each for every victim."""
+
+
+@dataclass(frozen=True, eq=False)
+class Aim:
+    """What gradients are compared with, (victims, *parameter shape), and how much each parameter counts; those not named do not."""
+
+    target: Gradients
+    factors: Mapping[str, float]
+
+    def pair(self, found: Gradients, names: Sequence[str] | None = None) -> Pair:
+        """Of these parameters; of all without names."""
+        names = list(self.factors) if names is None else names
+        factors = tuple(self.factors[name] for name in names)
+        both = [found[name] for name in names], [self.target[name] for name in names]
+        dot: Tensor
+        own: Tensor
+        dot, own = InnerProducts.apply(factors, *both[0], *both[1])  # type: ignore[no-untyped-call]
+        return dot, own
+
+    def outer_pair(self, name: str, blame: Tensor, inputs: Tensor) -> Pair:
+        """The same of a gradient b^T a that is never written out, from (victims, rows, outputs) and (victims, rows, inputs)."""
+        dot: Tensor
+        own: Tensor
+        dot, own = OuterProducts.apply(blame, inputs, self.target[name])  # type: ignore[no-untyped-call]
+        return self.factors[name] * dot, self.factors[name] * own
 
 
 def dots(left: Tensor, right: Tensor) -> Tensor:
@@ -34,6 +68,25 @@ class InnerProducts(torch.autograd.Function):
         found, target = both[: len(factors)], both[len(factors) :]
         slopes = [_mix(g, t, 2 * f * to_own, f * to_dot) for g, t, f in zip(found, target, factors, strict=True)]
         return (None, *slopes, *(None for _ in target))
+
+
+class OuterProducts(torch.autograd.Function):
+    """<b^T a, g> = sum (b g) * a and |b^T a|^2 = sum (b b^T) * (a a^T): g is read once here and once for the slopes."""
+
+    @staticmethod
+    def forward(ctx: Any, blame: Tensor, inputs: Tensor, target: Tensor) -> Pair:
+        carried = thin_product(blame, target)
+        outer, inner = blame @ blame.transpose(1, 2), inputs @ inputs.transpose(1, 2)
+        ctx.save_for_backward(blame, inputs, target, carried, outer, inner)
+        return (carried * inputs).sum((1, 2)), (outer * inner).sum((1, 2))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, to_dot: Tensor, to_own: Tensor) -> tuple[Tensor, Tensor, None]:
+        blame, inputs, target, carried, outer, inner = ctx.saved_tensors
+        to_dot, to_own = to_dot.view(-1, 1, 1), 2 * to_own.view(-1, 1, 1)
+        to_blame = to_dot * thin_product(inputs, target.transpose(1, 2)) + to_own * (inner @ blame)
+        return to_blame, to_dot * carried + to_own * (outer @ inputs), None
 
 
 def products(found: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
