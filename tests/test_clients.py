@@ -221,6 +221,22 @@ def test_a_defence_is_told_only_where_asked() -> None:
     assert drawn.transform is not None
 
 
+def test_the_noise_told_is_that_of_the_batch_also_where_labels_are_not() -> None:
+    client = Client(lenet(), CLASSES, defense=parse("dp:norm=1,multiplier=1"))
+    for labels in (True, False):
+        ((seen, _),) = client.share(private(1, batch=2), generator(0), tell_labels=labels, tell_defense=True)
+        assert seen.knowledge.noise == ("gaussian", 0.5) and (seen.knowledge.labels is not None) == labels
+
+
+@pytest.mark.parametrize("mode", [False, True])
+def test_what_the_model_draws_by_itself_is_told(mode: bool) -> None:
+    layers = nn.Linear(3 * SIZE**2, 8), nn.Dropout(0.5), nn.Linear(8, CLASSES)
+    client = Client(nn.Sequential(nn.Flatten(), *layers).double(), CLASSES, protocol=Protocol(train_mode=mode))
+    told, silent = (client.share(private(1), generator(0), tell_defense=defense)[0][0].knowledge for defense in (True, False))
+    assert (told.train_masks, told.random_layers) == ((True, ("3.weight", "3.bias")) if mode else (None, None))
+    assert silent.train_masks is None and silent.random_layers is None
+
+
 def test_draws_that_are_told_are_those_of_the_batch_used() -> None:
     client = Client(lenet(), CLASSES, defense=parse("3-1-7+43-18-18"))
     shared = client.share(private(4, batch=3), generator(2), tell_draws=True)

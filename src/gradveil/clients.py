@@ -8,12 +8,14 @@ from itertools import chain
 import torch
 from torch import Generator, Tensor, nn
 
-from gradveil.core.draws import drawing
+from gradveil.core.draws import DROPOUTS, drawing
 from gradveil.core.errors import GradveilError
 from gradveil.core.gradients import Loss, cross_entropy, trainable
+from gradveil.core.seeds import drawn_seed
 from gradveil.core.shares import Shares, in_mode
 from gradveil.core.types import Batch, Knowledge, Observation, Protocol
 from gradveil.defenses import Defense
+from gradveil.defenses.places import parameters_from
 from gradveil.defenses.rounds import Rounds
 from gradveil.models.bottleneck import penalties
 
@@ -64,13 +66,25 @@ class Client:
             found = [shared.next() for _ in range(rounds)]
         seen = []
         for victim, (*earlier, last) in zip(victims, zip(*found, strict=True), strict=True):
-            known = Knowledge(labels=victim.batch.labels if tell_labels else None, earlier=tuple(earlier) or None)
-            known = self.acting.tell(known, model) if tell_defense else known
+            known = Knowledge(labels=victim.batch.labels, earlier=tuple(earlier) or None)
+            known = self._told(known, model) if tell_defense else known
             known = replace(known, transform=victim.transform) if tell_draws else known
+            known = known if tell_labels else replace(known, labels=None)
             _, channels, height, width = victim.batch.images.shape
             shape = channels, height, width
             seen.append(Observation(model, loss, last, shape, len(victim.batch), self.classes, self.protocol, known))
         return list(zip(seen, used, strict=True))
+
+    def _told(self, known: Knowledge, model: nn.Module) -> Knowledge:
+        """By the defense; and the server knows what draws in this model and mode, also where it is the model's own."""
+        known = self.acting.tell(known, model)
+        with in_mode(model, self.protocol.train_mode):
+            drawn = drawing(model)
+        if not drawn:
+            return known
+        layers = dict.fromkeys((*(known.random_layers or ()), *parameters_from(model, next(iter(drawn)))))
+        masks = any(isinstance(module, DROPOUTS) for module in drawn.values())
+        return replace(known, random_layers=tuple(layers), train_masks=masks or known.train_masks)
 
     @property
     def acting(self) -> Defense:
@@ -147,8 +161,7 @@ def _own_randomness() -> AbstractContextManager[None]:
 
 
 def _stream(rng: Generator) -> Generator:
-    seed = int(torch.randint(2**62, (), generator=rng, device=rng.device))
-    return Generator(rng.device).manual_seed(seed)
+    return Generator(rng.device).manual_seed(drawn_seed(rng))
 
 
 def check_batch(batch: Batch, classes: int, name: str) -> None:

@@ -77,7 +77,7 @@ def test_layers_known_to_mislead_are_left_out(kind: Literal["random", "defended"
     ours, theirs = (part["body.weight"].flatten(1) for part in (found, observed))
     torch.testing.assert_close(measure(found), 1 - torch.cosine_similarity(ours, theirs))
     everything = Knowledge(random_layers=("*",), defended_layers=("*",))
-    with pytest.raises(GradveilError, match="leave no parameter to match"):
+    with pytest.raises(GradveilError, match=f"^every layer with a gradient is {kind}: .* leave no parameter to match$"):
         targets.measure(replace(cosine, leave_out=kind), seen(everything, observed), 1)
 
 
@@ -105,3 +105,14 @@ def test_the_total_of_rounds_contains_the_gradient_as_often_as_stated(momentum: 
         assert bool(never.any()) and bool((times[name] > 1).any())
     assert float(targets.measure(L2(rounds=True), victims, 1)(gradient).max()) < 1e-20
     assert float(targets.measure(l2, victims, 1)(gradient).min()) > 0.1
+
+
+def test_layers_that_are_random_and_those_that_are_defended_can_be_left_out_together() -> None:
+    found, observed = some(1), some(2)
+    found["third"] = observed["third"] = torch.ones(2, 2, dtype=torch.double)
+    known = Knowledge(random_layers=("head.*",), defended_layers=("body.weight",))
+    both = replace(l2, leave_out="both")
+    assert both.needs == ("random_layers", "defended_layers")
+    assert float(targets.measure(both, seen(known, observed), 1)(found).max()) == 0
+    for kind in ("random", "defended"):
+        assert float(targets.measure(replace(l2, leave_out=kind), seen(known, observed), 1)(found).min()) > 0.1

@@ -180,7 +180,7 @@ def test_a_folder_with_another_audit_is_refused_with_the_differences(job: AuditJ
     before = (result.out / "records.jsonl").read_bytes()
     with pytest.raises(
         GradveilError,
-        match=r"other settings \(images 5 there, 4 here, other images_sha256, seed 3 there, 9 here, other weights_sha256\): choose",
+        match=r"other settings \(images 5 there, 4 here, other images_sha256, seed 3 there, 9 here and 1 more\): choose",
     ):
         audit(replace(job, images=4, seed=9), result.out, progress=False)
     assert (result.out / "records.jsonl").read_bytes() == before

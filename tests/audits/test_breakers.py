@@ -29,15 +29,19 @@ def test_every_defense_has_an_entry_of_attacks_that_exist() -> None:
     assert {name for names in BREAKERS.values() for name in names} == set(UNDOING)
 
 
-def test_auto_is_the_standard_attack_the_breakers_of_every_part_and_the_closed_form() -> None:
+def test_auto_is_the_standard_attack_the_breakers_of_every_part_alone_and_together_and_the_closed_form() -> None:
     assert automatic(parse("none")) == ("adam-cosine", "closed-form")
     both = automatic(parse("precode:k=8,then,prune:0.9"))
-    assert both == ("adam-cosine", "without-random-layers", "joint-noise", "masked", "closed-form")
+    single = "without-random-layers", "joint-noise", "masked"
+    assert both == ("adam-cosine", *single, "without-random-layers+masked", "joint-noise+masked", "closed-form")
 
 
 @pytest.mark.parametrize(
     "defense",
-    ["none", "3-1-7", "prune:0.9", "prune-feedback:0.9", "gaussian:1e-3", "dp:norm=1,multiplier=0.1", "soteria:0.5", "precode:k=8"],
+    [
+        *("none", "3-1-7", "prune:0.9", "prune-feedback:0.9", "gaussian:1e-3", "dp:norm=1,multiplier=0.1", "soteria:0.5", "precode:k=8"),
+        *("3-1-7,then,precode:k=8,then,soteria:0.5", "dropout:0.5,then,prune-feedback:0.9", "gaussian:1e-3,then,prune-feedback:0.9"),
+    ],
 )
 def test_each_attack_of_auto_is_told_all_it_needs_and_nothing_else(defense: str) -> None:
     protection = parse(defense)

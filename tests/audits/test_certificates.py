@@ -62,16 +62,38 @@ def test_nothing_can_be_said_of_no_image() -> None:
         bound(0, 0, 0)
 
 
-@pytest.mark.parametrize(("hits", "n", "private"), [(0, 58, None), (0, 59, True), (0, 10, None), (3, 10, False), (59, 59, False)])
-def test_delta_is_decided_only_where_n_allows(hits: int, n: int, private: bool | None) -> None:
+@pytest.mark.parametrize(("hits", "n", "bounded"), [(0, 58, None), (0, 59, True), (0, 10, None), (3, 10, False), (59, 59, False)])
+def test_delta_is_decided_only_where_n_allows(hits: int, n: int, bounded: bool | None) -> None:
     records = [record("a", i, 20.0 if i < hits else 3.0) for i in range(n)]
-    assert certify(made(records), Threshold("psnr", 15, delta=0.05)).private is private
-    assert certify(made(records), PSNR15).private is None
+    found = certify(made(records), Threshold("psnr", 15, delta=0.05))
+    assert found.bounded is bounded and found.private is None  # gamma was not asked for
+    assert certify(made(records), PSNR15).bounded is None
 
 
 def test_a_failed_image_speaks_against_privacy_and_not_for_a_leak() -> None:
     records = [record("a", i, None if i < 4 else 3.0) for i in range(60)]
-    assert certify(made(records), Threshold("psnr", 15, delta=0.05)).private is None
+    assert certify(made(records), Threshold("psnr", 15, delta=0.05)).bounded is None
+
+
+@pytest.mark.parametrize(
+    ("hits", "accuracy", "private"), [(0, 0.9, True), (60, 0.9, False), (0, 0.5, False), (60, 0.5, False), (2, 0.9, None), (2, 0.5, False)]
+)
+def test_private_is_what_keeps_both_delta_and_gamma(hits: int, accuracy: float, private: bool | None) -> None:
+    result = made([record("a", i, 20.0 if i < hits else 3.0) for i in range(60)])
+    models = {"trained": Trained(accuracy, 10_000, "3-1-7", None), "baseline": Trained(0.9, 10_000, "none", None)}
+    found = certify(result, Threshold("psnr", 15, delta=0.05, gamma=0.1), **models)
+    assert found.private is private and found.plain()["private"] is private
+    for alone in (Threshold("psnr", 15, delta=0.05), Threshold("psnr", 15, gamma=0.1)):
+        assert certify(result, alone, **models).private is None
+
+
+def test_of_blind_guesses_that_reach_epsilon_equally_often_the_best_is_named() -> None:
+    guesses = [record(name, i, psnr, psnr, kind="blind") for name, psnr in (("blind: noise", 6.0), ("blind: mean", 13.0)) for i in range(4)]
+    attacks = [record("a", i, 3.0) for i in range(4)]
+    assert certify(made([*guesses, *attacks]), PSNR15).blind.attack == "blind: mean"
+    assert certify(made([*guesses, *attacks]), Threshold("psnr", 5)).blind.attack == "blind: mean"
+    lucky = [record("blind: luck", i, 16.0 if i == 0 else 1.0, 1.0, kind="blind") for i in range(4)]
+    assert certify(made([*guesses, *lucky, *attacks]), PSNR15).blind.attack == "blind: luck"
 
 
 def test_the_loss_of_accuracy_needs_both_models_and_is_decided_by_its_bounds() -> None:

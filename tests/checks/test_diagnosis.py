@@ -75,3 +75,13 @@ def test_the_self_check_reconstructs_an_image_here_and_fails_without_steps_to_do
     assert found.level == "note" and "dB" in found.means
     assert self_check("cpu", steps=1).level == "error"
     assert torch.get_num_threads() == threads
+
+
+def test_findings_on_a_model_that_draws_do_not_depend_on_torchs_own_generators() -> None:
+    found = []
+    for number in range(12):
+        torch.manual_seed(number)
+        state = torch.random.get_rng_state()
+        found.append([(one.name, one.level) for one in diagnose(client(Protocol(train_mode=True)), batches(2))])
+        assert torch.equal(torch.random.get_rng_state(), state)
+    assert all(one == found[0] for one in found)

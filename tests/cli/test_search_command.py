@@ -91,7 +91,7 @@ def test_json_is_one_object_and_the_policies_it_found_defend_other_commands(grad
         ("--checkpoint none.safetensors", "no checkpoint at none.safetensors"),
         ("--storage postgresql://me:secret@127.0.0.1:1/db", "cannot be used"),
         ("--trials many", "Invalid value for '--trials'"),
-        ("--out trained", "trained holds a search with other settings"),
+        ("--out trained", "trained holds a training, not a search"),
         ("--out trained/model.json", "trained/model.json is a file"),
     ],
 )

@@ -109,7 +109,7 @@ def test_a_run_with_other_settings_is_not_overwritten(gradveil: Any, tmp_path: P
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     assert (
         gradveil(f"{QUICK} --epochs 1 --out run").error
-        == "run holds a run with other settings (epochs 0 there, 1 here): choose another --out"
+        == "run holds a training with other settings (epochs 0 there, 1 here): choose another --out"
     )
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 

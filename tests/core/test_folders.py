@@ -10,9 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from gradveil.audits import AuditJob, GridJob
 from gradveil.core.digests import digest
 from gradveil.core.errors import GradveilError
 from gradveil.core.folders import Kind, claim, differences, locked
+from gradveil.search import SearchJob
+from gradveil.training import Job
 
 CHESS = Kind("a game", "game of chess", ignored=("clock",))
 
@@ -42,6 +45,48 @@ def test_another_folder_is_refused_in_words(tmp_path: Path, files: dict[str, str
         (tmp_path / name).write_text(text)
     with pytest.raises(GradveilError, match=says):
         CHESS.refuse_other(tmp_path, {"a": 1})
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "a training": {"epochs": 3, "policy": "none", "lr": 0.1},
+    "an audit": {"attacks": {"dlg": "x"}, "policy": "none"},
+    "a grid of audits": {"attacks": ["auto"], "cases": []},
+    "a search": {"trials": 8, "attack": "dlg"},
+}
+
+
+@pytest.mark.parametrize("there", KINDS)
+@pytest.mark.parametrize("here", KINDS)
+def test_a_folder_of_another_kind_of_job_is_named_by_its_kind_alone(tmp_path: Path, there: str, here: str) -> None:
+    claim(tmp_path, KINDS[there])
+    if there == here:
+        CHESS.refuse_other(tmp_path, KINDS[here])
+        return
+    with pytest.raises(GradveilError) as caught:
+        CHESS.refuse_other(tmp_path, KINDS[here])
+    assert str(caught.value) == f"{tmp_path} holds {there}, not {here}: choose another --out"
+
+
+def test_the_real_jobs_are_told_apart(tmp_path: Path) -> None:
+    audit = AuditJob("fashion-mnist-mini", "mlp", ("dlg",), 4)
+    jobs: dict[str, dict[str, Any]] = {
+        "a training": Job("fashion-mnist-mini", "mlp").settings(),
+        "an audit": audit.settings(),
+        "a grid of audits": GridJob(audit, ("none", "prune:0.9"), {}, {}).settings(),
+        "a search": SearchJob("fashion-mnist-mini", "mlp").settings(),
+    }
+    for there, settings in jobs.items():
+        claim(tmp_path / there, settings)
+        for here, wanted in jobs.items():
+            if there != here:
+                with pytest.raises(GradveilError, match=f"holds {there}, not {here}: choose another --out$"):
+                    CHESS.refuse_other(tmp_path / there, wanted)
+
+
+def test_of_many_differences_three_are_named_and_the_rest_counted() -> None:
+    there: dict[str, Any] = dict.fromkeys("abcde", 1)
+    assert differences(there, dict.fromkeys("abcde", 2)) == "a 1 there, 2 here, b 1 there, 2 here, c 1 there, 2 here and 2 more"
+    assert "more" not in differences(there, there | dict.fromkeys("abc", 2))
 
 
 def test_a_long_difference_is_only_named() -> None:

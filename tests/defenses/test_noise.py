@@ -55,6 +55,18 @@ def test_an_attacker_is_told_of_zeros_only_where_they_stay_zeros() -> None:
     assert told.pruned is None and told.noise == ("laplacian", 0.1)
 
 
-def test_of_two_noises_the_louder_one_is_told() -> None:
+def test_of_two_kinds_of_noise_the_louder_one_is_told() -> None:
     for pair in ([GaussianNoise(1), LaplacianNoise(2)], [LaplacianNoise(2), GaussianNoise(1)]):
         assert chain(pair).tell(Knowledge(), MODEL).noise == ("laplacian", 2)
+
+
+def test_two_gaussian_noises_are_told_as_the_one_that_they_are() -> None:
+    both = chain([GaussianNoise(0.3), GaussianNoise(0.4)])
+    told = both.tell(Knowledge(), MODEL).noise
+    assert told is not None and told[0] == "gaussian" and told[1] == pytest.approx(0.5)
+    noise = both.protect_gradients({"w": torch.zeros(COUNT)}, MOMENT, both.start(), generator(5))[0]["w"]
+    assert float(noise.std()) == pytest.approx(told[1], rel=0.02)
+
+
+def test_noise_of_scale_zero_covers_no_zeros() -> None:
+    assert chain([GaussianNoise(0.1), Pruning(0.5), GaussianNoise(0)]).tell(Knowledge(), MODEL).pruned is True

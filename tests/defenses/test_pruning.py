@@ -34,7 +34,9 @@ def test_pruning_keeps_the_largest_share_of_each_layer(share: float) -> None:
         assert torch.equal(found.flatten(), expected)
 
 
-@pytest.mark.parametrize(("count", "share", "zeros"), [(10, 0.7, 7), (100, 0.29, 29), (1, 0.999, 0), (10, 0.999, 9), (3, 0.34, 1)])
+@pytest.mark.parametrize(
+    ("count", "share", "zeros"), [(10, 0.7, 7), (100, 0.29, 29), (1, 0.999, 0), (10, 0.999, 9), (3, 0.34, 1), (10, 0.99999999, 9)]
+)
 def test_exactly_the_stated_number_of_entries_becomes_zero(count: int, share: float, zeros: int) -> None:
     assert int((pruned({"w": normal(count)}, share)["w"] == 0).sum()) == zeros
 

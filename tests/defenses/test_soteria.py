@@ -8,7 +8,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.gradients import cross_entropy, gradient
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Knowledge
-from gradveil.defenses import Moment, Soteria
+from gradveil.defenses import Moment, Soteria, chain
 from gradveil.defenses.soteria import sensitivities
 from gradveil.models import build
 
@@ -61,6 +61,12 @@ def test_another_layer_can_be_named_and_the_attacker_told_of_it() -> None:
     assert [name for name in clean if not torch.equal(found[name], clean[name])] == ["features.3.weight"]
     assert defense.tell(Knowledge(), model).defended_layers == ("features.3.weight",)
     assert Soteria(0.5).tell(Knowledge(), model).defended_layers == ("head.weight",)
+
+
+def test_an_attacker_is_told_of_the_layers_of_two_soterias() -> None:
+    model = build("mlp", channels=1, size=4, classes=5)
+    for second, layers in ((Soteria(0.2, layer="features.3"), ("head.weight", "features.3.weight")), (Soteria(0.2), ("head.weight",))):
+        assert chain([Soteria(0.5), second]).tell(Knowledge(), model).defended_layers == layers
 
 
 def test_a_layer_that_does_not_exist_is_told_with_those_there_are(moment: Moment) -> None:

@@ -83,6 +83,30 @@ def test_words_say_what_the_controls_mean(tmp_path: Path, works: bool, says: tup
     assert all(any(part in line for line in lines) for part in says)
 
 
+@pytest.mark.parametrize(
+    ("over", "hits", "says"),
+    [
+        (-4.1, 3, "-4.10 dB over blind, 3 of 4 identified: clearly better than chance by identification (p = 3.2e-08): the attack works."),
+        (-4.1, 0, "0 of 4 identified: it fails even there, so low scores of it say nothing about the model."),
+        (4.1, 0, "0 of 4 identified: it fails even there, so low scores of it say nothing about the model."),  # of four, not enough
+    ],
+)
+def test_a_positive_control_works_by_what_was_seen_of_it(tmp_path: Path, over: float, hits: int, says: str) -> None:
+    positive = [record("positive", "dlg", i, over, i < hits) for i in range(4)]
+    lines = controls_in_words(made(tmp_path, works=True, extra=positive))
+    assert any(line.startswith("Positive control: dlg") and line.endswith(says) for line in lines)
+
+
+def test_a_positive_control_of_many_images_may_work_by_decibels_alone(tmp_path: Path) -> None:
+    positive = [record("positive", "dlg", i, 1.0 + i, False) for i in range(8)]
+    lines = controls_in_words(made(tmp_path, works=True, extra=positive))
+    assert any(line.endswith("clearly better than chance by dB over blind (p = 0.0039): the attack works.") for line in lines)
+
+
+def test_flags_stand_on_one_line_where_there_is_room(tmp_path: Path) -> None:
+    assert "no better than blind" in shown(made(tmp_path, works=False), 100)
+
+
 def test_pictures_show_truth_and_reconstructions_over_several_chunks(tmp_path: Path) -> None:
     job = AuditJob("fashion-mnist-mini", "lenet", ("adam-cosine",), 3, policy=Policy.parse("3"), victims_at_once=2, steps=3)
     paths = draw_audit(audit(job, tmp_path / "run", progress=False))

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 from rich.console import Console
 from rich.table import Table
@@ -95,6 +96,33 @@ def test_no_name_or_number_is_cut(result: GridResult, width: int) -> None:
         assert whole in text
 
 
+LONG = ("prune-feedback:0.99", "gaussian:0.001", "dp:norm=1,multiplier=1.1,sample_rate=0.0128", "3-1-7+43-18-18,then,laplacian:0.0001")
+
+
+def column(text: str) -> str:
+    """The first one, its lines joined."""
+    return "".join(line.split(" ")[0] for line in text.splitlines())
+
+
+@pytest.mark.parametrize("width", [80, 100, 160, 200])
+def test_defenses_take_the_room_there_is_and_are_broken_at_commas(width: int) -> None:
+    attacks = [records("attack", "without-defended-layers", 9, 130.0), records("attack", "averaged", 1, 10.0)]
+    grid = GridResult(Path("run"), dict(SETTINGS), tuple(part(defense, attacks) for defense in LONG))
+    found = {one.case.defense: certify(one.audit, Threshold("psnr", 15)) for one in grid.parts}
+    for table in [*grid_tables(grid)[:2], certificate_table(found)]:
+        text = shown([table], width)
+        assert max(map(len, text.splitlines())) <= width
+        for defense in LONG:
+            assert defense in column(text) and (width == 80 or defense in text)
+            assert all(piece in text for piece in defense.split(","))
+
+
+@pytest.mark.parametrize("width", [78, 80, 100])
+def test_a_title_is_broken_at_a_comma_and_only_where_the_terminal_ends(result: GridResult, width: int) -> None:
+    (first, *_) = shown(grid_tables(result), width).splitlines()
+    assert first == "What is left of each defense: lenet on fashion-mnist-mini, labels known," + (" seed 0" if width >= 80 else "")
+
+
 def test_the_result_of_a_defense_is_its_strongest_attacker(result: GridResult) -> None:
     text = shown(grid_tables(result)[:1])
     assert line(text, "none").split() == ["none", "91.2%", "adam-cosine", "142.0", "+130.0", "0.400", "12/16"]
@@ -133,10 +161,44 @@ def test_a_certificate_shows_counts_bounds_and_what_is_open(result: GridResult) 
     assert lines[-1].startswith("Not tested: other attacks") and "the 16 of fashion-mnist-mini test" in lines[-1]
 
 
+@pytest.mark.parametrize(
+    ("delta", "gamma", "says"),
+    [
+        (None, 0.1, ". gamma 0.1 holds; delta was not asked for."),
+        (0.05, None, ". delta 0.05 does not hold; gamma was not asked for."),
+        (0.05, 0.1, ". (psnr=15, 0.05, 0.1): not private: delta 0.05 does not hold, gamma 0.1 holds."),
+        (None, None, "each side 95%)."),
+    ],
+)
+def test_only_delta_and_gamma_together_decide_on_privacy(result: GridResult, delta: float | None, gamma: float | None, says: str) -> None:
+    one = result.parts[0]  # without a defense, and reconstructed
+    found = certify(one.audit, Threshold("psnr", 15, delta, gamma), trained=one.own, baseline=one.own)
+    (said, *_) = certificates_in_words({"none": found}, one.audit)
+    assert says in said and ("private" in said) == (delta is not None and gamma is not None)
+    assert certificates_in_words({"none": found}, one.audit)[0].endswith(says)
+
+
 def test_a_threshold_that_a_guess_reaches_is_flagged(result: GridResult) -> None:
     audit = result.parts[0].audit
     (said, *_) = certificates_in_words({"none": certify(audit, Threshold("psnr", 12))}, audit)
     assert "Mind that blind: class mean reaches it on 16 of 16 without a gradient" in said
+
+
+@pytest.mark.parametrize(
+    ("steps", "scale", "first"), [(("0", "10", "400"), "symlog", -0.25), (("50", "400"), "log", 50 / 1.4), (("400",), "log", 400 / 1.4)]
+)
+def test_the_axis_of_training_starts_at_the_first_step_asked_for_and_shows_every_point(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, steps: tuple[str, ...], scale: str, first: float
+) -> None:
+    figures: list[Figure] = []
+    monkeypatch.setattr("gradveil.report.timelines.save_figure", lambda figure, _: figures.append(figure))
+    many = [f"prune:0.{digit}" for digit in range(1, 9)]
+    parts = [part(defense, [records("attack", "masked", 4, 1.0)], step=step) for defense in many for step in steps]
+    draw_timeline(GridResult(tmp_path, dict(SETTINGS), tuple(parts)))
+    for axis in figures[0].axes:
+        low, high = axis.get_xlim()
+        assert axis.get_xscale() == scale and low == pytest.approx(first)
+        assert low < axis.dataLim.x0 and axis.dataLim.x1 < high
 
 
 def test_leakage_over_training_is_a_picture_with_a_line_for_each_defense_and_attack(tmp_path: Path) -> None:

@@ -258,7 +258,7 @@ def test_a_folder_of_something_else_is_refused(job: SearchJob, whole: SearchResu
     for out, says in (
         (tmp_path, "is not empty and holds no search"),
         (tmp_path / "notes.txt", "is a file: choose another --out, a folder"),
-        (whole.out / "confirm/untrained-none", "holds a search with other settings"),
+        (whole.out / "confirm/untrained-none", "holds an audit, not a search"),
     ):
         with pytest.raises(GradveilError, match=says):
             search(job, out, progress=False)

@@ -9,6 +9,7 @@ from torch import Generator, Tensor, nn
 
 from gradveil.attacks.base import Attack, Progress
 from gradveil.attacks.distances import cosine
+from gradveil.attacks.joint import FreshDraws
 from gradveil.attacks.labels import Known, SingleLabel
 from gradveil.core.errors import GradveilError
 from gradveil.core.shares import Shares
@@ -24,7 +25,8 @@ class LinearInversion(Attack):
     """With y = W x + b, unit i has dW_i = db_i x: any unit with db_i != 0 gives back the input.
 
     All active units are used, x = sum_i db_i dW_i / sum_i db_i^2. That is the least-squares solution: it averages rounding and
-    noise, and trusts a unit by the square of its db_i. For batches of one image and one local step; more would mix images.
+    noise, and trusts a unit by the square of its db_i. An entry of dW that pruning set to zero gives no equation: each input has
+    its own sum of db_i^2. For batches of one image and one local step; more would mix images.
     """
 
     def reconstruct(self, seen: Sequence[Observation], rng: Generator, progress: Progress) -> list[Reconstruction]:
@@ -32,11 +34,12 @@ class LinearInversion(Attack):
         _check_one_image(first)
         weight, bias = _first_layer(first)
         mean, std = pixel_frame(first.model, first.image_shape)
-        shares = Shares(first.model, first.loss, first.protocol)
+        fresh = FreshDraws(first, (), rng)
+        shares = Shares(first.model, first.loss, first.protocol, told=fresh.shapes)
         found = []
         for done, one in enumerate(seen, 1):
             z = solve(one.gradients[weight], one.gradients[bias])
-            found.append(_judged(one, z.view(1, *one.image_shape) * std + mean, shares, rng))
+            found.append(_judged(one, z.view(1, *one.image_shape) * std + mean, shares, fresh, rng))
             progress(done, len(seen))
         return found
 
@@ -45,20 +48,27 @@ class LinearInversion(Attack):
 
 
 def solve(weight: Tensor, bias: Tensor) -> Tensor:
-    """The x with weight = bias x^T in the sense of least squares; not finite where no bias entry is usable."""
+    """The x with weight = bias x^T in the sense of least squares over the entries of weight that are not zero.
+
+    Zeros are seen, so nobody has to tell that they were cut off. One that was not is of an input that is zero, and so are all in
+    its column: x is zero there. It is not finite where no bias entry is usable.
+    """
     largest = bias.abs().max()
     scaled = bias / largest  # squares of tiny entries would vanish
-    return (scaled @ weight) / (scaled @ scaled) / largest
+    cut = scaled.square() @ (weight == 0).to(weight)
+    kept = torch.where(cut == 0, scaled @ scaled, scaled.square() @ (weight != 0).to(weight))
+    return torch.where(kept == 0, 0.0, (scaled @ weight) / kept / largest)
 
 
-def _judged(one: Observation, images: Tensor, shares: Shares, rng: Generator) -> Reconstruction:
+def _judged(one: Observation, images: Tensor, shares: Shares, fresh: FreshDraws, rng: Generator) -> Reconstruction:
     """With its distance, which takes a label: the known one, else the one that the last layer gives away."""
     if not bool(images.isfinite().all()):
         return Reconstruction(torch.full_like(images, GREY).cpu(), one.knowledge.labels, math.inf, DEAD)
     images = images.clamp(0, 1)
     finder = SingleLabel() if one.knowledge.labels is None else Known()
     labels = finder.infer([one], rng)
-    distance = float(cosine.against(stacked([one]))(shares(images[None], labels.to(images.device))))
+    shared = shares(images[None], labels.to(images.device), draws=fresh(1))
+    distance = float(cosine.against(stacked([one]))(shared))
     return Reconstruction(images.cpu(), labels[0].cpu(), distance if math.isfinite(distance) else math.inf)
 
 

@@ -35,19 +35,20 @@ class Distance(ABC):
     """`weights` are (pattern, factor) pairs: the first pattern that fits a parameter's name decides, 0 leaves it out, no fit means 1.
 
     What an attacker knows enters by three more fields, which `targets` works out for the victims at hand. `leave_out`: the layers
-    that are random, or those that are defended. `nonzero`: match only where the observed gradient is not zero, what pruning left.
+    that are random, those that are defended, or both. `nonzero`: match only where the observed gradient is not zero, what pruning left.
     `rounds`: match all that was shared of a batch, where each round adds what those before it cut off.
     """
 
     weights: tuple[tuple[str, float], ...] = field(default=(), kw_only=True)
-    leave_out: Literal["random", "defended"] | None = field(default=None, kw_only=True)
+    leave_out: Literal["random", "defended", "both"] | None = field(default=None, kw_only=True)
     nonzero: bool = field(default=False, kw_only=True)
     rounds: bool = field(default=False, kw_only=True)
 
     @property
     def needs(self) -> tuple[str, ...]:
         """Names of `Knowledge` fields that the three stand for."""
-        wanted = (f"{self.leave_out}_layers", self.leave_out), ("pruned", self.nonzero), ("earlier", self.rounds)
+        layers = ((f"{kind}_layers", self.leave_out in (kind, "both")) for kind in ("random", "defended"))
+        wanted = *layers, ("pruned", self.nonzero), ("earlier", self.rounds)
         return tuple(name for name, asked in wanted if asked)
 
     def against(self, target: Gradients, times: Gradients | None = None) -> Measure:

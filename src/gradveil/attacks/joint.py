@@ -1,14 +1,16 @@
-"""The model's own draws as further variables of the search: an attacker who finds them along with the images can repeat the pass."""
+"""The model's own draws: as further variables of the search, with which an attacker can repeat the pass, or new ones at each step."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor, nn
 
-from gradveil.core.draws import DROPOUTS, Draw, draw_shapes, drawing
+from gradveil.core.draws import DROPOUTS, Draw, draw, draw_shapes, drawing
 from gradveil.core.errors import GradveilError
+from gradveil.core.seeds import drawn_seed, following
 from gradveil.core.shares import in_mode
 from gradveil.core.types import Observation
 
@@ -49,8 +51,8 @@ class JointDraws(ABC):
 
     def begin(self, one: Observation, rows: int, rng: Generator) -> Variables:
         """Row by row, for every module that draws when the client trains."""
-        example = torch.zeros(one.size, *one.image_shape).to(next(one.model.parameters()))
-        with in_mode(one.model, one.protocol.train_mode):
+        example = _example(one)
+        with in_mode(one.model, one.protocol.train_mode), _forked():
             modules = {name: module for name, module in drawing(one.model).items() if self.takes(module)}
             shapes = draw_shapes(one.model, example, list(modules))
         if not modules:
@@ -107,27 +109,38 @@ class JointMasks(JointDraws):
         return self.weight * torch.stack(shares).square().sum(0)
 
 
-class FreshMasks:
-    """Of dropout layers whose masks nobody looks for: new ones at each call, so that victims can share a pass.
+class FreshDraws:
+    """Of modules whose draws nobody looks for: new ones at each call, from a stream that the attack's generator seeds.
 
-    Several local steps draw theirs themselves.
+    They are handed in, so that victims can share a pass. Several local steps cannot be told theirs, and a prior's pass is not: such
+    passes are made inside `seeded`.
     """
 
     def __init__(self, one: Observation, looked_for: Collection[str], rng: Generator) -> None:
-        self.example = torch.zeros(one.size, *one.image_shape).to(next(one.model.parameters()))
-        with in_mode(one.model, one.protocol.train_mode):
-            dropping = [name for name, module in drawing(one.model).items() if isinstance(module, DROPOUTS) and name not in looked_for]
-            self.shapes = draw_shapes(one.model, self.example, dropping) if dropping and one.protocol.local_steps == 1 else {}
-        self.kept = {name: _kept(one.model.get_submodule(name)) for name in self.shapes}
-        if self.shapes:
-            seed = int(torch.randint(2**62, (), generator=rng, device=rng.device))
-            self.rng = Generator(self.example.device).manual_seed(seed)
+        self.example = _example(one)
+        with in_mode(one.model, one.protocol.train_mode), _forked():
+            self.modules = drawing(one.model)
+            free = [name for name in self.modules if name not in looked_for]
+            self.shapes = draw_shapes(one.model, self.example, free) if free and one.protocol.local_steps == 1 else {}
+        if self.modules:  # a model that draws nothing takes nothing from rng
+            self.rng = Generator(self.example.device).manual_seed(drawn_seed(rng))
 
     def __call__(self, rows: int) -> dict[str, Tensor]:
         """(rows, B, ...)."""
         sizes = {name: (rows, len(self.example), *shape) for name, shape in self.shapes.items()}
-        drawn = {name: torch.rand(size, generator=self.rng, device=self.example.device) for name, size in sizes.items()}
-        return {name: (value < self.kept[name]).to(self.example) for name, value in drawn.items()}
+        return {name: draw(self.modules[name], size, self.example, self.rng) for name, size in sizes.items()}
+
+    def seeded(self) -> AbstractContextManager[None]:
+        """Modules that draw by themselves follow the stream for a while."""
+        return following(self.rng)
+
+
+def _example(one: Observation) -> Tensor:
+    return torch.zeros(one.size, *one.image_shape).to(next(one.model.parameters()))
+
+
+def _forked() -> AbstractContextManager[None]:
+    return torch.random.fork_rng(range(torch.cuda.device_count()))
 
 
 def _kept(module: nn.Module) -> float:

@@ -1,10 +1,12 @@
 """The published attacks and those that undo a defense by name, each a composition of parts (settings: the papers' and their code's)."""
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import fields, replace
+from typing import Any
 
 from gradveil.attacks.analytic import LinearInversion
 from gradveil.attacks.base import Attack
-from gradveil.attacks.distances import Cosine, cosine, l1, l2
+from gradveil.attacks.distances import Cosine, Distance, cosine, l1, l2
 from gradveil.attacks.initial import ClassMean, Patterned
 from gradveil.attacks.joint import JointMasks, JointNoise
 from gradveil.attacks.lbfgs import LBFGS
@@ -13,7 +15,7 @@ from gradveil.attacks.optimizers import SGD, Adam
 from gradveil.attacks.priors import LabelTerm, Smoothness, TotalVariation
 from gradveil.attacks.targets import Likelihood
 from gradveil.attacks.through import ExpectedTransform, GuessedTransform, KnownTransform
-from gradveil.core.errors import unknown
+from gradveil.core.errors import GradveilError, unknown
 
 TV = TotalVariation(1e-4)
 NATS = Smoothness(1.0)  # a likelihood counts in nats, not from 0 to 2
@@ -62,7 +64,20 @@ BREAKERS: dict[str, Attack] = {
     "averaged": replace(INVERTING, distance=Likelihood(free=True), prior=NATS, restarts=8, averaged=True),
 }
 
-PRESETS: dict[str, Attack] = {**PUBLISHED, **BREAKERS}
+
+class Presets(dict[str, Attack]):
+    """By name. `A+B` is there too, though not listed: both in one search."""
+
+    def __contains__(self, name: object) -> bool:
+        return isinstance(name, str) and all(super(Presets, self).__contains__(part) for part in name.split("+"))
+
+    def __missing__(self, name: str) -> Attack:
+        if name not in self:
+            raise KeyError(name)
+        return combined({part: self[part] for part in name.split("+")}, name)
+
+
+PRESETS = Presets({**PUBLISHED, **BREAKERS})
 
 
 def names() -> tuple[str, ...]:
@@ -73,3 +88,39 @@ def find(name: str) -> Attack:
     if name not in PRESETS:
         raise unknown("attack", name, PRESETS)
     return PRESETS[name]
+
+
+def combined(attacks: Mapping[str, Attack], name: str) -> GradientMatching:
+    """The standard attack with all that sets each of them apart from it."""
+    if len(attacks) <= name.count("+"):
+        raise GradveilError(f"attack {name!r} names a part twice: name each once")
+    apart: dict[str, dict[str, Any]] = {}  # by setting, then by part
+    for part, attack in attacks.items():
+        if not isinstance(attack, GradientMatching):
+            raise GradveilError(f"attack {name!r}: {part} matches no gradients, so nothing can be added to it; run it by itself")
+        for setting in fields(attack):
+            if getattr(attack, setting.name) != getattr(INVERTING, setting.name):
+                apart.setdefault(setting.name, {})[part] = getattr(attack, setting.name)
+    distance = _joined(apart.pop("distance", {}), name)
+    return replace(INVERTING, distance=distance, **{setting: _agreed(setting, values, name) for setting, values in apart.items()})
+
+
+def _joined(distances: Mapping[str, Distance], name: str) -> Distance:
+    kinds = {part: type(distance) for part, distance in distances.items() if type(distance) is not Cosine}
+    kind: type[Distance] = _agreed("distance", kinds, name) if kinds else Cosine
+    apart: dict[str, dict[str, Any]] = {}
+    for part, distance in distances.items():
+        for setting in fields(distance):
+            if (value := getattr(distance, setting.name)) != setting.default:
+                apart.setdefault(setting.name, {})[part] = value
+    if {*apart.get("leave_out", {}).values()} == {"random", "defended"}:
+        apart["leave_out"] = {name: "both"}
+    return kind(**{setting: _agreed(setting, values, name) for setting, values in apart.items()})
+
+
+def _agreed(setting: str, values: Mapping[str, Any], name: str) -> Any:
+    (first, value), *others = values.items()
+    for part, other in others:
+        if other != value:
+            raise GradveilError(f"attack {name!r}: {first} and {part} cannot be combined, each has a {setting} of its own")
+    return value

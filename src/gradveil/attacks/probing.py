@@ -1,7 +1,5 @@
 """Passes of a model that leave it as it is, and what an attacker without data learns of its answers from pictures of noise."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +8,7 @@ from torch.func import functional_call
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.gradients import Gradients, per_sample
+from gradveil.core.seeds import following
 from gradveil.core.shares import in_mode
 from gradveil.core.types import Observation
 
@@ -42,7 +41,7 @@ def expect(one: Observation, layer: nn.Linear, count: int, rng: Generator) -> Ex
     features: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
     try:
-        with torch.no_grad(), _seeded(rng, noise.device):
+        with torch.no_grad(), following(rng):
             logits = torch.cat([outputs(one.model, noise, one.protocol.train_mode, weights) for weights in _stages(one)])
     finally:
         hook.remove()
@@ -68,11 +67,3 @@ def _slopes(one: Observation, logits: Tensor, label: int) -> Tensor:
     with torch.enable_grad():
         (found,) = torch.autograd.grad(per_sample(one.loss, logits, labels).sum(), logits)
     return found[:, : one.classes].mean(0)  # a model may answer with penalties behind the logits
-
-
-@contextmanager
-def _seeded(rng: Generator, device: torch.device) -> Iterator[None]:
-    """Models that draw in their forward pass (dropout, PRECODE) use torch's global generator: it follows rng, and is put back."""
-    with torch.random.fork_rng(range(torch.cuda.device_count()) if device.type == "cuda" else []):
-        torch.manual_seed(int(torch.randint(2**62, (), generator=rng, device=rng.device)))
-        yield

@@ -1,6 +1,7 @@
 """One search of the optimizer attack, put into variables: what is looked for, and what it is judged by."""
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -9,10 +10,10 @@ from torch import Generator, Tensor
 
 from gradveil.attacks import targets
 from gradveil.attacks.distances import ByProducts
-from gradveil.attacks.joint import FreshMasks
+from gradveil.attacks.joint import FreshDraws
 from gradveil.attacks.labels import Joint, Labels
 from gradveil.attacks.optimizers import Search, Slopes
-from gradveil.attacks.priors import PriorState
+from gradveil.attacks.priors import Prior, PriorState, Sum, TotalVariation
 from gradveil.attacks.through import Itself
 from gradveil.core.shares import Shares
 from gradveil.core.space import pixel_frame
@@ -37,7 +38,8 @@ class Problem:
         self.images = start(rows, (first.size, *first.image_shape), rng, (self.mean.cpu(), self.std.cpu())).to(example)
         self.soft_labels = isinstance(attack.labels, Joint)
         self.draws = {} if attack.joint is None else attack.joint.begin(first, rows, rng)
-        self.fresh = FreshMasks(first, self.draws, rng)
+        self.fresh = FreshDraws(first, self.draws, rng)
+        self.untold = bool(self.fresh.modules) and (first.protocol.local_steps > 1 or _passes(attack.prior))
         self.views = attack.through.bind(seen, attack.restarts, rng)
         self.shares = Shares(first.model, first.loss, first.protocol, short=attack.fast, told={*self.draws, *self.fresh.shapes})
         self.measure = targets.measure(attack.distance, seen, attack.restarts)
@@ -58,8 +60,8 @@ class Problem:
 
         self.distances(*self.variables)  # a first run, so that a model is tried out before anything is captured
         captured = self.images.is_cuda and self.shares.why_not is None and not attack.prior.waits
-        # A policy needs values back from a GPU, and masks come from a generator that a capture does not know.
-        replayable = captured and isinstance(attack.through, Itself) and not self.fresh.shapes
+        # A policy needs values back from a GPU, and the model's draws come from a generator that a capture does not know.
+        replayable = captured and isinstance(attack.through, Itself) and not self.fresh.shapes and not self.untold
         return Search(self.variables, self.evaluate, attack.steps, attack.signed, attack.decay, confine, after, replayable)
 
     def evaluate(self) -> tuple[Tensor, Slopes]:
@@ -75,17 +77,23 @@ class Problem:
         each = []
         for view in self.views(images * self.std + self.mean):
             drawn = {**values, **self.fresh(len(images))}
-            if isinstance(self.measure, ByProducts):
-                pair = self.shares.compare(view, labels, self.measure.aim, draws=drawn, differentiable=differentiable)
-                each.append(self.measure.of(*pair))
-            else:
-                each.append(self.measure(self.shares(view, labels, draws=drawn, differentiable=differentiable)))
+            with self._own_randomness():
+                if isinstance(self.measure, ByProducts):
+                    pair = self.shares.compare(view, labels, self.measure.aim, draws=drawn, differentiable=differentiable)
+                    each.append(self.measure.of(*pair))
+                else:
+                    each.append(self.measure(self.shares(view, labels, draws=drawn, differentiable=differentiable)))
         return each[0] if len(each) == 1 else torch.stack(each).mean(0)
 
     def _beliefs(self, images: Tensor, *others: Tensor) -> Tensor:
         labels, draws = self._split(*others)
-        belief = self.attack.prior(images * self.std + self.mean, replace(self.state, labels=labels))
+        with self._own_randomness():
+            belief = self.attack.prior(images * self.std + self.mean, replace(self.state, labels=labels))
         return belief if self.attack.joint is None else belief + self.attack.joint.penalty(draws, self.state.model)
+
+    def _own_randomness(self) -> AbstractContextManager[None]:
+        """For passes of a model that draws without being told what."""
+        return self.fresh.seeded() if self.untold else nullcontext()
 
     def _split(self, *others: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
         """Labels, as probabilities where they are looked for, and the variables of the draws."""
@@ -131,6 +139,11 @@ def _mean(rows: Tensor, restarts: int) -> Tensor:
     """In place of each restart the mean of the victim's restarts; a diverged one is not a number, and does not count."""
     each: Tensor = rows.unflatten(0, (-1, restarts))
     return each.nanmean(1, keepdim=True).expand_as(each).flatten(0, 1)
+
+
+def _passes(prior: Prior) -> bool:
+    """Whether it may pass images through the model: all do that are not known to look at pixels alone."""
+    return any(map(_passes, prior.priors)) if isinstance(prior, Sum) else not isinstance(prior, TotalVariation)
 
 
 def _labels(labels: Labels, seen: Sequence[Observation], restarts: int, rng: Generator) -> Tensor:

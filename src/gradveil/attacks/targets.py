@@ -97,15 +97,23 @@ def _times(masks: Sequence[Tensor], momentum: float, like: Tensor) -> Tensor:
 
 
 def _left_out(distance: Distance, one: Observation) -> tuple[str, ...]:
+    """Patterns of the parameters that do not count."""
     if distance.leave_out is None:
         return ()
-    patterns: tuple[str, ...] = getattr(one.knowledge, f"{distance.leave_out}_layers")
-    for pattern in patterns:
-        if not any(fnmatch(name, pattern) for name in one.gradients):
-            raise GradveilError(
-                f"{distance.leave_out} layers {pattern!r}: no shared gradient has such a name, as {next(iter(one.gradients))!r}"
-            )
-    return patterns
+    known = {"random": one.knowledge.random_layers, "defended": one.knowledge.defended_layers}
+    found: list[str] = []
+    for kind, patterns in known.items():
+        if distance.leave_out not in (kind, "both"):
+            continue
+        assert patterns is not None
+        for pattern in patterns:
+            if not any(fnmatch(name, pattern) for name in one.gradients):
+                raise GradveilError(f"{kind} layers {pattern!r}: no shared gradient has such a name, as {next(iter(one.gradients))!r}")
+        found += patterns
+    if all(any(fnmatch(name, pattern) for pattern in found) for name in one.gradients):
+        kinds = "random or defended" if distance.leave_out == "both" else distance.leave_out
+        raise GradveilError(f"every layer with a gradient is {kinds}: to leave them out would leave no parameter to match")
+    return tuple(found)
 
 
 def _alike(seen: Sequence[Observation]) -> Knowledge:

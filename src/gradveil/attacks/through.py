@@ -13,6 +13,7 @@ import torch
 from torch import Generator, Tensor
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.seeds import drawn_seed
 from gradveil.core.types import Observation
 
 Transform = Callable[[Tensor], Tensor]
@@ -121,7 +122,7 @@ def _drawn(one: Observation, rng: Generator) -> Transform:
     assert policy is not None
     if isinstance(policy, Drawable):
         return policy.draw(torch.zeros(one.size, *one.image_shape), rng)
-    seed = int(torch.randint(2**62, (), generator=rng, device=rng.device))
+    seed = drawn_seed(rng)
     return lambda images: policy(images, Generator().manual_seed(seed))
 
 

@@ -81,14 +81,22 @@ class Certificate:
 
     threshold: Threshold
     claims: tuple[Claim, ...]
-    blind: Claim  # the control that reaches epsilon most often
+    blind: Claim  # the control that reaches epsilon most often, of equal ones that with the most dB
     strongest: str
     overall: Bound
     loss: Difference | None  # of accuracy; None where one of the two is unknown
 
     @property
     def private(self) -> bool | None:
-        """Whether delta holds: None where it is undecided at this n, or was not asked."""
+        """Definition 2: whether both delta and gamma hold. None where that is undecided, or one of them was not asked for."""
+        if self.threshold.delta is None or self.threshold.gamma is None:
+            return None
+        decided = {self.bounded, self.accurate}
+        return False if False in decided else None if None in decided else True
+
+    @property
+    def bounded(self) -> bool | None:
+        """Whether delta holds: None where it is undecided at this n, or was not asked for."""
         bound, delta = self.overall, self.threshold.delta
         if delta is None:
             return None
@@ -97,14 +105,14 @@ class Certificate:
 
     @property
     def accurate(self) -> bool | None:
-        """Whether the loss is below gamma: None where it is undecided, unknown, or was not asked."""
+        """Whether the loss is below gamma: None where it is undecided, unknown, or was not asked for."""
         if self.threshold.gamma is None or self.loss is None:
             return None
         return True if self.loss.high < self.threshold.gamma else False if self.loss.low >= self.threshold.gamma else None
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self) | {"private": self.private, "accurate": self.accurate, "level": LEVEL}
+        return asdict(self) | {"private": self.private, "bounded": self.bounded, "accurate": self.accurate, "level": LEVEL}
 
 
 def certify(result: AuditResult, threshold: Threshold, *, trained: Trained | None = None, baseline: Trained | None = None) -> Certificate:
@@ -113,9 +121,8 @@ def certify(result: AuditResult, threshold: Threshold, *, trained: Trained | Non
     if not attacks:
         raise GradveilError(f"certify {threshold}: n = 0, {result.out} holds no attacked image; nothing can be said without one")
     strongest = result.strongest
-    blinds = [_claim(name, records, threshold, result.truths) for name, records in _by_name(result.of("blind"))]
     claims = tuple(_claim(name, records, threshold, result.truths) for name, records in _by_name(attacks))
-    blind = max(blinds, key=lambda claim: sum(bound.hits for bound in claim.bounds.values()))
+    blind = _best_blind(result, threshold)
     return Certificate(threshold, claims, blind, strongest.attack, _overall(attacks, threshold, result.truths), _loss(trained, baseline))
 
 
@@ -134,6 +141,15 @@ def _loss(trained: Trained | None, baseline: Trained | None) -> Difference | Non
     if trained == baseline:
         return Difference(0.0, 0.0, 0.0)
     return difference(baseline.hits, baseline.tested, trained.hits, trained.tested, LEVEL)
+
+
+def _best_blind(result: AuditResult, threshold: Threshold) -> Claim:
+    levels: dict[str, float] = {}
+    for row in result.rows:
+        if row.kind == "blind" and row.truth in result.truths:
+            levels[row.attack] = levels.get(row.attack, 0.0) + (-math.inf if row.psnr.mean is None else row.psnr.mean)
+    claims = [_claim(name, records, threshold, result.truths) for name, records in _by_name(result.of("blind"))]
+    return max(claims, key=lambda claim: (sum(bound.hits for bound in claim.bounds.values()), levels[claim.attack]))
 
 
 def _claim(name: str, records: Sequence[Record], threshold: Threshold, truths: Sequence[str]) -> Claim:

@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from gradveil.attacks import PRESETS, Attack
-from gradveil.audits.breakers import AUTO, automatic
+from gradveil.audits.breakers import AUTO, LONGEST, automatic
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.types import Batch, Protocol
 from gradveil.defenses import Defense, PolicyDefense, parse
@@ -88,8 +88,9 @@ class AuditJob:
             name, attack = (one, _preset(one)) if isinstance(one, str) else one
             if name in found:
                 raise GradveilError(f"attack {name!r} is named twice")
-            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,63}", name):
-                raise GradveilError(f"attack name {name!r}: files are named after it; choose up to 64 letters, digits and any of . _ + -")
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", name) or len(name) > LONGEST:
+                allowed = f"up to {LONGEST} letters, digits and any of . _ + -"
+                raise GradveilError(f"attack name {name!r}: files are named after it; choose {allowed}")
             found[name] = attack
         for setting in SETTINGS:
             value = getattr(self, setting)

@@ -5,11 +5,11 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gradveil.attacks import Attack
 from gradveil.attacks.analytic import LinearInversion
-from gradveil.audits.breakers import PUBLIC, granted, in_words, rounds
+from gradveil.audits.breakers import AUTO, PUBLIC, automatic, check_told, granted, in_words, rounds
 from gradveil.audits.chunks import attacked
 from gradveil.audits.guesses import blind_attacks, class_means
 from gradveil.audits.jobs import AuditJob, shortened
@@ -40,6 +40,7 @@ class Stage:
     means: Tensor
     labels: str
     seed: int
+    extra: frozenset[str] = frozenset()  # attacks that `auto` has for this model, beside those that the job names
 
     def rows(self, chunk: int) -> Iterator[tuple[Key, Attack]]:
         """What is run on this chunk, the controls first."""
@@ -81,16 +82,19 @@ class Stage:
     def try_out(self, name: str) -> None:
         """An error if the attack does not suit the model, or what is known of the defence."""
         attack = self.attacks[name]
-        attacked(shortened(attack), self.seen_by(attack, self.sample), generator(self.seed, "trial", name), None)
+        seen = self.seen_by(attack, self.sample)
+        check_told(name, attack, seen)
+        attacked(shortened(attack), seen, generator(self.seed, "trial", name), None)
 
     def fitted(self, optional: set[str]) -> tuple["Stage", dict[str, str]]:
         """Without those of the optional attacks that do not suit, and why each was left out."""
         left_out: dict[str, str] = {}
+        _ = self.sample  # where nothing can be shared, that is said once, and not of each attack
         for name in self.attacks:
             try:
                 self.try_out(name)
             except GradveilError as error:
-                if name not in optional:
+                if name not in optional | self.extra:
                     raise
                 left_out[name] = str(error)
         if len(left_out) == len(self.attacks):
@@ -118,7 +122,17 @@ def make_stage(job: AuditJob, split: Images, train: Images, device: torch.device
         clean=job.clean,
         protected=protected,
     )
-    return Stage("attack", client, split, pool, chunks, job.find_attacks(), blind_attacks(means, color), means, job.labels, job.seed)
+    attacks, extra = _attacks(job, client.model)
+    return Stage("attack", client, split, pool, chunks, attacks, blind_attacks(means, color), means, job.labels, job.seed, extra)
+
+
+def _attacks(job: AuditJob, model: nn.Module) -> tuple[dict[str, Attack], frozenset[str]]:
+    """With those that undo what the model draws by itself, where the job has `auto`; and the names of these."""
+    named = job.find_attacks()
+    if AUTO not in job.attacks:
+        return named, frozenset()
+    more = [name for name in automatic(job.acting, model, job.protocol.train_mode) if name not in named]
+    return replace(job, attacks=(*job.attacks, *more)).find_attacks(), frozenset(more)
 
 
 def positive_stages(job: AuditJob, proper: Stage) -> list[Stage]:

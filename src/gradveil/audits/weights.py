@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ from torch import nn
 from gradveil.audits.jobs import AuditJob
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import write_text
+from gradveil.core.seeds import following, generator
 from gradveil.data import Images
-from gradveil.defenses import Defense, parse
+from gradveil.defenses import Defense, PolicyDefense, RandomPolicies, chain, parse
 from gradveil.models import build
 from gradveil.models.bottleneck import at_rest
 from gradveil.models.checkpoints import load_checkpoint, read_settings
@@ -78,16 +79,16 @@ def trained(job: AuditJob, test: Images, device: torch.device) -> Trained | None
     if isinstance(said, float) and facts.get("data") == job.data and facts.get("image_size") in (None, test.size):
         accuracy, tested = said, len(test)
     else:
-        accuracy, tested = measured(model.to(device), test, MEASURED.get(device.type, MEASURED["cpu"]))
+        accuracy, tested = measured(model.to(device), test, MEASURED.get(device.type, MEASURED["cpu"]), job.seed)
     return Trained(accuracy, tested, _trained_under(facts), facts.get("step"))
 
 
-def measured(model: nn.Module, test: Images, most: int) -> tuple[float, int]:
-    """On all images, or on this many at even distances."""
+def measured(model: nn.Module, test: Images, most: int, seed: int = 0) -> tuple[float, int]:
+    """On all images, or on this many at even distances. The seed is for a model that draws, as PRECODE's does."""
     chosen = torch.linspace(0, len(test) - 1, min(most, len(test))).round().long()
     device, hits, mode = next(model.parameters()).device, 0, model.training
     model.eval()
-    with torch.no_grad(), at_rest(model), torch.random.fork_rng(range(torch.cuda.device_count())):
+    with torch.no_grad(), at_rest(model), following(generator(seed, "test")):
         for some in chosen.split(AT_ONCE):
             answers = model(test.images[some].to(device).float() / 255)
             hits += int((answers[:, : len(test.classes)].argmax(1).cpu() == test.labels[some]).sum())
@@ -112,10 +113,17 @@ def _in_the_model(defense: Defense) -> bool:
 
 
 def _trained_under(facts: Mapping[str, Any]) -> str | None:
-    """As training writes it: a defence, or a policy alone."""
+    """As training writes it: a defence, or a policy alone; with augment off, the same without its crop and flip."""
     found = facts.get("defense", "none")
     found = facts.get("policy") if found == "none" else found
-    return str(parse(found)) if isinstance(found, str) else None
+    if not isinstance(found, str):
+        return None
+    parts = parse(found).parts()
+    return str(chain(parts if facts.get("augment", True) else [_as_they_are(part) for part in parts]))
+
+
+def _as_they_are(part: Defense) -> Defense:
+    return replace(part, augment=False) if isinstance(part, PolicyDefense | RandomPolicies) else part
 
 
 def _refuse_protected(path: Path, defense: Defense) -> None:

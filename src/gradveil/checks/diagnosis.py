@@ -11,6 +11,7 @@ from gradveil.checks.findings import Finding
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilWarning
 from gradveil.core.gradients import Loss
+from gradveil.core.seeds import following, generator
 from gradveil.core.types import Batch
 
 Check = Callable[[Case], Finding | None]
@@ -39,7 +40,8 @@ QUICK: Mapping[str, Check] = {
     "enough images": inputs.few_images,
 }
 
-SLOW: Mapping[str, Check] = {"victims batched": engines.not_batchable, "attack above blind": blind.no_better_than_blind}
+TRIAL = "attack above blind"
+SLOW: Mapping[str, Check] = {"victims batched": engines.not_batchable, TRIAL: blind.no_better_than_blind}
 
 CHECKS: Mapping[str, Check] = {**FIRST, **QUICK, **SLOW}
 """By what is so where the check stays silent."""
@@ -87,7 +89,8 @@ def examine(case: Case, checks: Mapping[str, Check] = CHECKS) -> Iterator[tuple[
     for name, check in checks.items():
         if check is blind.no_better_than_blind and case.attack is None:
             continue
-        found = check(case)
+        with following(generator(case.seed, "check", name)):  # models that draw give the same findings at each call
+            found = check(case)
         yield name, found
         if name in FIRST and found is not None and found.level == "error":
             return

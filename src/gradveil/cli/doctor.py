@@ -1,6 +1,7 @@
 """gradveil doctor: what an audit of this model and these images would meet, and whether attacks work on this machine."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,6 +12,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.types import Protocol
 
 if TYPE_CHECKING:
+    from gradveil.attacks import Attack
     from gradveil.audits import AuditJob
     from gradveil.checks import Case, Finding
 
@@ -34,7 +36,9 @@ def doctor_command(
     local_steps: Annotated[int, typer.Option(help="Steps of SGD that a client makes before it shares.")] = 1,
     local_lr: Annotated[float, typer.Option(help="Learning rate of those steps.")] = 0.01,
     train_mode: Annotated[bool, typer.Option("--train-mode", help="Batch norm uses the batch's own statistics, dropout is on.")] = False,
-    attack: Annotated[str, typer.Option("--attack", help="The attack that is tried on 4 images, beside blind guesses.")] = "adam-cosine",
+    attack: Annotated[
+        str, typer.Option("--attack", help="The attack that is tried on 4 images, beside blind guesses; auto: the standard one.")
+    ] = "adam-cosine",
     steps: Annotated[int, typer.Option(min=0, help="Iterations of that attack; 0 leaves it out.")] = 100,
     image_size: Annotated[int | None, typer.Option(help="Resize the images to this many pixels a side.")] = None,
     data_root: DataRoot = None,
@@ -43,10 +47,10 @@ def doctor_command(
     device: Device = "auto",
 ) -> None:
     """Say what an audit of this would meet, what it means and what to do. Status 1 with an error among the findings, else 0."""
-    from gradveil.attacks import GradientMatching, find
+    from gradveil.attacks import GradientMatching
     from gradveil.audits import AuditJob
     from gradveil.checks import CHECKS, self_check
-    from gradveil.checks.diagnosis import examine
+    from gradveil.checks.diagnosis import TRIAL, examine
 
     job = AuditJob(
         data,
@@ -56,12 +60,13 @@ def doctor_command(
         checkpoint=checkpoint,
         batch_size=batch_size,
         defense=defense,
-        steps=steps if steps and isinstance(find(attack), GradientMatching) else None,
         labels=labels,
         protocol=Protocol(local_steps, local_lr, train_mode),
         image_size=image_size,
         seed=seed,
     )
+    if steps and isinstance(tried(job), GradientMatching):
+        job = replace(job, steps=steps)
     with progress.status("reading the data and the model") as status:
         case = make_case(job, data_root, device, with_attack=steps > 0)
         made: dict[str, Finding | None] = {}
@@ -69,7 +74,7 @@ def doctor_command(
             made[name] = one
             status.update(f"{len(made)} of {len(CHECKS)} checks")
         status.update("self-check")
-        found = [*(one for one in made.values() if one is not None), self_check(device)]
+        found = [*(one for one in made.values() if one is not None), *automatic_note(job, ran=TRIAL in made), self_check(device)]
     silent = [name for name, one in made.items() if one is None]
     errors = sum(one.level == "error" for one in found)
     skipped = [name for name in CHECKS if name not in made]
@@ -112,7 +117,7 @@ def make_case(job: "AuditJob", root: Path | None, device: str, *, with_attack: b
     return Case(
         client,
         batches,
-        next(iter(job.find_attacks().values())) if with_attack else None,
+        tried(job) if with_attack else None,
         "known" if job.labels == "known" else "inferred",
         attacker_loss=cross_entropy,
         public=Batch(train.images[:SPARE].float() / 255, train.labels[:SPARE]),
@@ -120,6 +125,23 @@ def make_case(job: "AuditJob", root: Path | None, device: str, *, with_attack: b
         trained=job.checkpoint is not None,
         seed=job.seed,
     )
+
+
+def tried(job: "AuditJob") -> "Attack":
+    """The attack named; of `auto` the standard one."""
+    return next(iter(job.find_attacks().values()))
+
+
+def automatic_note(job: "AuditJob", *, ran: bool) -> "list[Finding]":
+    """What `auto` stands for in an audit, and whether any of it was run here."""
+    from gradveil.audits.breakers import AUTO, automatic
+    from gradveil.checks import Finding
+
+    if AUTO not in job.attacks:
+        return []
+    *others, last = names = automatic(job.acting)
+    means = f"of attack auto, {names[0] if ran else 'nothing'} was tried here"
+    return [Finding("note", "attack", means, f"an audit with it runs {', '.join(others)} and {last}, as far as they suit the model")]
 
 
 def in_words(found: "Sequence[Finding]", silent: Sequence[str], skipped: Sequence[str]) -> str:

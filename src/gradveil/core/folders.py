@@ -17,6 +17,10 @@ if sys.platform != "win32":
 
 SETTINGS = "settings.json"
 SHORT = 60  # letters of a setting that a message can show
+SHOWN = 3  # settings that a message names
+MARKS = {"cases": "a grid of audits", "trials": "a search", "epochs": "a training", "attacks": "an audit"}
+"""A setting that jobs of a kind have, and not those after it; folders do not say their kind otherwise."""
+
 PARTS = (".*.part", "*/.*.part")  # files that a killed run was writing
 
 
@@ -46,8 +50,11 @@ class Kind:
             if out.is_dir() and any(not self._ours(entry) for entry in out.iterdir()):
                 raise GradveilError(f"{out} is not empty and holds no {self.short}: choose another --out")
             return
-        changes = differences(self.read(out), wanted)
-        if changes:
+        there = self.read(out)
+        found, own = _kind(there), _kind(wanted)
+        if found and own and found != own:
+            raise GradveilError(f"{out} holds {found}, not {own}: choose another --out")
+        if changes := differences(there, wanted):
             raise GradveilError(f"{out} holds {self.name} with other settings ({changes}): choose another --out")
 
     def _ours(self, entry: Path) -> bool:
@@ -55,10 +62,15 @@ class Kind:
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """In words, such as `steps 3 there, 4 here`; a value too long to show is only named. Empty where all is equal."""
+    """In words, such as `steps 3 there, 4 here`, the first few; a value too long to show is only named. Empty where all is equal."""
     plain = json.loads(json.dumps(dict(here)))
     other = sorted(key for key in plain.keys() | there.keys() if plain.get(key) != there.get(key))
-    return ", ".join(_change(key, there.get(key), plain.get(key)) for key in other)
+    more = f" and {len(other) - SHOWN} more" if len(other) > SHOWN else ""
+    return ", ".join(_change(key, there.get(key), plain.get(key)) for key in other[:SHOWN]) + more
+
+
+def _kind(settings: Mapping[str, Any]) -> str | None:
+    return next((kind for mark, kind in MARKS.items() if mark in settings), None)
 
 
 def _change(key: str, there: object, here: object) -> str:

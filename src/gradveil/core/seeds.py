@@ -1,6 +1,8 @@
 """Independent streams of random numbers, each a function of one seed and a path of names."""
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Generator
@@ -15,6 +17,19 @@ def derived(seed: int, *path: int | str) -> int:
     """A 63-bit seed that depends on every part of the path."""
     digest = hashlib.sha256(repr((seed, *path)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
+
+
+def drawn_seed(rng: Generator) -> int:
+    """A seed for another stream, drawn from this one."""
+    return int(torch.randint(2**62, (), generator=rng, device=rng.device))
+
+
+@contextmanager
+def following(rng: Generator) -> Iterator[None]:
+    """Models that draw in a pass (dropout, PRECODE) use torch's own generators: for a while these follow rng, and are then as before."""
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        torch.manual_seed(drawn_seed(rng))
+        yield
 
 
 def signs(count: int, rng: Generator | None) -> torch.Tensor:

@@ -1,9 +1,9 @@
 """Several defences in a row, and the orders that cannot be."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import combinations
+from itertools import combinations, dropwhile
 from typing import ClassVar
 
 from torch import Generator, Tensor, nn
@@ -14,6 +14,7 @@ from gradveil.core.types import Batch, Knowledge
 from gradveil.defenses.base import Defense, ImageShape, Moment, State
 from gradveil.defenses.policies import Transforming
 from gradveil.defenses.precode import Precode
+from gradveil.defenses.pruning import FeedbackPruning, Pruning
 
 THEN = ",then,"
 
@@ -65,7 +66,12 @@ class Chain(Defense):
     def tell(self, knowledge: Knowledge, model: nn.Module) -> Knowledge:
         for member in self.members:
             knowledge = member.tell(knowledge, model)
-        return knowledge
+        return knowledge if self._adds_up() else replace(knowledge, earlier=None, momentum=None)
+
+    def _adds_up(self) -> bool:
+        """Whether the rounds of a pruning that feeds back can be added up: not where they are scaled, cut or covered after it."""
+        after = list(dropwhile(lambda member: not isinstance(member, FeedbackPruning), self.members))[1:]
+        return not any(member.clips or isinstance(member, Pruning) or (member.noisy and member.random) for member in after)
 
     def reveal(self, images: Tensor, rng: Generator) -> Callable[[Tensor], Tensor] | None:
         steps = [step for member in self.members if (step := member.reveal(images, rng)) is not None]

@@ -104,7 +104,7 @@ class DPSGD(Defense):
         return {name: (value + deviation * gaussian(value, rng)) / size for name, value in total.items()}, state
 
     def tell(self, knowledge: Knowledge, model: nn.Module) -> Knowledge:  # noqa: ARG002
-        """The noise of the mean: for one image where the labels, and with them the batch size, are not told."""
+        """The noise of the mean over as many images as there are labels; a client tells them, and takes them back where unknown."""
         size = 1 if knowledge.labels is None else len(knowledge.labels)
         return tell_noise(knowledge, "gaussian", self.multiplier * self.norm / size)
 

@@ -1,5 +1,6 @@
 """Noise on the shared gradients."""
 
+import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal
@@ -81,7 +82,11 @@ def gaussian(like: Tensor, rng: Generator) -> Tensor:
 
 
 def tell_noise(knowledge: Knowledge, kind: str, scale: float) -> Knowledge:
-    """Of several noises the louder one is told. Entries cut off before are no longer zero."""
-    if knowledge.noise is not None and knowledge.noise[1] > scale:
+    """Two Gaussian noises are one, of scale sqrt(a^2 + b^2); of others the one of larger scale is told. Zeros of before are covered."""
+    if not scale:
+        return knowledge
+    if knowledge.noise is not None and knowledge.noise[0] == kind == "gaussian":
+        scale = math.hypot(scale, knowledge.noise[1])
+    elif knowledge.noise is not None and knowledge.noise[1] > scale:
         kind, scale = knowledge.noise
-    return replace(knowledge, noise=(kind, scale), pruned=None) if scale else knowledge
+    return replace(knowledge, noise=(kind, scale), pruned=None)

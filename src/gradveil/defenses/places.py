@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Callable, Iterator
+from itertools import dropwhile
 
 import torch
 from torch import Tensor, nn
@@ -64,9 +65,13 @@ def layers_before(model: nn.Module, position: str, by: str) -> list[str]:
 
 def from_first_draw(model: nn.Module) -> tuple[str, ...]:
     """The trainable parameters from the first module on that a defence put in to draw, by name."""
-    modules = list(model.named_modules())
-    first = next(number for number, (_, module) in enumerate(modules) if isinstance(module, Bottleneck | AlwaysDropout))
-    owned = ((prefix, name) for prefix, module in modules[first:] for name, p in module.named_parameters(recurse=False) if p.requires_grad)
+    return parameters_from(model, next(name for name, module in model.named_modules() if isinstance(module, Bottleneck | AlwaysDropout)))
+
+
+def parameters_from(model: nn.Module, first: str) -> tuple[str, ...]:
+    """The trainable parameters of this module and of those registered after it, by name."""
+    later = dropwhile(lambda named: named[0] != first, model.named_modules())
+    owned = ((prefix, name) for prefix, module in later for name, p in module.named_parameters(recurse=False) if p.requires_grad)
     return tuple(f"{prefix}.{name}" if prefix else name for prefix, name in owned)
 
 

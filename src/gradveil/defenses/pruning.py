@@ -88,14 +88,14 @@ class FeedbackPruning(Pruning):
 
 
 def kept(values: Tensor, share: float) -> Tensor:
-    """A mask without exactly the `share` smallest magnitudes, rounded down; of equal ones the first go.
+    """A mask without exactly the `share` smallest magnitudes, rounded down; of equal ones the first go. At least one stays.
 
     By selection: `torch.quantile` refuses more than 16 million entries. A GPU sorts sooner than it selects, and it need not wait here:
     no step asks for a value.
     """
-    dropped = math.floor(round(share * values.numel(), 6))
+    dropped = min(math.floor(round(share * values.numel(), 6)), values.numel() - 1)
     magnitudes = values.abs().flatten()
-    if not dropped:
+    if dropped < 1:
         return torch.ones_like(values, dtype=torch.bool)
     threshold = magnitudes.sort().values[dropped - 1] if magnitudes.is_cuda else magnitudes.kthvalue(dropped).values
     equal, above = magnitudes == threshold, magnitudes > threshold

@@ -10,6 +10,7 @@ from torch import Generator, Tensor, nn
 from gradveil.core.draws import Draws, draw, draw_shapes, drawing
 from gradveil.core.errors import GradveilError
 from gradveil.core.gradients import Gradients, Loss
+from gradveil.core.seeds import following
 from gradveil.core.shares import Shares, in_mode
 from gradveil.core.types import Batch, Protocol
 from gradveil.defenses.base import Defense, Moment
@@ -53,8 +54,8 @@ class Rounds:
             return list(chain.from_iterable(_shared(self.shares, self._used, drawn, some) for some in _chunks(self._used)))
         found: list[Gradients] = []
         for victim, own in enumerate(self._streams):  # each local step draws anew, from torch's generator
-            torch.manual_seed(int(torch.randint(2**62, (), generator=own, device=own.device)))
-            found += _shared(self.shares, self._used, [{}] * len(drawn), range(victim, victim + 1))
+            with following(own):
+                found += _shared(self.shares, self._used, [{}] * len(drawn), range(victim, victim + 1))
         return found
 
     def _mode(self) -> AbstractContextManager[None]:

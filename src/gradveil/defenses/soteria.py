@@ -57,7 +57,8 @@ class Soteria(Defense):
 
     def tell(self, knowledge: Knowledge, model: nn.Module) -> Knowledge:
         name, _ = self._layer(model)
-        return replace(knowledge, defended_layers=(f"{name}.weight" if name else "weight",))
+        layers = *(knowledge.defended_layers or ()), f"{name}.weight" if name else "weight"
+        return replace(knowledge, defended_layers=tuple(dict.fromkeys(layers)))
 
     def _layer(self, model: nn.Module) -> tuple[str, nn.Linear]:
         linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}

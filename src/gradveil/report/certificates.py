@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gradveil.audits import AuditResult, Certificate
 from gradveil.audits.certificates import ANY, LEVEL, Bound
+from gradveil.report.layouts import Fitted
 
 UNKNOWN = "Gamma is unknown where the accuracy of the model, or of one trained without a defense and audited beside it, is not known."
 UNITS = {"psnr": "PSNR {:g} dB", "ssim": "SSIM {:g}"}
@@ -17,19 +17,16 @@ def certificate_table(certificates: Mapping[str, Certificate]) -> Table:
     """By the defence's name: each attack, the strongest in bold, all together, and the blind guess that reaches epsilon most often."""
     threshold = next(iter(certificates.values())).threshold
     title = f"Reached {UNITS[threshold.metric].format(threshold.epsilon)} or more; delta: exact bound, one-sided {LEVEL:.0%}"
-    made = Table(*COLUMNS, title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=0)
-    for place, column in enumerate(made.columns):
-        column.no_wrap, column.justify = place > 0, "left" if place < 3 else "right"
-    made.columns[0].max_width, made.columns[0].overflow = 24, "fold"
+    made = Fitted(title, COLUMNS, {0: 14, 1: 23, 2: 8})
     for defense, one in certificates.items():
         first = defense
         for claim in one.claims:
             for truth, bound in claim.bounds.items():
-                made.add_row(first, claim.attack, truth, *_cells(bound), style="bold" if claim.attack == one.strongest else "")
+                made.row(first, claim.attack, truth, *_cells(bound), style="bold" if claim.attack == one.strongest else "")
                 first = ""
-        made.add_row("", ANY, "either" if len(one.blind.bounds) > 1 else next(iter(one.blind.bounds)), *_cells(one.overall))
+        made.row("", ANY, "either" if len(one.blind.bounds) > 1 else next(iter(one.blind.bounds)), *_cells(one.overall))
         for truth, bound in one.blind.bounds.items():
-            made.add_row("", one.blind.attack, truth, *_cells(bound), style="dim")
+            made.row("", one.blind.attack, truth, *_cells(bound), style="dim")
         made.add_section()
     return made
 
@@ -67,20 +64,18 @@ def untested(result: AuditResult, one: Certificate) -> str:
 
 
 def _decision(one: Certificate) -> str:
+    """Privacy is a matter of both delta and gamma: with one of them alone only that one is decided."""
     asked = one.threshold
-    words = []
-    if asked.delta is not None:
-        verdict = {True: "holds", False: "does not hold", None: f"undecided at n = {one.overall.n}"}[one.private]
-        words.append(f"delta {asked.delta:g} {verdict}")
-    if asked.gamma is not None:
-        verdict = {True: "holds", False: "does not hold", None: "undecided" if one.loss else "not tested"}[one.accurate]
-        words.append(f"gamma {asked.gamma:g} {verdict}")
-    if not words:
+    delta = {True: "holds", False: "does not hold", None: f"undecided at n = {one.overall.n}"}[one.bounded]
+    gamma = {True: "holds", False: "does not hold", None: "undecided" if one.loss else "not tested"}[one.accurate]
+    if asked.delta is None and asked.gamma is None:
         return ""
-    verdicts = [one.private] * (asked.delta is not None) + [one.accurate] * (asked.gamma is not None)
-    whole = "not private" if False in verdicts else "undecided" if None in verdicts else "private"
-    delta, gamma = ("-" if value is None else f"{value:g}" for value in (asked.delta, asked.gamma))
-    return f" ({asked}, {delta}, {gamma}): {whole}: {', '.join(words)}."
+    if asked.gamma is None:
+        return f" delta {asked.delta:g} {delta}; gamma was not asked for."
+    if asked.delta is None:
+        return f" gamma {asked.gamma:g} {gamma}; delta was not asked for."
+    whole = {True: "private", False: "not private", None: "undecided"}[one.private]
+    return f" ({asked}, {asked.delta:g}, {asked.gamma:g}): {whole}: delta {asked.delta:g} {delta}, gamma {asked.gamma:g} {gamma}."
 
 
 def _blind(one: Certificate) -> str:

@@ -2,18 +2,18 @@
 
 from collections.abc import Sequence
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gradveil.audits import GridResult, Part, Row
 from gradveil.audits.cases import END
 from gradveil.audits.results import NO_BETTER, TRUTHS
+from gradveil.report.layouts import Fitted
 from gradveil.report.tables import number, positive_words, spread
 
 RESULTS = ("defense", "accu-\nracy", "strongest attacker", "PSNR\ndB", "over\nblind", "SSIM", "identi-\nfied")
 COLUMNS = ("defense", "attacker", "PSNR dB", "over\nblind", "SSIM", "identi-\nfied")
 TITLES = {"used": "Every attacker, against the images that were used", "original": "Every attacker, against the original images"}
-WIDTHS = {"defense": 18, "attacker": 23, "strongest attacker": 23}  # the longest name of an attack
+DEFENSE, ATTACKER = 14, 23  # letters of "clean gradient", and of the longest name of an attack
 
 
 def grid_tables(result: GridResult) -> list[Table]:
@@ -27,29 +27,29 @@ def results_table(result: GridResult) -> Table:
     """One row for each defence: its strongest attacker, by identification, then by dB over blind."""
     settings = result.settings
     facts = f"{settings['model']} on {settings['data']}, labels {settings['labels']}, seed {settings['seed']}"
-    made = _table(f"What is left of each defense: {facts}", RESULTS)
+    made = Fitted(f"What is left of each defense: {facts}", RESULTS, {0: DEFENSE, 2: ATTACKER})
     for part in result.parts:
         row = part.audit.strongest
         against = "\n (original image)" if row.truth != TRUTHS[0] else ""
-        made.add_row(name(part), accuracy(part), row.attack + against, number(row.psnr.mean, ".1f"), *_scores(row))
+        made.row(name(part), accuracy(part), row.attack + against, number(row.psnr.mean, ".1f"), *_scores(row))
     return made
 
 
 def grid_table(parts: Sequence[Part], truth: str) -> Table:
     """Defences by attackers, the strongest in bold; below each defence its best blind guess."""
-    made = _table(TITLES[truth], COLUMNS)
+    made = Fitted(TITLES[truth], COLUMNS, {0: DEFENSE, 1: ATTACKER})
     for part in parts:
         lines = iter(name(part).split("\n"))
         rows = [row for row in part.audit.rows if row.truth == truth]
         best = part.audit.strongest
         for row in (row for row in rows if row.kind == "attack"):
             style = "bold" if (row.attack, row.truth) == (best.attack, best.truth) else ""
-            made.add_row(next(lines, ""), row.attack + _knows(part, row.attack), spread(row.psnr, ".1f"), *_scores(row), style=style)
+            made.row(next(lines, ""), row.attack + _knows(part, row.attack), spread(row.psnr, ".1f"), *_scores(row), style=style)
         blind = max((row for row in rows if row.kind == "blind"), key=lambda row: row.psnr.mean or 0)
-        made.add_row("\n".join(lines), blind.attack, spread(blind.psnr, ".1f"), *_scores(blind), style="dim")
+        made.row("\n".join(lines), blind.attack, spread(blind.psnr, ".1f"), *_scores(blind), style="dim")
         if truth == TRUTHS[0]:
             for row in (row for row in rows if row.kind == "positive"):
-                made.add_row("", f"positive: {row.attack}", spread(row.psnr, ".1f"), *_scores(row), style="dim")
+                made.row("", f"positive: {row.attack}", spread(row.psnr, ".1f"), *_scores(row), style="dim")
         made.add_section()
     return made
 
@@ -117,13 +117,3 @@ def _knows(part: Part, attack: str) -> str:
 def _scores(row: Row) -> list[str]:
     mark = f"{row.identified}/{row.n}" + (" ≤" if NO_BETTER in row.flags else "  ")
     return [number(row.over_blind.mean, "+.1f"), number(row.ssim.mean, ".3f"), mark]
-
-
-def _table(title: str, columns: Sequence[str]) -> Table:
-    """Fits eighty columns: only a defence's text, and what an attacker knows, may be broken."""
-    made = Table(*columns, title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=0)
-    for column in made.columns:
-        column.no_wrap, column.justify = column.header not in WIDTHS, "left" if column.header in WIDTHS else "right"
-        column.min_width = column.max_width = WIDTHS.get(str(column.header))
-        column.overflow = "fold"
-    return made

@@ -2,11 +2,11 @@
 
 from collections.abc import Mapping, Sequence
 
-from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gradveil.audits import AuditResult, Row
 from gradveil.audits.results import NO_BETTER
+from gradveil.report.layouts import Fitted
 from gradveil.report.tables import number, spread
 from gradveil.search import Found, SearchResult
 from gradveil.search.confirmations import read
@@ -32,10 +32,10 @@ def policies_table(title: str, policies: Sequence[Found]) -> Table:
     """Means with their standard errors; n, which is the same for all, in the heads."""
     names = sorted(policies[0].quantities, key=list(HEADS).index)
     heads = [f"{HEADS[name]}\nn {policies[0].quantities[name].n}" for name in names]
-    made = _table(title, ("", "policy", "trial", *heads))
+    made = Fitted(title, ("", "policy", "trial", *heads), {1: 14})
     for rank, one in enumerate(policies, start=1):
         cells = [_quantity(one.quantities[name], share=name == "identified") for name in names]
-        made.add_row(str(rank), str(one.policy), str(one.number), *cells)
+        made.row(str(rank), str(one.policy), str(one.number), *cells)
     return made
 
 
@@ -43,17 +43,17 @@ def confirmation_table(model: str, audits: Mapping[str, AuditResult]) -> Table:
     """Each row's attack beside the best blind guess at the same images, and the best blind guess where no policy is used."""
     settings = audits["none"].settings
     attack = next(iter(settings["attacks"]))
-    made = _table(f"Confirmed by {attack}, {model} {settings['model']}", COLUMNS)
+    made = Fitted(f"Confirmed by {attack}, {model} {settings['model']}", COLUMNS, {len(COLUMNS) - 1: 10, 0: 17})
     for truth, words in TRUTHS.items():
-        made.add_row(words, style="italic")
+        made.row(words, style="italic")
         for name, audit in audits.items():
             rows = [row for row in audit.rows if row.truth == truth]
             (attacked,) = (row for row in rows if row.kind == "attack")
-            made.add_row(*_cells(name, attacked, best_blind(rows)), style="bold")
+            made.row(*_cells(name, attacked, best_blind(rows)), style="bold")
         blind = best_blind([row for row in audits["none"].rows if row.truth == truth])
-        made.add_row(*_cells(blind.attack, blind, blind))
+        made.row(*_cells(blind.attack, blind, blind))
         for row in (row for row in audits["none"].rows if (row.kind, row.truth) == ("positive", truth) and truth == "used"):
-            made.add_row(*_cells(f"positive: {row.attack}", row, blind))
+            made.row(*_cells(f"positive: {row.attack}", row, blind))
         made.add_section()
     return made
 
@@ -88,13 +88,6 @@ def _cells(name: str, row: Row, blind: Row) -> list[str]:
         f"{row.identified / row.n:.1%}",
         "\n".join(flags),
     ]
-
-
-def _table(title: str, columns: Sequence[str]) -> Table:
-    made = Table(*columns, title=title, title_justify="left", box=SIMPLE_HEAD, show_edge=False, padding=0)
-    for column in made.columns:
-        column.no_wrap = True
-    return made
 
 
 def _quantity(found: Quantity, share: bool) -> str:

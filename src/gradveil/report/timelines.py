@@ -59,9 +59,14 @@ def _line(top: "Axes", bottom: "Axes", found: Sequence[tuple[int, Row]], label: 
 
 
 def _steps(axis: "Axes", steps: Sequence[int]) -> None:
-    """Even distances between 0 and 1, then by powers."""
-    axis.set_xscale("symlog", linthresh=1, base=10)
-    axis.set_xlim(-0.25, max(1, steps[-1]) * 1.4)
+    """By powers, from the first step; where that is 0, even distances between 0 and 1."""
+    last = max(1.4 * max(1, steps[-1]), 1.1 * float(axis.dataLim.x1))  # many lines stand further aside
+    if steps[0] == 0:
+        axis.set_xscale("symlog", linthresh=1, base=10)
+        axis.set_xlim(-0.25, last)
+    else:
+        axis.set_xscale("log")
+        axis.set_xlim(steps[0] / 1.4, last)
     axis.set_xticks(steps, [str(step) for step in steps], fontsize=8)
     axis.minorticks_off()
     axis.set_xlabel("training step")

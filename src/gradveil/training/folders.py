@@ -8,7 +8,7 @@ from typing import Any
 from gradveil.core.folders import SETTINGS, Kind, remove_empty
 from gradveil.core.folders import claim as claim  # a part of this module too
 
-RUN = Kind("a run", "training run")
+RUN = Kind("a training", "training run")
 FINAL = "model.safetensors"
 RESUME = "resume.ckpt"
 METRICS = "metrics.csv"
