@@ -27,7 +27,9 @@ def say(result: Mapping[str, Any], as_json: bool, *shown: Table | str) -> None:
         typer.echo(json.dumps(result, default=str))
         return
     console = Console()
-    for part in shown:
+    for number, part in enumerate(shown):
+        if number and isinstance(part, Table):
+            console.print()
         console.print(part, soft_wrap=isinstance(part, str), markup=False, highlight=False)  # a path may hold [brackets]
 
 
