@@ -1,9 +1,11 @@
 """Real data where it lies: tests that need it skip when $GRADVEIL_DATA names no folder. Caches go to a temporary folder."""
 
+import builtins
 import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,3 +30,15 @@ def data_root() -> Path:
     if not root or not Path(root).is_dir():
         pytest.skip("$GRADVEIL_DATA names no folder with the real data sets")
     return Path(root)
+
+
+@pytest.fixture
+def without_opacus(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = builtins.__import__
+
+    def refuse(name: str, *rest: Any, **more: Any) -> Any:
+        if name.startswith("opacus"):
+            raise ModuleNotFoundError("No module named 'opacus'")
+        return plain(name, *rest, **more)
+
+    monkeypatch.setattr(builtins, "__import__", refuse)

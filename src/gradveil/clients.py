@@ -1,7 +1,6 @@
 """The client's side: from private batches to what the server sees of them."""
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -11,7 +10,7 @@ from torch import Generator, Tensor, nn
 from gradveil.core.draws import DROPOUTS, drawing
 from gradveil.core.errors import GradveilError
 from gradveil.core.gradients import Loss, cross_entropy, trainable
-from gradveil.core.seeds import drawn_seed
+from gradveil.core.seeds import drawn_seed, forked
 from gradveil.core.shares import Shares, in_mode
 from gradveil.core.types import Batch, Knowledge, Observation, Protocol
 from gradveil.defenses import Defense
@@ -60,7 +59,7 @@ class Client:
         victims = self._victims(batches, rng)
         used = [victim.batch for victim in victims]
         model, loss = self.protected_model(used[0].images), self.acting.protect_loss(self.loss)
-        with _own_randomness():
+        with forked():
             shared = Rounds(model, loss, self.protocol, self.acting, used, [victim.stream for victim in victims])
             shared.shares.check(used[0].images, self.classes + penalties(model))
             found = [shared.next() for _ in range(rounds)]
@@ -97,7 +96,7 @@ class Client:
         if shape not in self._models:
             made = self.model
             if not self.protected and self.acting.parts():
-                with _own_randomness():
+                with forked():
                     Shares(self.model, self.loss, self.protocol).check(images, self.classes)
                 channels, height, width = shape
                 made = self.acting.protect_model(self.model, (channels, height, width))
@@ -153,11 +152,6 @@ class _Victim:
     batch: Batch
     stream: Generator
     transform: Callable[[Tensor], Tensor] | None
-
-
-def _own_randomness() -> AbstractContextManager[None]:
-    """Passes of models that draw leave torch's own generators as they were."""
-    return torch.random.fork_rng(range(torch.cuda.device_count()))
 
 
 def _stream(rng: Generator) -> Generator:

@@ -1,8 +1,6 @@
 """Clipping of the whole gradient and of each sample's, and epsilon as Opacus counts it."""
 
-import builtins
 import warnings
-from typing import Any
 
 import pytest
 import torch
@@ -86,15 +84,8 @@ def test_epsilon_equals_that_of_opacus(multiplier: float, rate: float, steps: in
     assert DPSGD(1.0, multiplier, rate).epsilon(steps, delta) == pytest.approx(expected, rel=1e-9)
 
 
-def test_epsilon_without_opacus_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = builtins.__import__
-
-    def refuse(name: str, *rest: Any, **more: Any) -> Any:
-        if name.startswith("opacus"):
-            raise ModuleNotFoundError("No module named 'opacus'")
-        return plain(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
+@pytest.mark.usefixtures("without_opacus")
+def test_epsilon_without_opacus_says_how_to_install_it() -> None:
     with pytest.raises(GradveilError, match=r"pip install gradveil\[dp\]"):
         DPSGD(1, 1, 0.1).epsilon(10, 1e-5)
 

@@ -1,6 +1,5 @@
 """Training under defenses: policies by either name, PRECODE's loss and accuracy, DP-SGD beside Opacus, and what a run says of them."""
 
-import builtins
 import json
 import re
 import warnings
@@ -246,15 +245,8 @@ def test_a_defense_that_cannot_be_is_refused_by_the_job_itself(changes: dict[str
         Job("fashion-mnist-mini", "mlp", **changes)
 
 
-def test_without_opacus_a_training_by_dp_sgd_does_not_start(quick: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = builtins.__import__
-
-    def refuse(name: str, *rest: Any, **more: Any) -> Any:
-        if name.startswith("opacus"):
-            raise ModuleNotFoundError("No module named 'opacus'")
-        return plain(name, *rest, **more)
-
-    monkeypatch.setattr(builtins, "__import__", refuse)
+@pytest.mark.usefixtures("without_opacus")
+def test_without_opacus_a_training_by_dp_sgd_does_not_start(quick: Job, tmp_path: Path) -> None:
     with pytest.raises(GradveilError, match=r"pip install gradveil\[dp\]"):
         train(replace(quick, defense="dp:norm=1,multiplier=1"), tmp_path / "run", progress=False)
     assert not list(tmp_path.iterdir())

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.gradients import Gradients
-from gradveil.core.products import Aim, InnerProducts, dots, products, total
+from gradveil.core.products import Aim, dots, inner_products, products, total
 
 Measure = Callable[[Gradients], Tensor]
 
@@ -93,14 +93,7 @@ class Cosine(Distance):
 
     def measure(self, target: Sequence[Tensor], factors: Sequence[float]) -> Callable[[Sequence[Tensor]], Tensor]:
         of = self.of_products(target, factors)
-
-        def distance(found: Sequence[Tensor]) -> Tensor:
-            dot: Tensor
-            own: Tensor
-            dot, own = InnerProducts.apply(tuple(factors), *found, *target)  # type: ignore[no-untyped-call]
-            return of(dot, own)
-
-        return distance
+        return lambda found: of(*inner_products(found, target, factors))
 
     def of_products(self, target: Sequence[Tensor], factors: Sequence[float]) -> Callable[[Tensor, Tensor], Tensor]:
         """The distance from <g', g> and <g', g'>."""

@@ -10,7 +10,7 @@ from torch import Generator, Tensor, nn
 
 from gradveil.core.draws import DROPOUTS, Draw, draw, draw_shapes, drawing
 from gradveil.core.errors import GradveilError
-from gradveil.core.seeds import drawn_seed, following
+from gradveil.core.seeds import drawn_seed, following, forked
 from gradveil.core.shares import in_mode
 from gradveil.core.types import Observation
 
@@ -52,7 +52,7 @@ class JointDraws(ABC):
     def begin(self, one: Observation, rows: int, rng: Generator) -> Variables:
         """Row by row, for every module that draws when the client trains."""
         example = _example(one)
-        with in_mode(one.model, one.protocol.train_mode), _forked():
+        with in_mode(one.model, one.protocol.train_mode), forked():
             modules = {name: module for name, module in drawing(one.model).items() if self.takes(module)}
             shapes = draw_shapes(one.model, example, list(modules))
         if not modules:
@@ -118,7 +118,7 @@ class FreshDraws:
 
     def __init__(self, one: Observation, looked_for: Collection[str], rng: Generator) -> None:
         self.example = _example(one)
-        with in_mode(one.model, one.protocol.train_mode), _forked():
+        with in_mode(one.model, one.protocol.train_mode), forked():
             self.modules = drawing(one.model)
             free = [name for name in self.modules if name not in looked_for]
             self.shapes = draw_shapes(one.model, self.example, free) if free and one.protocol.local_steps == 1 else {}
@@ -137,10 +137,6 @@ class FreshDraws:
 
 def _example(one: Observation) -> Tensor:
     return torch.zeros(one.size, *one.image_shape).to(next(one.model.parameters()))
-
-
-def _forked() -> AbstractContextManager[None]:
-    return torch.random.fork_rng(range(torch.cuda.device_count()))
 
 
 def _kept(module: nn.Module) -> float:

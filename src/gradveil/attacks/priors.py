@@ -42,6 +42,11 @@ class Prior(ABC):
         """Whether it needs values back from a GPU while it runs, so that a step with it cannot be captured and replayed."""
         return False
 
+    @property
+    def passes(self) -> bool:
+        """Whether it may pass images through the model, which may draw then."""
+        return True
+
     @abstractmethod
     def __call__(self, images: Tensor, state: PriorState) -> Tensor:
         """One penalty for each row."""
@@ -68,6 +73,10 @@ class Weighted(Prior):
 @dataclass(frozen=True)
 class TotalVariation(Weighted):
     """mean |dx| + mean |dy| between neighboring pixels, in the model's normalized space."""
+
+    @property
+    def passes(self) -> bool:
+        return False
 
     def penalty(self, images: Tensor, state: PriorState) -> Tensor:
         z = (images - state.mean) / state.std
@@ -124,6 +133,10 @@ class Sum(Prior):
     @property
     def waits(self) -> bool:
         return any(prior.waits for prior in self.priors)
+
+    @property
+    def passes(self) -> bool:
+        return any(prior.passes for prior in self.priors)
 
     def __call__(self, images: Tensor, state: PriorState) -> Tensor:
         return torch.stack([images.new_zeros(len(images)), *(prior(images, state) for prior in self.priors)]).sum(0)

@@ -13,7 +13,7 @@ from gradveil.attacks.distances import ByProducts
 from gradveil.attacks.joint import FreshDraws
 from gradveil.attacks.labels import Joint, Labels
 from gradveil.attacks.optimizers import Search, Slopes
-from gradveil.attacks.priors import Prior, PriorState, Sum, TotalVariation
+from gradveil.attacks.priors import PriorState
 from gradveil.attacks.through import Itself
 from gradveil.core.shares import Shares
 from gradveil.core.space import pixel_frame
@@ -39,7 +39,7 @@ class Problem:
         self.soft_labels = isinstance(attack.labels, Joint)
         self.draws = {} if attack.joint is None else attack.joint.begin(first, rows, rng)
         self.fresh = FreshDraws(first, self.draws, rng)
-        self.untold = bool(self.fresh.modules) and (first.protocol.local_steps > 1 or _passes(attack.prior))
+        self.untold = bool(self.fresh.modules) and (first.protocol.local_steps > 1 or attack.prior.passes)
         self.views = attack.through.bind(seen, attack.restarts, rng)
         self.shares = Shares(first.model, first.loss, first.protocol, short=attack.fast, told={*self.draws, *self.fresh.shapes})
         self.measure = targets.measure(attack.distance, seen, attack.restarts)
@@ -139,11 +139,6 @@ def _mean(rows: Tensor, restarts: int) -> Tensor:
     """In place of each restart the mean of the victim's restarts; a diverged one is not a number, and does not count."""
     each: Tensor = rows.unflatten(0, (-1, restarts))
     return each.nanmean(1, keepdim=True).expand_as(each).flatten(0, 1)
-
-
-def _passes(prior: Prior) -> bool:
-    """Whether it may pass images through the model: all do that are not known to look at pixels alone."""
-    return any(map(_passes, prior.priors)) if isinstance(prior, Sum) else not isinstance(prior, TotalVariation)
 
 
 def _labels(labels: Labels, seen: Sequence[Observation], restarts: int, rng: Generator) -> Tensor:

@@ -16,7 +16,7 @@ from gradveil.attacks import Attack
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError, GradveilWarning, unknown
 from gradveil.core.gradients import Gradients, Loss, gradient, trainable
-from gradveil.core.seeds import generator
+from gradveil.core.seeds import forked, generator
 from gradveil.core.shares import in_mode
 from gradveil.core.types import Batch, Observation
 
@@ -99,7 +99,7 @@ class Case:
     @contextmanager
     def passes(self) -> Iterator[None]:
         """For passes of the model in the client's mode, which leave it and torch's own generators as they were."""
-        with in_mode(self.model, self.client.protocol.train_mode), torch.random.fork_rng(range(torch.cuda.device_count())):
+        with in_mode(self.model, self.client.protocol.train_mode), forked():
             yield
 
     def attacked(self, one: Observation) -> Observation:

@@ -8,7 +8,7 @@ import torch
 from gradveil.checks.cases import Case, quiet
 from gradveil.checks.findings import Finding
 from gradveil.core.gradients import gradient
-from gradveil.core.seeds import generator
+from gradveil.core.seeds import forked, generator
 from gradveil.defenses import Defense
 from gradveil.defenses.rounds import Rounds
 
@@ -18,7 +18,7 @@ def not_batchable(case: Case) -> Finding | None:
     used = [batch for _, batch in case.shared]
     streams = [generator(case.seed, "checks", "engine", number) for number in range(len(used))]
     shared = Rounds(case.model, case.loss, case.client.protocol, Defense(), used, streams)
-    with quiet(), torch.random.fork_rng(range(torch.cuda.device_count())):
+    with quiet(), forked():
         shared.next()
     reason = shared.shares.why_not
     if reason is None:

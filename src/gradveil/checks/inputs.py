@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from gradveil.checks.cases import Case
 from gradveil.checks.findings import Finding
+from gradveil.core.seeds import forked
 from gradveil.core.shares import in_mode
 
 LEAST_CANDIDATES = 100  # below, chance alone identifies more than 1 in 100
@@ -42,7 +43,7 @@ def normalized_twice(case: Case) -> Finding | None:
     with ExitStack() as hooks:
         for name, module in _normalizing(model).items():
             hooks.callback(module.register_forward_pre_hook(_record(seen, name, images.shape)).remove)
-        with in_mode(model, False), torch.random.fork_rng(range(torch.cuda.device_count())):
+        with in_mode(model, False), forked():
             case.answers(images, model)
     wrong = {name: ends for name, ends in seen.items() if ends[0] < -SLACK or ends[1] > 1 + SLACK}
     if not wrong:

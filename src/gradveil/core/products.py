@@ -29,12 +29,7 @@ class Aim:
     def pair(self, found: Gradients, names: Sequence[str] | None = None) -> Pair:
         """Of these parameters; of all without names."""
         names = list(self.factors) if names is None else names
-        factors = tuple(self.factors[name] for name in names)
-        both = [found[name] for name in names], [self.target[name] for name in names]
-        dot: Tensor
-        own: Tensor
-        dot, own = InnerProducts.apply(factors, *both[0], *both[1])  # type: ignore[no-untyped-call]
-        return dot, own
+        return inner_products([found[n] for n in names], [self.target[n] for n in names], [self.factors[n] for n in names])
 
     def outer_pair(self, name: str, blame: Tensor, inputs: Tensor) -> Pair:
         """The same of a gradient b^T a that is never written out, from (victims, rows, outputs) and (victims, rows, inputs)."""
@@ -47,6 +42,14 @@ class Aim:
 def dots(left: Tensor, right: Tensor) -> Tensor:
     """The inner product of each victim's tensors."""
     return (left * right).reshape(len(left), -1).sum(1)
+
+
+def inner_products(found: Sequence[Tensor], target: Sequence[Tensor], factors: Sequence[float]) -> Pair:
+    """Of gradients that lie side by side in lists."""
+    dot: Tensor
+    own: Tensor
+    dot, own = InnerProducts.apply(tuple(factors), *found, *target)  # type: ignore[no-untyped-call]
+    return dot, own
 
 
 class InnerProducts(torch.autograd.Function):

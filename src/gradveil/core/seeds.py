@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Generator
@@ -24,10 +24,15 @@ def drawn_seed(rng: Generator) -> int:
     return int(torch.randint(2**62, (), generator=rng, device=rng.device))
 
 
+def forked() -> AbstractContextManager[None]:
+    """What is drawn meanwhile leaves torch's own generators, of every device, as they were."""
+    return torch.random.fork_rng(range(torch.cuda.device_count()))
+
+
 @contextmanager
 def following(rng: Generator) -> Iterator[None]:
     """Models that draw in a pass (dropout, PRECODE) use torch's own generators: for a while these follow rng, and are then as before."""
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
+    with forked():
         torch.manual_seed(drawn_seed(rng))
         yield
 

@@ -15,6 +15,7 @@ from gradveil.core.draws import Draws
 from gradveil.core.errors import GradveilError, GradveilWarning, one_line
 from gradveil.core.gradients import Gradients, Loss, check_victims, per_sample, trainable
 from gradveil.core.products import Aim, Pair
+from gradveil.core.seeds import forked
 from gradveil.core.types import Protocol
 from gradveil.core.victims import VictimGradients
 
@@ -176,7 +177,7 @@ def _trial(model: nn.Module, loss: Loss, protocol: Protocol, images: Tensor, lab
     try:
         copied, few = copy.deepcopy(model).double(), replace(protocol, local_steps=2)
         for way in (loop_updates, batched_updates):
-            with torch.random.fork_rng(range(torch.cuda.device_count())), torch.enable_grad():
+            with forked(), torch.enable_grad():
                 torch.manual_seed(0)
                 values = torch.cat([v.flatten() for v in way(copied, loss, few, guess, target, differentiable=True).values()])
                 found.append((values.detach(), *torch.autograd.grad(values.square().sum(), guess)))

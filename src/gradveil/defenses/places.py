@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gradveil.core.errors import GradveilError, one_line, unknown
+from gradveil.core.seeds import forked
 from gradveil.core.shares import in_mode
 from gradveil.defenses.base import ImageShape
 from gradveil.models.bottleneck import AlwaysDropout, Bottleneck, Penalized
@@ -161,7 +162,7 @@ def _width(model: nn.Module, name: str, before: bool, image_shape: ImageShape | 
     )
     example = next(model.parameters())
     try:
-        with torch.no_grad(), torch.random.fork_rng(range(torch.cuda.device_count())), in_mode(model, False):
+        with torch.no_grad(), forked(), in_mode(model, False):
             model(torch.zeros(1, *image_shape, device=example.device, dtype=example.dtype))
     except Exception as error:  # the model may be anyone's
         raise GradveilError(f"{where}: the model and an image of shape {image_shape} do not fit: {one_line(error, 200)}") from error

@@ -8,7 +8,7 @@ from gradveil.audits import GridResult, Part, Row
 from gradveil.audits.cases import END
 from gradveil.audits.results import NO_BETTER, TRUTHS
 from gradveil.report.layouts import Fitted
-from gradveil.report.tables import number, positive_words, spread
+from gradveil.report.tables import best_blind, number, positive_words, spread
 
 RESULTS = ("defense", "accu-\nracy", "strongest attacker", "PSNR\ndB", "over\nblind", "SSIM", "identi-\nfied")
 COLUMNS = ("defense", "attacker", "PSNR dB", "over\nblind", "SSIM", "identi-\nfied")
@@ -45,7 +45,7 @@ def grid_table(parts: Sequence[Part], truth: str) -> Table:
         for row in (row for row in rows if row.kind == "attack"):
             style = "bold" if (row.attack, row.truth) == (best.attack, best.truth) else ""
             made.row(next(lines, ""), row.attack + _knows(part, row.attack), spread(row.psnr, ".1f"), *_scores(row), style=style)
-        blind = max((row for row in rows if row.kind == "blind"), key=lambda row: row.psnr.mean or 0)
+        blind = best_blind(rows)
         made.row("\n".join(lines), blind.attack, spread(blind.psnr, ".1f"), *_scores(blind), style="dim")
         if truth == TRUTHS[0]:
             for row in (row for row in rows if row.kind == "positive"):

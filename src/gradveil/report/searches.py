@@ -7,7 +7,7 @@ from rich.table import Table
 from gradveil.audits import AuditResult, Row
 from gradveil.audits.results import NO_BETTER
 from gradveil.report.layouts import Fitted
-from gradveil.report.tables import number, spread
+from gradveil.report.tables import best_blind, number, spread
 from gradveil.search import Found, SearchResult
 from gradveil.search.confirmations import read
 from gradveil.search.results import Quantity
@@ -56,10 +56,6 @@ def confirmation_table(model: str, audits: Mapping[str, AuditResult]) -> Table:
             made.row(*_cells(f"positive: {row.attack}", row, blind))
         made.add_section()
     return made
-
-
-def best_blind(rows: Sequence[Row]) -> Row:
-    return max((row for row in rows if row.kind == "blind"), key=lambda row: -1e9 if row.psnr.mean is None else row.psnr.mean)
 
 
 def search_in_words(result: SearchResult) -> list[str]:

@@ -82,6 +82,10 @@ def _blind_words(rows: Sequence[Row]) -> str:
     )
 
 
+def best_blind(rows: Sequence[Row]) -> Row:
+    return max((row for row in rows if row.kind == "blind"), key=lambda row: -1e9 if row.psnr.mean is None else row.psnr.mean)
+
+
 def positive_words(row: Row) -> str:
     model = "mlp" if row.attack == "closed-form" else "lenet"
     found = f"{number(row.psnr.mean)} dB, {number(row.over_blind.mean, '+.2f')} dB over blind, {row.identified} of {row.n} identified"

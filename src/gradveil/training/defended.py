@@ -9,7 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from gradveil.core.draws import Draws, draw, draw_shapes, drawing, given
-from gradveil.core.gradients import Loss, cross_entropy, trainable
+from gradveil.core.gradients import Gradients, Loss, cross_entropy, trainable
 from gradveil.core.types import Batch
 from gradveil.defenses import DPSGD, Defense, Moment, Soteria, State
 from gradveil.training.steps import Graphed, Step
@@ -63,7 +63,7 @@ class DefendedStep(Step):
         self.objective, self.defense, self.stream = objective, defense, stream
         self.state: State = defense.start()
         self.again = passes_again(defense)
-        self.learned = Graphed(self.learn) if graphs else self.learn
+        self.learned = Graphed(self.gradients) if graphs else self.gradients
         self.shapes: dict[str, tuple[int, ...]] | None = None
         self.draws: Draws = {}
 
@@ -71,6 +71,10 @@ class DefendedStep(Step):
         self.draws = self._drawn(images) if self.again else {}
         with given(self.model, self.draws):
             return super().forward(images)
+
+    def gradients(self, batch: Batch) -> Gradients:
+        self.learn(batch)
+        return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in trainable(self.model).items()}
 
     def run(self, batch: Batch) -> None:
         clean = self.learned(batch)

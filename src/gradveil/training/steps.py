@@ -6,7 +6,6 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor, nn
 
-from gradveil.core.gradients import Gradients, trainable
 from gradveil.core.replay import Replayed
 from gradveil.core.types import Batch
 from gradveil.models.bottleneck import penalties
@@ -32,15 +31,14 @@ class Step:
         self.learn(batch)
         self.optimizer.step()
 
-    def learn(self, batch: Batch) -> Gradients:
-        """The gradients of the batch, which are the parameters' own from now on."""
+    def learn(self, batch: Batch) -> None:
+        """Give the parameters the gradients of the batch."""
         self.optimizer.zero_grad(set_to_none=True)
         answers = self.forward(batch.images)
         loss = self.loss(answers.float(), batch.labels)
         loss.backward()
         self.loss_sum += loss.detach() * len(batch)
         self.hits += hits(answers.detach(), batch.labels, self.penalties)
-        return {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in trainable(self.model).items()}
 
     def forward(self, images: Tensor) -> Tensor:
         with torch.autocast(images.device.type, torch.bfloat16, enabled=self.bf16):
