@@ -33,5 +33,6 @@ class Replayed(Generic[T]):
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph):
                 self._found = self._function()
+            torch.cuda.synchronize()  # capturing zeroes the generator's offset on another stream: late, that would undo the replay's
         self._graph.replay()
         return self._found
