@@ -22,6 +22,9 @@ from gradveil.search import SearchJob, SearchResult, search
 from gradveil.search.comparisons import Comparison, compare, in_words, verdict
 from gradveil.search.confirmations import MODELS, read, rows, work
 from gradveil.search.engines import LocalEngine
+from gradveil.search.rankings import threshold_note
+from gradveil.search.setups import accuracy_note
+from gradveil.search.trials import Finished
 from gradveil.transforms import Policy
 
 SOURCE = """
@@ -69,6 +72,33 @@ def copied_audits(whole: SearchResult, monkeypatch: pytest.MonkeyPatch) -> None:
             shutil.copytree(whole.out / "confirm" / out.name, out)
 
     monkeypatch.setattr(LocalEngine, "audits", copy)
+
+
+def test_notes_say_that_the_model_learned_nothing_and_the_threshold_filtered_nothing(whole: SearchResult) -> None:
+    found = [one.quantities["accuracy"].mean for one in whole.trials]
+    assert any(
+        note.startswith("the semi-trained model has a test accuracy of 12.5%, chance is 10.0%: its scores say little")
+        for note in whole.notes
+    )
+    filtered = f"the accuracy threshold -1e+07 dropped no policy: their scores were {min(found):.1f} to {max(found):.1f}"
+    assert filtered in whole.notes
+
+
+@pytest.mark.parametrize(("accuracy", "doubtful"), [(0.19, True), (0.2, False), (0.8, False)])
+def test_a_model_at_twice_chance_is_not_doubted(tmp_path: Path, accuracy: float, doubtful: bool) -> None:
+    save_checkpoint(tmp_path / "w.safetensors", build("mlp", channels=1, size=8, classes=10, seed=0), {"test_accuracy": accuracy})
+    (note,) = accuracy_note(tmp_path / "w.safetensors", 10)
+    assert ("chance" in note) == doubtful
+
+
+def test_a_threshold_that_filters_is_not_noted(job: SearchJob) -> None:
+    trials = [
+        Finished(n, Policy.parse("1-2-3"), "scored", {"accuracy": (mean,), "over_blind": (0.0,)}) for n, mean in enumerate((-80.0, -90.0))
+    ]
+    assert threshold_note(replace(job, threshold=-85), trials) == ()
+    assert threshold_note(replace(job, threshold=-95), trials) == (
+        "the accuracy threshold -95 dropped no policy: their scores were -90.0 to -80.0",
+    )
 
 
 def test_the_kept_policies_leak_least_and_the_files_agree(whole: SearchResult) -> None:

@@ -26,6 +26,14 @@ def on_front(job: SearchJob, scored: Sequence[Finished]) -> list[Finished]:
     return sorted(front(different, (job.objective, "accuracy")), key=lambda one: (one.mean(job.objective), one.number))
 
 
+def threshold_note(job: SearchJob, done: Sequence[Finished]) -> tuple[str, ...]:
+    """Where the threshold filtered nothing: scores depend on the number of classes, and -85 was chosen for a hundred."""
+    seen = [one.mean("accuracy") for one in done if "accuracy" in one.values]
+    if not seen or min(seen) < job.threshold:
+        return ()
+    return (f"the accuracy threshold {job.threshold:g} dropped no policy: their scores were {min(seen):.1f} to {max(seen):.1f}",)
+
+
 @dataclass(frozen=True)
 class Saving:
     """What a race left undone: leakage measured on `scored` of `all` images, and accuracy never scored for `unjudged` policies."""

@@ -18,7 +18,7 @@ from gradveil.search.hybrids import hybrid_note, make_hybrid
 from gradveil.search.jobs import SearchJob
 from gradveil.search.loops import Loop
 from gradveil.search.progress import Bar
-from gradveil.search.rankings import on_front, qualified, saving
+from gradveil.search.rankings import on_front, qualified, saving, threshold_note
 from gradveil.search.results import Found, SearchResult
 from gradveil.search.setups import Setup, accuracy_note, find_checkpoint
 from gradveil.search.storages import open_place
@@ -104,6 +104,8 @@ def conclude(
     policies = confirmations.rows(job, kept[0].policy, hybrid)
     run_audits(confirmations.work(job, checkpoint, out, policies))
     confirmed = {model: {row: str(policy) for row, policy in policies.items()} for model in confirmations.MODELS}
+    learned = accuracy_note(checkpoint, len(setup.test.classes))
+    notes = (*learned, *setup.chosen.notes, *threshold_note(job, done), *hybrid_note(order, len(kept), hybrid))
     result = SearchResult(
         out,
         facts,
@@ -113,7 +115,7 @@ def conclude(
         hybrid,
         why,
         saving(job, done, len(setup.chosen.leak)) if job.race else None,
-        (*accuracy_note(checkpoint), *setup.chosen.notes, *hybrid_note(order, len(kept), hybrid)),
+        notes,
         *study,
         confirmed,
         tuple(confirmations.verdicts(confirmations.read(out, confirmed))),

@@ -84,10 +84,14 @@ class Setup:
         return {"accuracy": judge, "leak": probe}
 
 
-def accuracy_note(checkpoint: Path) -> tuple[str, ...]:
+def accuracy_note(checkpoint: Path, classes: int) -> tuple[str, ...]:
     """What the semi-trained model has learned, where its file says so: one that learned nothing makes all scores doubtful."""
     accuracy = read_settings(checkpoint).get("test_accuracy")
-    return (f"the semi-trained model has a test accuracy of {accuracy:.1%}",) if isinstance(accuracy, float) else ()
+    if not isinstance(accuracy, float):
+        return ()
+    said = f"the semi-trained model has a test accuracy of {accuracy:.1%}"
+    doubt = f", chance is {1 / classes:.1%}: its scores say little; train another way and give it as the checkpoint"
+    return (said + (doubt if accuracy < 2 / classes else ""),)
 
 
 def find_checkpoint(job: SearchJob, out: Path, *, root: Path | None, device: str, bar: Bar, progress: bool) -> Path:
