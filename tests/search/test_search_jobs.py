@@ -33,6 +33,7 @@ def test_the_published_search_cannot_be_another(other: dict[str, Any]) -> None:
         ({"rule": "law"}, "unknown rule 'law': choose from code, paper"),
         ({"sampler": "grid"}, "unknown sampler 'grid': choose from random, tpe, nsga2"),
         ({"attack": "nope"}, "unknown attack 'nope'"),
+        ({"attack": "auto"}, "unknown attack 'auto': choose from adam-cosine"),
         ({"race": True, "sampler": "nsga2"}, "race with sampler nsga2"),
         ({"race_confidence": 1.0}, "race confidence 1.0"),
         ({"images": 1}, "images 1: it must be at least 2"),

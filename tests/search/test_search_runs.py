@@ -19,10 +19,10 @@ from gradveil.models import build
 from gradveil.models.checkpoints import save_checkpoint
 from gradveil.report.searches import search_in_words, search_tables
 from gradveil.search import SearchJob, SearchResult, search
-from gradveil.search.comparisons import Comparison, compare, in_words, verdict
+from gradveil.search.comparisons import FEWEST, Comparison, compare, in_words, verdict
 from gradveil.search.confirmations import MODELS, read, rows, work
 from gradveil.search.engines import LocalEngine
-from gradveil.search.rankings import threshold_note
+from gradveil.search.rankings import job_notes, qualified, threshold_note
 from gradveil.search.setups import accuracy_note
 from gradveil.search.trials import Finished
 from gradveil.transforms import Policy
@@ -91,6 +91,31 @@ def test_a_model_at_twice_chance_is_not_doubted(tmp_path: Path, accuracy: float,
     assert ("chance" in note) == doubtful
 
 
+def test_notes_say_what_the_settings_leave_open(job: SearchJob, whole: SearchResult) -> None:
+    assert "3 audit images: no test can tell two policies apart on fewer than 7" in whole.notes
+    enough = replace(job, audit_images=7)
+    assert job_notes(enough, job.keep) == job_notes(replace(enough, race=True), job.keep) == ()
+    assert job_notes(enough, 3) == ("the front holds 3 policies that qualify, 5 were wanted",)
+    (raced,) = job_notes(replace(enough, race=True, race_confidence=0.95), job.keep)
+    assert raced.startswith("raced at a confidence of 0.95")
+
+
+def test_no_test_can_reject_on_fewer_images_than_the_note_says() -> None:
+    for n, can in ((FEWEST - 1, False), (FEWEST, True)):
+        clear = Comparison("over_blind", n, 0.0, 1.0, 0.5**n, 1.0)
+        assert (verdict([clear]) == "less") == can
+
+
+def scored(number: int, policy: str, *values: float) -> Finished:
+    return Finished(number, Policy.parse(policy), "scored", {"accuracy": (-1.0,), "over_blind": values})
+
+
+def test_of_policies_that_do_the_same_the_first_is_kept(job: SearchJob) -> None:
+    """The same functions with other draws, functions that do nothing, and the same value on every image."""
+    trials = [scored(0, "24", 3, 4), scored(1, "42-28", 2, 2), scored(2, "9", 1, 2), scored(3, "9-22", 1, 2), scored(4, "3", 1.5, 1.5)]
+    assert [str(one.policy) for one in qualified(job, trials)] == ["9", "3", "24"]
+
+
 def test_a_threshold_that_filters_is_not_noted(job: SearchJob) -> None:
     trials = [
         Finished(n, Policy.parse("1-2-3"), "scored", {"accuracy": (mean,), "over_blind": (0.0,)}) for n, mean in enumerate((-80.0, -90.0))
@@ -103,7 +128,7 @@ def test_a_threshold_that_filters_is_not_noted(job: SearchJob) -> None:
 
 def test_the_kept_policies_leak_least_and_the_files_agree(whole: SearchResult) -> None:
     means = [one.quantities["over_blind"].mean for one in whole.kept]
-    everything = sorted(one.quantities["over_blind"].mean for one in whole.trials)
+    everything = sorted({one.quantities["over_blind"].mean for one in whole.trials})  # some policies give the same images
     assert len(whole.kept) == 5 and len(whole.trials) == 12 and means == everything[:5]
     assert whole.hybrid is not None and len(whole.hybrid.members) == 2
     toml = whole.out / "policies.toml"
@@ -177,6 +202,7 @@ def test_people_are_told_what_was_found_and_what_was_less_than_usual(whole: Sear
         "12 images instead of 64",
         "10 batches of 30",
         "accuracy of 12.5%",
+        "scored on the images they were chosen by",
     ):
         assert part in words
 
@@ -260,6 +286,9 @@ def test_two_processes_in_one_folder_end_with_the_same_result(job: SearchJob, ne
         ({}, {"device": "tpu"}, "unknown device 'tpu'"),
         ({}, {"storage": "postgresql://user:secret@127.0.0.1:1/none"}, "cannot be used"),
         ({}, {"storage": "nonsense"}, "storage 'nonsense'"),
+        ({}, {"storage": ""}, "storage ''"),
+        ({}, {"storage": "sqlite://"}, "ends with the process"),
+        ({"checkpoint": None}, {"engine": "ray", "ray_address": "127.0.0.1:1"}, "no cluster answers"),
     ],
 )
 def test_what_cannot_work_is_one_line_and_leaves_no_folder(
@@ -281,6 +310,32 @@ def test_a_study_of_other_settings_is_refused_and_the_folder_given_back(job: Sea
     assert not (tmp_path / "two").exists()
     joined = search(settings, tmp_path / "three", storage=storage, progress=False)
     assert joined.trials == SearchResult.read(tmp_path / "one").trials and joined.storage == storage
+
+
+@pytest.mark.usefixtures("copied_audits")
+def test_a_search_that_is_done_is_not_that_of_another_storage(job: SearchJob, tmp_path: Path, whole: SearchResult) -> None:
+    storage = f"sqlite:///{tmp_path}/study.db"
+    with pytest.raises(GradveilError, match=r"has ended, with its study in .*study\.journal: choose another --out for sqlite"):
+        search(job, whole.out, storage=storage, progress=False)
+    settings = replace(job, trials=2, keep=1, images=2, audit_images=1)
+    first = search(settings, tmp_path / "run", storage=storage, progress=False)
+    assert search(settings, tmp_path / "run", storage=storage, progress=False) == first
+
+
+def test_missing_audits_are_one_line_that_says_how_to_make_them_anew(whole: SearchResult, tmp_path: Path) -> None:
+    shutil.copytree(whole.out, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/confirm/untrained-none")
+    with pytest.raises(GradveilError, match=r"untrained-none holds no audit.*; delete .*search\.json and run the search again"):
+        search_tables(SearchResult.read(tmp_path / "run"))
+
+
+@pytest.mark.parametrize(("augment", "defense"), [(True, "3-1"), (False, "policy:3-1,augment=no")])
+def test_policies_are_audited_with_crop_and_flip_where_the_search_had_them(
+    job: SearchJob, tmp_path: Path, augment: bool, defense: str
+) -> None:
+    policies = {"none": Policy(), "single": Policy.parse("3-1")}
+    audits = work(replace(job, augment=augment), tmp_path / "weights", tmp_path, policies)
+    assert [str(one.protection) for one, _ in audits] == ["none", defense] * 2
 
 
 def test_a_folder_of_something_else_is_refused(job: SearchJob, whole: SearchResult, tmp_path: Path) -> None:

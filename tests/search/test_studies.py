@@ -130,6 +130,16 @@ def test_an_unfinished_line_of_a_journal_is_cut_off(path: Path, searching: Modul
     searching.join(path).close()
 
 
+def test_a_damaged_line_of_a_journal_is_named_in_one_line(path: Path, searching: ModuleType) -> None:
+    searching.join(path).close()
+    with path.open("a") as file:
+        file.write("garbage\n")
+    for _ in range(2):
+        with pytest.raises(GradveilError, match=r"is damaged|is no journal") as caught:
+            searching.join(path).claim(1, 2)
+        assert "\n" not in str(caught.value)
+
+
 @pytest.mark.parametrize("text", [b"", b"a", b"\n", b"ab\ncd\n", b"ab\ncd", b"ab\n" + b"c" * 200_000])
 def test_cutting_keeps_whole_lines(text: bytes, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(text)
@@ -188,6 +198,7 @@ def test_a_heart_beats_on_after_a_beat_that_failed() -> None:
         ("postgresql://127.0.0.1:1/name?user=me&password=hush-hush", "Connection refused"),
         ("postgresql://me:hush-hush@host:port/name", "give a database such as"),
         ("sqlite:////no/such/folder/study.db", "unable to open"),
+        ("sqlite:///:memory:", "ends with the process"),
         ("mysql://me:hush-hush@127.0.0.1/name", "the driver of this database is missing"),
     ],
 )

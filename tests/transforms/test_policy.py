@@ -23,6 +23,16 @@ def pictures(count: int = 64, channels: int = 3, size: int = 32) -> Tensor:
     return torch.randint(0, 256, (count, channels, size, size), generator=seeded(1)).to(torch.uint8)
 
 
+@pytest.mark.parametrize("channels", [1, 3])
+def test_idle_transformations_are_those_that_change_no_image(channels: int) -> None:
+    images = pictures(channels=channels)
+    for name in OPERATIONS:
+        for magnitude in range(10):
+            one = Transform(name, magnitude)
+            same = all(torch.equal(one.apply(images, torch.full((len(images),), sign)), images) for sign in (-1, 1))
+            assert one.idle(channels) == same, one
+
+
 @pytest.mark.parametrize("text", [HYBRID, "0", "49-49-49", "translate_x(9)-contrast(6)", "3-posterize(0)+none", "none"])
 def test_a_policys_text_reads_back_as_the_same_policy(text: str) -> None:
     assert str(Policy.parse(text)) == text

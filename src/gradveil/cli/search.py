@@ -8,8 +8,8 @@ import typer
 from gradveil.cli.options import DataRoot, Device, Json, Seed, examples, say
 
 EXAMPLES = examples(
-    "gradveil search --data fashion-mnist-mini --model lenet --attack dlg --trials 20 --keep 3 --probe-steps 20 --audit-steps 30 "
-    "--audit-images 8 --out runs/search",
+    "gradveil search --data fashion-mnist-mini --model lenet --checkpoint runs/lenet/model.safetensors --attack dlg --trials 12 --keep 3 "
+    "--images 6 --probe-steps 3 --audit-images 8 --audit-steps 12 --out runs/search",
     "gradveil search --data cifar100 --data-root DIR --model resnet20-4 --race --out runs/cifar100",
     "gradveil search --data cifar100 --model resnet20-4 --as-published --out runs/published",
     "gradveil search --data cifar100 --model resnet20-4 --checkpoint c.safetensors --storage postgresql://me@host/db --out runs/shared",

@@ -62,6 +62,9 @@ def search_in_words(result: SearchResult) -> list[str]:
     """How many trials came to what, what a race saved, the hybrid, what was less than usual, and what the audits say."""
     counts = ", ".join(f"{result.states(state)} {state}" for state in ("scored", "inaccurate", "dropped") if result.states(state))
     lines = [f"{len(result.trials)} policies drawn: {counts} (accuracy threshold {result.settings['threshold']:g})."]
+    lines.append(
+        "The policies kept are scored on the images they were chosen by, and so look better than they are; the audits use other images."
+    )
     if result.saving:
         saved = result.saving
         lines.append(

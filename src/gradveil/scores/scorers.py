@@ -21,8 +21,8 @@ CROP = 4
 class Scorer(ABC):
     """A score with its model and images. It can be pickled, so that it can travel to another machine.
 
-    Every value is a function of the seed, the policy and the image alone: neither the other policies of a call, nor the
-    order of calls, nor the device's memory change it beyond rounding. So work can be split in any way, at any place.
+    Every value is a function of the seed, the policy and the block that its image is in: neither the other policies of a call, nor
+    the order of calls, nor the device's memory change it beyond rounding. So work can be split in any way, at any place.
     """
 
     names: ClassVar[tuple[str, ...]]

@@ -7,7 +7,8 @@ from gradveil.audits import AuditResult
 
 LEVEL = 0.05
 MEASURES = {"over_blind": "dB over blind", "ssim": "SSIM", "identified": "identified"}
-EACH = LEVEL / len(MEASURES)  # several tests, so together they err in at most 5% of cases (Bonferroni)
+EACH = LEVEL / (2 * len(MEASURES))  # three measures and two directions: together they err in at most 5% of cases (Bonferroni)
+FEWEST = 7  # images below which no test can reject: the smallest p is 2 ** -n
 
 
 @dataclass(frozen=True)

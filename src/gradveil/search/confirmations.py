@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gradveil.audits import AuditJob, AuditResult
+from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import derived
+from gradveil.defenses import PolicyDefense
 from gradveil.search.comparisons import compare, in_words
-from gradveil.search.folders import CONFIRM, TRAINING
+from gradveil.search.folders import CONFIRM, RESULT, TRAINING
 from gradveil.search.jobs import SearchJob
 from gradveil.search.samplers import draw, policy_of
 from gradveil.transforms import Policy
@@ -42,7 +44,10 @@ def place(out: Path, model: str, row: str) -> Path:
 
 def read(out: Path, confirmed: Mapping[str, Mapping[str, str]]) -> dict[str, dict[str, AuditResult]]:
     """The audits, by model and row."""
-    return {model: {row: AuditResult.read(place(out, model, row)) for row in found} for model, found in confirmed.items()}
+    try:
+        return {model: {row: AuditResult.read(place(out, model, row)) for row in found} for model, found in confirmed.items()}
+    except GradveilError as error:
+        raise GradveilError(f"{error}; delete {out / RESULT} and run the search again, which makes missing audits anew") from None
 
 
 def verdicts(audits: Mapping[str, Mapping[str, AuditResult]]) -> list[str]:
@@ -51,7 +56,9 @@ def verdicts(audits: Mapping[str, Mapping[str, AuditResult]]) -> list[str]:
     for model, found in audits.items():
         row = "hybrid" if "hybrid" in found else "single"
         against = " and ".join(in_words(compare(found[row], found[other]), other) for other in ("none", "random"))
-        lines.append(f"{model} model, against the images used: the {row} {found[row].settings['policy']} {against}.{_doubt(found['none'])}")
+        lines.append(
+            f"{model} model, against the images used: the {row} {found[row].settings['defense']} {against}.{_doubt(found['none'])}"
+        )
     return lines
 
 
@@ -61,13 +68,14 @@ def _doubt(none: AuditResult) -> str:
 
 
 def _audit(job: SearchJob, checkpoint: Path | None, policy: Policy, positive: bool) -> AuditJob:
+    """With crop and flip before the policy where the search had them; none has neither."""
     return AuditJob(
         job.data,
         job.model,
         (job.attack,),
         job.audit_images,
         checkpoint=checkpoint and checkpoint.resolve(),
-        policy=policy,
+        defense="none" if policy == Policy() else str(PolicyDefense(policy, job.augment)),
         steps=job.audit_steps,
         image_size=job.image_size,
         positive=positive,

@@ -8,6 +8,7 @@ import signal
 import socket
 import threading
 import warnings
+from importlib.util import find_spec
 from typing import Any
 
 from gradveil.core.errors import GradveilError, one_line
@@ -20,14 +21,19 @@ LONGEST = 200  # letters of Ray's own words
 _handlers: list[Any] = []  # of SIGTERM, as they were before Ray
 
 
-def connect(address: str | None) -> bool:
-    """To a Ray cluster, or to a new one of this machine's own without an address. False where this process had one already."""
-    try:
-        import ray
-    except ImportError:
-        raise GradveilError("engine ray needs Ray: pip install gradveil[cluster]") from None
+def check(address: str | None) -> None:
+    """That Ray is installed, and that a cluster answers where one is named."""
+    if find_spec("ray") is None:
+        raise GradveilError("engine ray needs Ray: pip install gradveil[cluster]")
     if address not in (None, "local", "auto"):
         _knock(str(address))
+
+
+def connect(address: str | None) -> bool:
+    """To a Ray cluster, or to a new one of this machine's own without an address. False where this process had one already."""
+    check(address)
+    import ray
+
     if ray.is_initialized():
         return False
     _handlers.append(signal.getsignal(signal.SIGTERM))

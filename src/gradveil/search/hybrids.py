@@ -2,15 +2,26 @@
 
 from collections.abc import Iterable, Sequence
 
-from gradveil.transforms import Policy
+from gradveil.transforms import Policy, Transform
 
 Function = tuple[str, float]
 """An operation and what its magnitude stands for: the library repeats some under several numbers."""
 
 
-def functions(policy: Policy) -> tuple[tuple[Function, ...], ...]:
-    """What a policy does, whatever the numbers it was named by: `24` and `42` are the same shift."""
-    return tuple(tuple((transform.name, transform.value) for transform in member) for member in policy.members)
+def functions(policy: Policy, channels: int = 3) -> tuple[tuple[Function, ...], ...]:
+    """What a policy does, whatever the numbers it was named by: `24` and `42` are the same shift, and `28` does nothing."""
+    return tuple(_acting(member, channels) for member in policy.members)
+
+
+def _acting(member: Sequence[Transform], channels: int) -> tuple[Function, ...]:
+    """Without what leaves images of so many channels as they are; two inversions in a row undo each other."""
+    steps: list[Function] = []
+    for transform in member:
+        if transform.name == "invert" and steps and steps[-1][0] == "invert":
+            steps.pop()
+        elif not transform.idle(channels):
+            steps.append((transform.name, transform.value))
+    return tuple(steps)
 
 
 def distinct(policies: Iterable[Policy]) -> list[int]:
@@ -21,7 +32,7 @@ def distinct(policies: Iterable[Policy]) -> list[int]:
     return sorted(first.values())
 
 
-def make_hybrid(ranked: Sequence[Policy], members: int) -> tuple[Policy | None, str]:
+def make_hybrid(ranked: Sequence[Policy], members: int, channels: int = 3) -> tuple[Policy | None, str]:
     """Best first of all that qualify, each that shares no function with those before it; None where there are not two, and why.
 
     A policy that changes nothing is left out: images that draw it would have no protection.
@@ -29,7 +40,7 @@ def make_hybrid(ranked: Sequence[Policy], members: int) -> tuple[Policy | None, 
     chosen: list[Policy] = []
     taken: set[Function] = set()
     for policy in ranked:
-        own = {function for member in functions(policy) for function in member}
+        own = {function for member in functions(policy, channels) for function in member}
         if own and not own & taken and len(chosen) < members:
             chosen.append(policy)
             taken |= own
@@ -42,9 +53,16 @@ def make_hybrid(ranked: Sequence[Policy], members: int) -> tuple[Policy | None, 
     return None, f"every other policy that qualifies shares a function with {chosen[0]}"
 
 
-def hybrid_note(ranked: Sequence[Policy], kept: int, hybrid: Policy | None) -> tuple[str, ...]:
-    """Where a member stands that is not among the policies kept."""
-    places = [1 + ranked.index(Policy((member,))) for member in (hybrid.members if hybrid else ())]
-    late = [place for place in places if place > kept]
-    why = "all before it share a function with another member"
-    return tuple(f"member {ranked[place - 1]} of the hybrid ranks {place} of {len(ranked)}: {why}" for place in late)
+def hybrid_note(ranked: Sequence[Policy], kept: int, hybrid: Policy | None, race: bool = False) -> tuple[str, ...]:
+    """Where a member stands that is not among the policies kept, and why; after a race it might have been another."""
+    members = [Policy((member,)) for member in (hybrid.members if hybrid else ())]
+    notes = []
+    for member in members:
+        place = ranked.index(member)
+        if place < kept:
+            continue
+        others = [policy for policy in ranked[:place] if policy not in members]
+        why = ": others before it share a function with a member or change nothing" if others else ""
+        doubt = "; one that the race dropped might have stood before it" if race else ""
+        notes.append(f"member {member} of the hybrid ranks {place + 1} of {len(ranked)}{why}{doubt}")
+    return tuple(notes)

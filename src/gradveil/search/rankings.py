@@ -3,27 +3,37 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from gradveil.search.comparisons import FEWEST
 from gradveil.search.hybrids import distinct
 from gradveil.search.jobs import SearchJob
 from gradveil.search.trials import Finished, front
 
+SURE = 0.999  # a race that keeps the same ten, as its module has measured
+
 
 def qualified(job: SearchJob, done: Sequence[Finished]) -> list[Finished]:
-    """Those that may be kept, lowest leakage first; of trials that drew the same policy the first alone.
+    """Those that may be kept, lowest leakage first; of trials whose policies do the same the first alone.
 
     With nsga2 these are the policies of the front whose accuracy score reaches the threshold.
     """
     scored = [one for one in done if one.state == "scored"]
     if job.sampler == "nsga2":
         scored = [one for one in on_front(job, scored) if one.mean("accuracy") >= job.threshold]
-    different = [scored[place] for place in distinct(one.policy for one in scored)]
-    return sorted(different, key=lambda one: (one.mean(job.objective), one.number))
+    return sorted(_different(job, scored), key=lambda one: (one.mean(job.objective), one.number))
 
 
 def on_front(job: SearchJob, scored: Sequence[Finished]) -> list[Finished]:
     """The policies that no other beats in both leakage and accuracy, lowest leakage first."""
-    different = [scored[place] for place in distinct(one.policy for one in scored)]
-    return sorted(front(different, (job.objective, "accuracy")), key=lambda one: (one.mean(job.objective), one.number))
+    found = front(_different(job, scored), (job.objective, "accuracy"))
+    return sorted(found, key=lambda one: (one.mean(job.objective), one.number))
+
+
+def _different(job: SearchJob, scored: Sequence[Finished]) -> list[Finished]:
+    """The first of those with the same functions, and of those with the same value on every image: they gave the same images."""
+    first: dict[tuple[float, ...], Finished] = {}
+    for place in distinct(one.policy for one in scored):
+        first.setdefault(tuple(scored[place].values[job.objective]), scored[place])
+    return list(first.values())
 
 
 def threshold_note(job: SearchJob, done: Sequence[Finished]) -> tuple[str, ...]:
@@ -32,6 +42,18 @@ def threshold_note(job: SearchJob, done: Sequence[Finished]) -> tuple[str, ...]:
     if not seen or min(seen) < job.threshold:
         return ()
     return (f"the accuracy threshold {job.threshold:g} dropped no policy: their scores were {min(seen):.1f} to {max(seen):.1f}",)
+
+
+def job_notes(job: SearchJob, kept: int) -> tuple[str, ...]:
+    """What these settings leave open."""
+    notes = []
+    if kept < job.keep:
+        notes.append(f"the front holds {kept} policies that qualify, {job.keep} were wanted")
+    if job.race and job.race_confidence < SURE:
+        notes.append(f"raced at a confidence of {job.race_confidence:g}: a search without a race may keep others")
+    if job.audit_images < FEWEST:
+        notes.append(f"{job.audit_images} audit images: no test can tell two policies apart on fewer than {FEWEST}")
+    return tuple(notes)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,6 @@
 """The search itself: into a folder, alone or with others at one study, or on from where it stopped."""
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ from gradveil.core.errors import GradveilError, unknown
 from gradveil.models.checkpoints import load_checkpoint
 from gradveil.scores.scorers import Scorer
 from gradveil.search import confirmations
+from gradveil.search.connections import check
 from gradveil.search.engines import Engine, LocalEngine
 from gradveil.search.files import write_files
 from gradveil.search.folders import JOURNAL, RESULT, SEARCH, alone, claimed
@@ -18,10 +20,10 @@ from gradveil.search.hybrids import hybrid_note, make_hybrid
 from gradveil.search.jobs import SearchJob
 from gradveil.search.loops import Loop
 from gradveil.search.progress import Bar
-from gradveil.search.rankings import on_front, qualified, saving, threshold_note
+from gradveil.search.rankings import job_notes, on_front, qualified, saving, threshold_note
 from gradveil.search.results import Found, SearchResult
 from gradveil.search.setups import Setup, accuracy_note, find_checkpoint
-from gradveil.search.storages import open_place
+from gradveil.search.storages import open_place, storage_name
 from gradveil.search.studies import Study
 from gradveil.search.trials import Finished
 
@@ -52,10 +54,12 @@ def search(
         raise GradveilError(f"ray address {ray_address}: engine {engine} has no use for it; choose engine ray")
     SEARCH.refuse_other(out, job.settings())
     if (out / RESULT).is_file():
-        return SearchResult.read(out)
+        return _ended(out, storage)
     setup = Setup.of(job, root)
-    if storage:
-        open_place(storage)  # one that cannot be reached is refused before anything is trained
+    if storage is not None:  # what cannot be reached is refused before anything is trained
+        open_place(storage)
+    if engine == "ray":
+        check(ray_address or os.environ.get("RAY_ADDRESS"))
     with claimed(out, job.settings()):
         bar = Bar(progress, job.objective)
         checkpoint = find_checkpoint(job, out, root=root, device=device, bar=bar, progress=progress)
@@ -63,7 +67,7 @@ def search(
         facts = {name: value for name, value in job.settings().items() if name != "checkpoint"} | setup.facts(model)
         scorers = setup.scorers(model, place)
         aims = (job.objective, "accuracy") if job.sampler == "nsga2" else (job.objective,)
-        opened = Study.open(storage or out / JOURNAL, study, facts, job.sampler, job.seed, aims)
+        opened = Study.open(out / JOURNAL if storage is None else storage, study, facts, job.sampler, job.seed, aims)
         try:
             with make_engine(engine, scorers, ray_address) as made:
                 try:
@@ -77,6 +81,15 @@ def search(
         finally:
             opened.close()
         return SearchResult.read(out)
+
+
+def _ended(out: Path, storage: str | None) -> SearchResult:
+    found = SearchResult.read(out)
+    if storage is not None and storage_name(storage) != found.storage:
+        raise GradveilError(
+            f"the search in {out} has ended, with its study in {found.storage}: choose another --out for {storage_name(storage)}"
+        )
+    return found
 
 
 def make_engine(name: str, scorers: Mapping[str, Scorer], address: str | None) -> Engine:
@@ -100,12 +113,12 @@ def conclude(
     job = setup.job
     ranked = qualified(job, done)
     kept, order = ranked[: job.keep], [one.policy for one in ranked]
-    hybrid, why = make_hybrid(order, job.hybrid)
+    hybrid, why = make_hybrid(order, job.hybrid, setup.test.channels)
     policies = confirmations.rows(job, kept[0].policy, hybrid)
     run_audits(confirmations.work(job, checkpoint, out, policies))
     confirmed = {model: {row: str(policy) for row, policy in policies.items()} for model in confirmations.MODELS}
     learned = accuracy_note(checkpoint, len(setup.test.classes))
-    notes = (*learned, *setup.chosen.notes, *threshold_note(job, done), *hybrid_note(order, len(kept), hybrid))
+    less = (*setup.chosen.notes, *threshold_note(job, done), *job_notes(job, len(kept)))
     result = SearchResult(
         out,
         facts,
@@ -115,7 +128,7 @@ def conclude(
         hybrid,
         why,
         saving(job, done, len(setup.chosen.leak)) if job.race else None,
-        notes,
+        (*learned, *less, *hybrid_note(order, len(kept), hybrid, job.race)),
         *study,
         confirmed,
         tuple(confirmations.verdicts(confirmations.read(out, confirmed))),

@@ -61,11 +61,16 @@ class Setup:
         return candidate(self.job.model, self.train, self.job.seed)
 
     def facts(self, model: nn.Module) -> dict[str, Any]:
-        """What the names stand for: a study of other weights or images is another study. The device is not among them."""
-        used = sorted({*self.chosen.leak, *self.chosen.accuracy})
+        """What the names stand for: a study of other weights or images is another study. The device is not among them.
+
+        All images: blind guesses are made of the training split, and the test split has those that an image is mistaken for.
+        """
+        splits = {"train": self.train, "test": self.test}
         return {
             "weights_sha256": digest(model.state_dict()),
-            "images_sha256": digest({"images": self.test.images[used], "labels": self.test.labels[used]}),
+            "images_sha256": digest(
+                {f"{name} {what}": getattr(one, what) for name, one in splits.items() for what in ("images", "labels")}
+            ),
             "images": len(self.chosen.leak),
             "gradveil": __version__,
         }

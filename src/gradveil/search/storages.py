@@ -1,9 +1,10 @@
 """Where studies are kept: a journal file, or a database by its URL. Opened quickly or refused in one line, never with a password in it."""
 
+import json
 import re
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -52,6 +53,11 @@ def without_password(url: str) -> str:
     return url
 
 
+def storage_name(url: str) -> str:
+    """A database as it is shown: with the driver that is used, without a password."""
+    return without_password(_with_driver(url))
+
+
 def _open_journal(path: Path) -> Place:
     from optuna.storages import JournalStorage
 
@@ -72,19 +78,21 @@ def _open_database(url: str) -> Place:
     from sqlalchemy.exc import SQLAlchemyError
 
     url = _with_driver(url)
-    name = without_password(url)
+    name = storage_name(url)
     secrets = tuple(text for secret in SECRETS for _, found in secret.findall(url) for text in (found, unquote(found)) if text)
     try:
         parts = make_url(url)
         parts.get_dialect()
     except (SQLAlchemyError, ValueError):
         raise GradveilError(f"storage {name!r}: give a database such as sqlite:///study.db or postgresql://user@host/name") from None
+    sqlite = parts.get_backend_name() == "sqlite"
+    if sqlite and parts.database in (None, "", ":memory:"):
+        raise GradveilError(f"storage {name!r} ends with the process, and nobody can share it: give a file such as sqlite:///study.db")
     with _explained(name, secrets):
         database = _connect(url, parts.get_backend_name())
     lock: Callable[[], AbstractContextManager[None]] = lambda: _row_locked(database)  # noqa: E731
-    if parts.get_backend_name() == "sqlite":
-        memory = parts.database in (None, "", ":memory:")
-        lock = nullcontext if memory else lambda: locked(Path(f"{parts.database}.claims"), lambda: None)
+    if sqlite:
+        lock = lambda: locked(Path(f"{parts.database}.claims"), lambda: None)  # noqa: E731
     return Place(get_storage(database), name, lock, secrets, database.engine.dispose)
 
 
@@ -134,6 +142,10 @@ def _explained(name: str, secrets: tuple[str, ...]) -> Iterator[None]:
         yield
     except ImportError as error:
         raise _no_driver(name, error) from None
+    except json.JSONDecodeError as error:
+        raise GradveilError(
+            f"{name} is damaged ({error.doc.strip()[:40]!r} is no entry of it): restore it, or choose another --out"
+        ) from None
     except (OSError, SQLAlchemyError, StorageInternalError) as error:
         cause = error.__cause__ if isinstance(error, StorageInternalError) and error.__cause__ else error
         words = " ".join(str(getattr(cause, "orig", None) or cause).split())

@@ -18,6 +18,7 @@ class Operation:
     magnitudes: tuple[float, ...]
     signed: bool
     means: str = ""  # the magnitude in words
+    rest: float | None = 0.0  # the value at which no image changes; None where there is none
 
 
 def _line(start: float, stop: float) -> tuple[float, ...]:
@@ -38,11 +39,11 @@ OPERATIONS = MappingProxyType(
         "contrast": Operation(colors.contrast, _HALF, True, "factor 1 ± {:.4g}"),
         "sharpness": Operation(colors.sharpness, _HALF, True, "factor 1 ± {:.4g}"),
         "brightness": Operation(colors.brightness, _HALF, True, "factor 1 ± {:.4g}"),
-        "posterize": Operation(colors.posterize, tuple(float(round(bits)) for bits in _line(8.0, 4.0)), False, "{:.0f} bits kept"),
-        "solarize": Operation(colors.solarize, _line(256.0, 0.0), False, "values from {:.4g} on inverted"),
-        "autocontrast": Operation(colors.autocontrast, _NONE, False),
-        "equalize": Operation(colors.equalize, _NONE, False),
-        "invert": Operation(colors.invert, _NONE, False),
+        "posterize": Operation(colors.posterize, tuple(float(round(bits)) for bits in _line(8.0, 4.0)), False, "{:.0f} bits kept", 8.0),
+        "solarize": Operation(colors.solarize, _line(256.0, 0.0), False, "values from {:.4g} on inverted", 256.0),
+        "autocontrast": Operation(colors.autocontrast, _NONE, False, rest=None),
+        "equalize": Operation(colors.equalize, _NONE, False, rest=None),
+        "invert": Operation(colors.invert, _NONE, False, rest=None),
     }
 )
 

@@ -65,6 +65,10 @@ class Transform:
         """Whether each image draws its own direction."""
         return OPERATIONS[self.name].signed
 
+    def idle(self, channels: int = 3) -> bool:
+        """Whether it leaves every image as it is: at its resting value, and color also where images have one channel."""
+        return self.value == OPERATIONS[self.name].rest or (self.name == "color" and channels == 1)
+
     def describe(self) -> str:
         """In words, such as `translate_x(9): ±0.4532 of the width`."""
         means = OPERATIONS[self.name].means.format(self.value)
