@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradveil.search.hybrids import distinct, functions, hybrid_note, make_hybrid
+from gradveil.search.hybrids import distinct, functions, hybrid_note, idle_note, make_hybrid
 from gradveil.transforms import Policy
 
 
@@ -64,6 +64,13 @@ def test_a_member_that_was_not_kept_is_named_with_its_rank() -> None:
     assert note == "member 21-15 of the hybrid ranks 4 of 5: others before it share a function with a member or change nothing"
     assert hybrid_note(ranked, 2, hybrid, race=True) == (note + "; one that the race dropped might have stood before it",)
     assert not hybrid_note(ranked, 4, hybrid) and not hybrid_note(ranked, 2, None)
+
+
+def test_kept_policies_that_change_nothing_are_named() -> None:
+    kept = policies("3", "0-0-28", "27")
+    assert idle_note(kept) == ("kept, but no defence, since it changes no image: 0-0-28",)
+    assert idle_note(kept, channels=1) == ("kept, but no defence, since it changes no image: 0-0-28, 27",)
+    assert idle_note(policies("3-28", "3")) == ()
 
 
 def test_a_member_right_behind_the_others_needs_no_reason() -> None:

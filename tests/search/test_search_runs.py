@@ -116,6 +116,16 @@ def test_of_policies_that_do_the_same_the_first_is_kept(job: SearchJob) -> None:
     assert [str(one.policy) for one in qualified(job, trials)] == ["9", "3", "24"]
 
 
+def test_what_of_the_probe_is_ranked_by_can_be_chosen_and_the_gain_over_blind_breaks_ties(job: SearchJob) -> None:
+    measured = {"9": (5, 0.1, 1), "3": (4, 0.2, 0), "15": (3, 0.3, 0), "1": (2, 0.4, 1)}
+    trials = [
+        Finished(number, Policy.parse(policy), "scored", {"accuracy": (0.0,), "over_blind": (gain,), "ssim": (ssim,), "identified": (hit,)})
+        for number, (policy, (gain, ssim, hit)) in enumerate(measured.items())
+    ]
+    for rank_by, order in (("over_blind", "1 15 3 9"), ("ssim", "9 3 15 1"), ("identified", "15 3 1 9")):
+        assert " ".join(str(one.policy) for one in qualified(replace(job, rank_by=rank_by), trials)) == order
+
+
 def test_a_threshold_that_filters_is_not_noted(job: SearchJob) -> None:
     trials = [
         Finished(n, Policy.parse("1-2-3"), "scored", {"accuracy": (mean,), "over_blind": (0.0,)}) for n, mean in enumerate((-80.0, -90.0))
@@ -218,6 +228,14 @@ def test_the_privacy_score_and_a_race_search_too(job: SearchJob, tmp_path: Path)
     )
     assert f"The race dropped {found.saving.dropped} policies" in "\n".join(search_in_words(found))
     assert SearchResult.read(found.out) == found
+
+
+@pytest.mark.usefixtures("copied_audits")
+@pytest.mark.parametrize("rank_by", ["ssim", "identified"])
+def test_a_search_ranks_by_another_measure_of_the_probe(job: SearchJob, tmp_path: Path, rank_by: str) -> None:
+    found = search(replace(job, rank_by=rank_by), tmp_path / "run", progress=False)
+    means = [one.quantities[rank_by].mean for one in found.kept]
+    assert means == sorted(means) and means[0] == min(one.quantities[rank_by].mean for one in found.trials)
 
 
 @pytest.mark.usefixtures("copied_audits")

@@ -20,7 +20,10 @@ TRUTHS = {"used": "against the images used", "original": "against the originals"
 def search_tables(result: SearchResult) -> list[Table]:
     """The policies kept, the front where there is one, and one table of audits for each model."""
     settings = result.settings
-    facts = f"{settings['model']} on {settings['data']}, score {settings['score']}, sampler {settings['sampler']}, seed {settings['seed']}"
+    by = f" by {HEADS[settings['rank_by']]}" if settings.get("rank_by", "over_blind") != "over_blind" else ""
+    facts = (
+        f"{settings['model']} on {settings['data']}, score {settings['score']}{by}, sampler {settings['sampler']}, seed {settings['seed']}"
+    )
     made = [policies_table(f"Policies kept: {facts}", result.kept)]
     if result.front:
         made.append(policies_table("The front of leakage against accuracy: no other policy is better in both", result.front))

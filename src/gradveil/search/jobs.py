@@ -10,7 +10,7 @@ from gradveil.audits import AuditJob
 from gradveil.core.errors import GradveilError, unknown
 
 SCORES = {"privacy": 100, "probe": 64}  # images of each, unless told otherwise
-OBJECTIVES = {"privacy": "privacy", "probe": "over_blind"}  # the quantity each ranks by; lower leaks less
+RANKED_BY = ("over_blind", "ssim", "identified")  # what of the probe; lower leaks less
 RULES = ("code", "paper")
 SAMPLERS = ("random", "tpe", "nsga2")
 RESERVED = 100  # the first images of the split are for attacks, and no score looks at them
@@ -23,7 +23,8 @@ class SearchJob:
     """Draw `trials` policies, drop those whose accuracy score is below `threshold`, keep the `keep` that leak least.
 
     The leakage is that of a short attack on the semi-trained model (`probe`) or the paper's S_pri (`privacy`, by the `rule` of its
-    code or of its text). Without a checkpoint the semi-trained model is trained: a tenth of the data, 50 epochs.
+    code or of its text). `rank_by` says by what of the probe. Without a checkpoint the semi-trained model is
+    trained: a tenth of the data, 50 epochs.
     """
 
     data: str
@@ -34,6 +35,7 @@ class SearchJob:
     threshold: float = -85.0
     score: str = "probe"
     rule: str = "code"
+    rank_by: str = RANKED_BY[0]
     sampler: str = "random"
     race: bool = False
     race_confidence: float = 0.999
@@ -53,9 +55,11 @@ class SearchJob:
             value = getattr(self, name)
             if value is not None and value < least:
                 raise GradveilError(f"{name.replace('_', ' ')} {value}: it must be at least {least}")
-        for name, choices in (("score", SCORES), ("rule", RULES), ("sampler", SAMPLERS)):
+        for name, choices in (("score", SCORES), ("rule", RULES), ("rank_by", RANKED_BY), ("sampler", SAMPLERS)):
             if getattr(self, name) not in choices:
-                raise unknown(name, getattr(self, name), choices)
+                raise unknown(name.replace("_", " "), getattr(self, name), choices)
+        if self.score == "privacy" and self.rank_by != RANKED_BY[0]:
+            raise GradveilError(f"rank by {self.rank_by}: score privacy is ranked by S_pri; choose score probe, or leave one out")
         if self.keep > self.trials:
             raise GradveilError(f"keep {self.keep} of {self.trials} trials: keep at most as many as are drawn")
         if not math.isfinite(self.threshold):
@@ -83,7 +87,7 @@ class SearchJob:
     @property
     def objective(self) -> str:
         """The quantity to be made small."""
-        return OBJECTIVES[self.score]
+        return self.rank_by if self.score == "probe" else "privacy"
 
     @property
     def group(self) -> int | None:

@@ -1,6 +1,7 @@
 """The probe: what a short real attack recovers of a few images that a policy has changed. It is what a search should rank by.
 
-Published scores stand in for an attack; on some models they fall where leakage rises. A short attack foretells the long one.
+Published scores stand in for an attack; on some models they fall where its gain over blind guesses rises. A short attack foretells
+the long one.
 """
 
 from collections.abc import Sequence

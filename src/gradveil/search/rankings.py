@@ -19,20 +19,25 @@ def qualified(job: SearchJob, done: Sequence[Finished]) -> list[Finished]:
     scored = [one for one in done if one.state == "scored"]
     if job.sampler == "nsga2":
         scored = [one for one in on_front(job, scored) if one.mean("accuracy") >= job.threshold]
-    return sorted(_different(job, scored), key=lambda one: (one.mean(job.objective), one.number))
+    return sorted(_different(scored), key=lambda one: _place(job, one))
 
 
 def on_front(job: SearchJob, scored: Sequence[Finished]) -> list[Finished]:
     """The policies that no other beats in both leakage and accuracy, lowest leakage first."""
-    found = front(_different(job, scored), (job.objective, "accuracy"))
-    return sorted(found, key=lambda one: (one.mean(job.objective), one.number))
+    return sorted(front(_different(scored), (job.objective, "accuracy")), key=lambda one: _place(job, one))
 
 
-def _different(job: SearchJob, scored: Sequence[Finished]) -> list[Finished]:
-    """The first of those with the same functions, and of those with the same value on every image: they gave the same images."""
-    first: dict[tuple[float, ...], Finished] = {}
+def _place(job: SearchJob, one: Finished) -> tuple[float, ...]:
+    """Shares of identified images are often equal: then the gain over blind decides."""
+    return one.mean(job.objective), one.mean("over_blind") if "over_blind" in one.values else 0.0, one.number
+
+
+def _different(scored: Sequence[Finished]) -> list[Finished]:
+    """The first of those with the same functions, and of those with the same leakage on every image: they gave the same images."""
+    first: dict[object, Finished] = {}
     for place in distinct(one.policy for one in scored):
-        first.setdefault(tuple(scored[place].values[job.objective]), scored[place])
+        leak = {name: values for name, values in scored[place].values.items() if name != "accuracy"}
+        first.setdefault(tuple(sorted(leak.items())), scored[place])
     return list(first.values())
 
 

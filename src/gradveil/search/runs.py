@@ -16,7 +16,7 @@ from gradveil.search.connections import check
 from gradveil.search.engines import Engine, LocalEngine
 from gradveil.search.files import write_files
 from gradveil.search.folders import JOURNAL, RESULT, SEARCH, alone, claimed
-from gradveil.search.hybrids import hybrid_note, make_hybrid
+from gradveil.search.hybrids import hybrid_note, idle_note, make_hybrid
 from gradveil.search.jobs import SearchJob
 from gradveil.search.loops import Loop
 from gradveil.search.progress import Bar
@@ -113,12 +113,13 @@ def conclude(
     job = setup.job
     ranked = qualified(job, done)
     kept, order = ranked[: job.keep], [one.policy for one in ranked]
-    hybrid, why = make_hybrid(order, job.hybrid, setup.test.channels)
+    channels = setup.test.channels
+    hybrid, why = make_hybrid(order, job.hybrid, channels)
     policies = confirmations.rows(job, kept[0].policy, hybrid)
     run_audits(confirmations.work(job, checkpoint, out, policies))
     confirmed = {model: {row: str(policy) for row, policy in policies.items()} for model in confirmations.MODELS}
     learned = accuracy_note(checkpoint, len(setup.test.classes))
-    less = (*setup.chosen.notes, *threshold_note(job, done), *job_notes(job, len(kept)))
+    less = (*setup.chosen.notes, *threshold_note(job, done), *job_notes(job, len(kept)), *idle_note(order[: len(kept)], channels))
     result = SearchResult(
         out,
         facts,
