@@ -10,7 +10,7 @@ DEMO := demo
 demo: install
 	$(BIN)/gradveil train --data fashion-mnist-mini --model lenet --epochs 15 --lr 0.01 --no-augment --save-at 0,1,10 --out $(DEMO)/train
 	$(BIN)/gradveil audit --data fashion-mnist-mini --model lenet --checkpoint $(DEMO)/train/model.safetensors --attack dlg --steps 30 --images 8 --out $(DEMO)/audit
-	$(BIN)/gradveil search --data fashion-mnist-mini --model lenet --checkpoint $(DEMO)/train/model.safetensors --attack dlg --trials 12 --keep 3 --images 6 --probe-steps 3 --audit-images 4 --audit-steps 12 --out $(DEMO)/search
+	$(BIN)/gradveil search --data fashion-mnist-mini --model lenet --checkpoint $(DEMO)/train/model.safetensors --attack dlg --trials 12 --keep 3 --images 6 --probe-steps 3 --audit-images 8 --audit-steps 12 --out $(DEMO)/search
 	$(BIN)/gradveil policy show 3-1-7+43-18-18 --out $(DEMO)/policy.png
 	@echo
 	@echo "The demo trained a small model on 2,000 embedded Fashion-MNIST images, attacked the gradients of 8 test images, and searched a dozen"
