@@ -2,7 +2,8 @@
 
 import pytest
 
-from gradveil.search.hybrids import distinct, functions, hybrid_note, idle_note, make_hybrid
+from gradveil.search.hybrids import distinct, functions, make_hybrid
+from gradveil.search.notes import hybrid_note, idle_note
 from gradveil.transforms import Policy
 
 

@@ -22,8 +22,8 @@ from gradveil.search import SearchJob, SearchResult, search
 from gradveil.search.comparisons import FEWEST, Comparison, compare, in_words, verdict
 from gradveil.search.confirmations import MODELS, read, rows, work
 from gradveil.search.engines import LocalEngine
-from gradveil.search.rankings import job_notes, qualified, threshold_note
-from gradveil.search.setups import accuracy_note
+from gradveil.search.notes import accuracy_note, job_notes, threshold_note
+from gradveil.search.rankings import qualified
 from gradveil.search.trials import Finished
 from gradveil.transforms import Policy
 

@@ -1,7 +1,6 @@
 """The work of a search on a Ray cluster: one worker for each GPU, or for each core where there is none."""
 
 import contextlib
-import os
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,7 +28,7 @@ class RayEngine(Engine):
     def __init__(self, scorers: Mapping[str, Scorer], address: str | None = None) -> None:
         super().__init__(scorers)
         self._pool: Pool | None = None
-        self._started = connect(address or os.environ.get("RAY_ADDRESS"))
+        self._started = connect(address)
         import ray
 
         there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]

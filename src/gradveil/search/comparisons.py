@@ -1,5 +1,6 @@
 """Whether one audit leaks less than another, image by image: paired tests, and their outcome in words."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,7 +9,7 @@ from gradveil.audits import AuditResult
 LEVEL = 0.05
 MEASURES = {"over_blind": "dB over blind", "ssim": "SSIM", "identified": "identified"}
 EACH = LEVEL / (2 * len(MEASURES))  # three measures and two directions: together they err in at most 5% of cases (Bonferroni)
-FEWEST = 7  # images below which no test can reject: the smallest p is 2 ** -n
+FEWEST = math.ceil(-math.log2(EACH))  # images below which no test can reject: the smallest p is 2 ** -n
 
 
 @dataclass(frozen=True)

@@ -21,17 +21,19 @@ LONGEST = 200  # letters of Ray's own words
 _handlers: list[Any] = []  # of SIGTERM, as they were before Ray
 
 
-def check(address: str | None) -> None:
-    """That Ray is installed, and that a cluster answers where one is named."""
+def check(address: str | None) -> str | None:
+    """The address, or what $RAY_ADDRESS says without one: Ray is installed, and a cluster answers where one is named."""
+    address = address or os.environ.get("RAY_ADDRESS")
     if find_spec("ray") is None:
         raise GradveilError("engine ray needs Ray: pip install gradveil[cluster]")
     if address not in (None, "local", "auto"):
         _knock(str(address))
+    return address
 
 
 def connect(address: str | None) -> bool:
-    """To a Ray cluster, or to a new one of this machine's own without an address. False where this process had one already."""
-    check(address)
+    """To a Ray cluster, or to a new one of this machine's own where none is named. False where this process had one already."""
+    address = check(address)
     import ray
 
     if ray.is_initialized():

@@ -51,24 +51,3 @@ def make_hybrid(ranked: Sequence[Policy], members: int, channels: int = 3) -> tu
     if len(ranked) == 1:
         return None, "only one policy qualifies"
     return None, f"every other policy that qualifies shares a function with {chosen[0]}"
-
-
-def idle_note(kept: Sequence[Policy], channels: int = 3) -> tuple[str, ...]:
-    """Images as they are may leak least; nobody should take such a policy for a defence."""
-    idle = [str(policy) for policy in kept if not any(functions(policy, channels))]
-    return (f"kept, but no defence, since it changes no image: {', '.join(idle)}",) if idle else ()
-
-
-def hybrid_note(ranked: Sequence[Policy], kept: int, hybrid: Policy | None, race: bool = False) -> tuple[str, ...]:
-    """Where a member stands that is not among the policies kept, and why; after a race it might have been another."""
-    members = [Policy((member,)) for member in (hybrid.members if hybrid else ())]
-    notes = []
-    for member in members:
-        place = ranked.index(member)
-        if place < kept:
-            continue
-        others = [policy for policy in ranked[:place] if policy not in members]
-        why = ": others before it share a function with a member or change nothing" if others else ""
-        doubt = "; one that the race dropped might have stood before it" if race else ""
-        notes.append(f"member {member} of the hybrid ranks {place + 1} of {len(ranked)}{why}{doubt}")
-    return tuple(notes)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from gradveil.attacks import PRESETS
+from gradveil.attacks import find
 from gradveil.audits import AuditJob
 from gradveil.core.errors import GradveilError, unknown
 
@@ -70,8 +70,7 @@ class SearchJob:
             raise GradveilError("race with sampler nsga2: a front has no single policy to beat; leave out --race, or choose random or tpe")
         if self.audit_images > RESERVED:
             raise GradveilError(f"audit images {self.audit_images}: at most {RESERVED}, the first of the split, which no score looks at")
-        if self.attack not in PRESETS:
-            raise unknown("attack", self.attack, PRESETS)
+        find(self.attack)  # not `auto`, which an audit takes
         AuditJob(
             self.data, self.model, (self.attack,), self.audit_images, steps=self.audit_steps
         )  # settings that an attack has not are errors of it

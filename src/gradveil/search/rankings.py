@@ -3,12 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gradveil.search.comparisons import FEWEST
 from gradveil.search.hybrids import distinct
 from gradveil.search.jobs import SearchJob
 from gradveil.search.trials import Finished, front
-
-SURE = 0.999  # a race that keeps the same ten, as its module has measured
 
 
 def qualified(job: SearchJob, done: Sequence[Finished]) -> list[Finished]:
@@ -39,26 +36,6 @@ def _different(scored: Sequence[Finished]) -> list[Finished]:
         leak = {name: values for name, values in scored[place].values.items() if name != "accuracy"}
         first.setdefault(tuple(sorted(leak.items())), scored[place])
     return list(first.values())
-
-
-def threshold_note(job: SearchJob, done: Sequence[Finished]) -> tuple[str, ...]:
-    """Where the threshold filtered nothing: scores depend on the number of classes, and -85 was chosen for a hundred."""
-    seen = [one.mean("accuracy") for one in done if "accuracy" in one.values]
-    if not seen or min(seen) < job.threshold:
-        return ()
-    return (f"the accuracy threshold {job.threshold:g} dropped no policy: their scores were {min(seen):.1f} to {max(seen):.1f}",)
-
-
-def job_notes(job: SearchJob, kept: int) -> tuple[str, ...]:
-    """What these settings leave open."""
-    notes = []
-    if kept < job.keep:
-        notes.append(f"the front holds {kept} policies that qualify, {job.keep} were wanted")
-    if job.race and job.race_confidence < SURE:
-        notes.append(f"raced at a confidence of {job.race_confidence:g}: a search without a race may keep others")
-    if job.audit_images < FEWEST:
-        notes.append(f"{job.audit_images} audit images: no test can tell two policies apart on fewer than {FEWEST}")
-    return tuple(notes)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """The search itself: into a folder, alone or with others at one study, or on from where it stopped."""
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -16,13 +15,14 @@ from gradveil.search.connections import check
 from gradveil.search.engines import Engine, LocalEngine
 from gradveil.search.files import write_files
 from gradveil.search.folders import JOURNAL, RESULT, SEARCH, alone, claimed
-from gradveil.search.hybrids import hybrid_note, idle_note, make_hybrid
+from gradveil.search.hybrids import make_hybrid
 from gradveil.search.jobs import SearchJob
 from gradveil.search.loops import Loop
+from gradveil.search.notes import notes
 from gradveil.search.progress import Bar
-from gradveil.search.rankings import job_notes, on_front, qualified, saving, threshold_note
+from gradveil.search.rankings import on_front, qualified, saving
 from gradveil.search.results import Found, SearchResult
-from gradveil.search.setups import Setup, accuracy_note, find_checkpoint
+from gradveil.search.setups import Setup, find_checkpoint
 from gradveil.search.storages import open_place, storage_name
 from gradveil.search.studies import Study
 from gradveil.search.trials import Finished
@@ -57,9 +57,9 @@ def search(
         return _ended(out, storage)
     setup = Setup.of(job, root)
     if storage is not None:  # what cannot be reached is refused before anything is trained
-        open_place(storage)
+        open_place(storage).leave()
     if engine == "ray":
-        check(ray_address or os.environ.get("RAY_ADDRESS"))
+        check(ray_address)
     with claimed(out, job.settings()):
         bar = Bar(progress, job.objective)
         checkpoint = find_checkpoint(job, out, root=root, device=device, bar=bar, progress=progress)
@@ -113,13 +113,10 @@ def conclude(
     job = setup.job
     ranked = qualified(job, done)
     kept, order = ranked[: job.keep], [one.policy for one in ranked]
-    channels = setup.test.channels
-    hybrid, why = make_hybrid(order, job.hybrid, channels)
+    hybrid, why = make_hybrid(order, job.hybrid, setup.test.channels)
     policies = confirmations.rows(job, kept[0].policy, hybrid)
     run_audits(confirmations.work(job, checkpoint, out, policies))
     confirmed = {model: {row: str(policy) for row, policy in policies.items()} for model in confirmations.MODELS}
-    learned = accuracy_note(checkpoint, len(setup.test.classes))
-    less = (*setup.chosen.notes, *threshold_note(job, done), *job_notes(job, len(kept)), *idle_note(order[: len(kept)], channels))
     result = SearchResult(
         out,
         facts,
@@ -129,7 +126,7 @@ def conclude(
         hybrid,
         why,
         saving(job, done, len(setup.chosen.leak)) if job.race else None,
-        (*learned, *less, *hybrid_note(order, len(kept), hybrid, job.race)),
+        notes(setup, checkpoint, done, order, len(kept), hybrid),
         *study,
         confirmed,
         tuple(confirmations.verdicts(confirmations.read(out, confirmed))),

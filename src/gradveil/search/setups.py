@@ -16,7 +16,7 @@ from gradveil.core.digests import digest
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch
 from gradveil.data import Images, load
-from gradveil.models.checkpoints import load_checkpoint, read_settings
+from gradveil.models.checkpoints import load_checkpoint
 from gradveil.scores.accuracy import AccuracyScorer
 from gradveil.scores.privacy import PrivacyScorer
 from gradveil.scores.scorers import Scorer
@@ -87,16 +87,6 @@ class Setup:
             self.train, self.test, model, leak, attack=job.attack, steps=job.probe_steps, seed=job.seed, augment=job.augment, device=device
         )
         return {"accuracy": judge, "leak": probe}
-
-
-def accuracy_note(checkpoint: Path, classes: int) -> tuple[str, ...]:
-    """What the semi-trained model has learned, where its file says so: one that learned nothing makes all scores doubtful."""
-    accuracy = read_settings(checkpoint).get("test_accuracy")
-    if not isinstance(accuracy, float):
-        return ()
-    said = f"the semi-trained model has a test accuracy of {accuracy:.1%}"
-    doubt = f", chance is {1 / classes:.1%}: its scores say little; train another way and give it as the checkpoint"
-    return (said + (doubt if accuracy < 2 / classes else ""),)
 
 
 def find_checkpoint(job: SearchJob, out: Path, *, root: Path | None, device: str, bar: Bar, progress: bool) -> Path:

@@ -78,7 +78,7 @@ def _open_database(url: str) -> Place:
     from sqlalchemy.exc import SQLAlchemyError
 
     url = _with_driver(url)
-    name = storage_name(url)
+    name = without_password(url)
     secrets = tuple(text for secret in SECRETS for _, found in secret.findall(url) for text in (found, unquote(found)) if text)
     try:
         parts = make_url(url)
