@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +23,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gradveil.attacks import GradientMatching, find
-from gradveil.attacks.initial import Given
+from gradveil.attacks.starts import Given
 from gradveil.clients import Client
-from gradveil.core.devices import find_device
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Observation
+from gradveil.engine.device import find_device
 from gradveil.models import build
 
 TV = 1e-4
@@ -39,19 +40,26 @@ def small_convnet() -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 64, 100))
 
 
-def plain_slope(model: nn.Module, image: Tensor, label: Tensor, target: list[Tensor]) -> tuple[Tensor, Tensor]:
+def plain_slope(
+    model: nn.Module, image: Tensor, label: Tensor, target: list[Tensor]
+) -> tuple[Tensor, Tensor]:
     """Distance of one victim and its slope at the image, by plain autograd."""
     x = image.detach().requires_grad_()
     loss = F.cross_entropy(model(x), label)
     found = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
     dot = torch.stack([(f * t).sum() for f, t in zip(found, target, strict=True)]).sum()
-    norms = [torch.stack([part.square().sum() for part in parts]).sum().sqrt() for parts in (found, target)]
+    norms = [
+        torch.stack([part.square().sum() for part in parts]).sum().sqrt()
+        for parts in (found, target)
+    ]
     distance = 1 - dot / (norms[0] * norms[1])
     variation = x.diff(dim=-1).abs().mean() + x.diff(dim=-2).abs().mean()
     return distance.detach(), torch.autograd.grad(distance + TV * variation, x)[0]
 
 
-def plain_loop(model: nn.Module, starts: Tensor, labels: Tensor, targets: list[list[Tensor]], steps: int) -> list[Tensor]:
+def plain_loop(
+    model: nn.Module, starts: Tensor, labels: Tensor, targets: list[list[Tensor]], steps: int
+) -> list[Tensor]:
     """The distances of every victim after each step."""
     trail = []
     for start, label, target in zip(starts, labels, targets, strict=True):
@@ -78,35 +86,65 @@ def timed(work: Callable[[], object], device: torch.device) -> float:
     return time.perf_counter() - start
 
 
-def batched_ms(attack: GradientMatching, seen: list[Observation], device: torch.device, steps: int, repeats: int) -> float:
+def batched_ms(
+    attack: GradientMatching,
+    seen: list[Observation],
+    device: torch.device,
+    steps: int,
+    repeats: int,
+) -> float:
     """From the difference of a long and a short run, so that set-up, capture and reading back do not count."""
     taken = []
     for _ in range(repeats):
-        short, long = (timed(lambda n=n: replace(attack, steps=n)(seen, generator(0)), device) for n in (10, 10 + steps))  # type: ignore[misc]
+        short, long = (
+            timed(partial(replace(attack, steps=n), seen, generator(0)), device)
+            for n in (10, 10 + steps)
+        )
         taken.append((long - short) / steps * 1e3)
     return statistics.median(taken)
 
 
-def compare(name: str, victims: int, device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
-    model = (small_convnet() if name == "small-convnet" else build(name, channels=3, size=32, classes=100)).to(device).eval()
+def compare(
+    name: str, victims: int, device: torch.device, options: argparse.Namespace
+) -> dict[str, Any]:
+    model = (
+        (
+            small_convnet()
+            if name == "small-convnet"
+            else build(name, channels=3, size=32, classes=100)
+        )
+        .to(device)
+        .eval()
+    )
     rng = generator(0, "benchmark")
-    images, labels = torch.rand(victims, 1, 3, 32, 32, generator=rng), torch.randint(100, (victims, 1), generator=rng)
+    images, labels = (
+        torch.rand(victims, 1, 3, 32, 32, generator=rng),
+        torch.randint(100, (victims, 1), generator=rng),
+    )
     starts = torch.rand(images.shape, generator=rng)
     client = Client(model, classes=100)
-    seen = [one for one, _ in client.share([Batch(x.to(device), y.to(device)) for x, y in zip(images, labels, strict=True)], rng)]
+    seen = [
+        one
+        for one, _ in client.share(
+            [Batch(x.to(device), y.to(device)) for x, y in zip(images, labels, strict=True)], rng
+        )
+    ]
     attack = find("adam-cosine")
     assert isinstance(attack, GradientMatching)
     attack = replace(attack, initial=Given(starts), frames=0, decay=False)
     few = min(options.loop_victims or victims, victims)
     targets = [list(one.gradients.values()) for one in seen[:few]]
     begin, theirs = starts[:few].to(device), labels[:few].to(device)
-    torch.backends.cudnn.allow_tf32 = False  # the comparison is in float32 on both sides; the timing below is as torch comes
+    torch.backends.cudnn.allow_tf32 = (
+        False  # the comparison is in float32 on both sides; the timing below is as torch comes
+    )
     exact = [plain_slope(model, x, y, t) for x, y, t in zip(begin, theirs, targets, strict=True)]
     worst = _check(replace(attack, initial=Given(starts[:few])), seen[:few], begin, exact)
     torch.backends.cudnn.allow_tf32 = True
     plain_loop(model, begin[:1], theirs[:1], targets[:1], 2)
     loop = statistics.median(
-        timed(lambda: plain_loop(model, begin, theirs, targets, options.loop_steps), device) for _ in range(options.repeats)
+        timed(lambda: plain_loop(model, begin, theirs, targets, options.loop_steps), device)
+        for _ in range(options.repeats)
     )
     loop_ms = loop / options.loop_steps / few * victims * 1e3
     if device.type == "cuda":
@@ -125,28 +163,41 @@ def compare(name: str, victims: int, device: torch.device, options: argparse.Nam
     }
 
 
-def _check(attack: GradientMatching, seen: list[Observation], begin: Tensor, exact: list[tuple[Tensor, Tensor]]) -> float:
+def _check(
+    attack: GradientMatching,
+    seen: list[Observation],
+    begin: Tensor,
+    exact: list[tuple[Tensor, Tensor]],
+) -> float:
     """The largest relative error of a victim's slope in float32; the attack itself may use shorter formats on a GPU."""
-    from gradveil.attacks.problems import Problem
+    from gradveil.attacks.matching import Problem
 
     problem = Problem(replace(attack, fast=False), seen, generator(0))
     losses, slopes = problem.evaluate()
     errors = [float((s - e).norm() / e.norm()) for s, (_, e) in zip(slopes[0], exact, strict=True)]
-    variation = TV * (begin.diff(dim=-1).abs().flatten(1).mean(1) + begin.diff(dim=-2).abs().flatten(1).mean(1))
-    torch.testing.assert_close(losses - variation, torch.stack([d for d, _ in exact]), rtol=1e-3, atol=1e-4)
+    variation = TV * (
+        begin.diff(dim=-1).abs().flatten(1).mean(1) + begin.diff(dim=-2).abs().flatten(1).mean(1)
+    )
+    torch.testing.assert_close(
+        losses - variation, torch.stack([d for d, _ in exact]), rtol=1e-3, atol=1e-4
+    )
     if max(errors) > 1e-2:
         raise SystemExit(f"the batched slope differs from the loop's by {max(errors):.1%}")
     return max(errors)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--models", nargs="+", default=["lenet", "small-convnet"])
     parser.add_argument("--victims", type=int, default=16)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--loop-steps", type=int, default=5)
-    parser.add_argument("--loop-victims", type=int, default=0, help="time the loop on so many victims only")
+    parser.add_argument(
+        "--loop-victims", type=int, default=0, help="time the loop on so many victims only"
+    )
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=Path)
@@ -161,7 +212,12 @@ def main() -> None:
             f"{row['ratio']:.1f}x (slope error {row['slope_error']:.1e}{memory})"
         )
     machine = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()
-    facts = {"machine": machine, "threads": options.threads, "torch": torch.__version__, "python": platform.python_version()}
+    facts = {
+        "machine": machine,
+        "threads": options.threads,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
     if options.json:
         options.json.write_text(json.dumps({"facts": facts, "rows": rows}, indent=1) + "\n")
     print(json.dumps(facts))

@@ -44,7 +44,12 @@ from torch import Tensor, nn
 # gradveil is imported inside the functions of the parent: the environment of the child does not have it.
 
 BREACHING = "0.1.2"
-NEEDED = ("hydra-core>=1.3,<1.4", "scipy", "numpy", "safetensors")  # by breaching's imports, and to pass tensors
+NEEDED = (
+    "hydra-core>=1.3,<1.4",
+    "scipy",
+    "numpy",
+    "safetensors",
+)  # by breaching's imports, and to pass tensors
 MODELS = ("lenet", "small-convnet")
 WARM_UP = 5
 SAME = 1e-4  # relative distance of the two gradients of the first image
@@ -104,7 +109,11 @@ def to_pixels(images: Tensor, settings: Settings) -> Tensor:
 
 def lenet_layers(channels: int) -> list[nn.Module]:
     widths = ((channels, 2), (12, 2), (12, 1), (12, 1))
-    return [layer for width, stride in widths for layer in (nn.Conv2d(width, 12, 5, stride, padding=2), nn.Sigmoid())]
+    return [
+        layer
+        for width, stride in widths
+        for layer in (nn.Conv2d(width, 12, 5, stride, padding=2), nn.Sigmoid())
+    ]
 
 
 def small_convnet_layers(channels: int) -> list[nn.Module]:
@@ -136,18 +145,36 @@ def parent(options: argparse.Namespace) -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("--models", nargs="+", default=list(MODELS), help="of lenet and small-convnet (batch norm in eval mode)")
-    options.add_argument("--data", help="its first test images; cifar100 where --data-root is given, else fashion-mnist-mini")
+    options = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    options.add_argument(
+        "--models",
+        nargs="+",
+        default=list(MODELS),
+        help="of lenet and small-convnet (batch norm in eval mode)",
+    )
+    options.add_argument(
+        "--data",
+        help="its first test images; cifar100 where --data-root is given, else fashion-mnist-mini",
+    )
     options.add_argument("--data-root", type=Path)
     options.add_argument("--victims", type=int, default=16, help="each of one image")
     options.add_argument("--steps", type=int, default=300)
     # With the published 1e-4 a few hundred steps stay near a blind guess on both sides, and their PSNR would say nothing.
-    options.add_argument("--tv", type=float, default=1e-2, help="weight of total variation, on both sides")
-    options.add_argument("--repeats", type=int, default=1, help="both sides in turn; the median time counts")
+    options.add_argument(
+        "--tv", type=float, default=1e-2, help="weight of total variation, on both sides"
+    )
+    options.add_argument(
+        "--repeats", type=int, default=1, help="both sides in turn; the median time counts"
+    )
     options.add_argument("--threads", type=int, default=2)
     options.add_argument("--seed", type=int, default=0)
-    options.add_argument("--env", type=Path, help="where breaching's environment lies; $GRADVEIL_CACHE/peers, else ~/.cache/gradveil/peers")
+    options.add_argument(
+        "--env",
+        type=Path,
+        help="where breaching's environment lies; $GRADVEIL_CACHE/peers, else ~/.cache/gradveil/peers",
+    )
     options.add_argument("--json", type=Path)
     options.add_argument("--child", type=Path, help=argparse.SUPPRESS)
     return options
@@ -174,17 +201,29 @@ def compare(options: argparse.Namespace) -> None:
     load = load_average()
     python = environment((options.env or cache_folder() / "peers").expanduser())
     results = [measure(name, options, python) for name in options.models]
-    print(f"{options.victims} victims of one image, {options.steps} steps, {options.threads} thread(s), torch {torch.__version__}")
+    print(
+        f"{options.victims} victims of one image, {options.steps} steps, {options.threads} thread(s), torch {torch.__version__}"
+    )
     if load is not None:
         print(f"load average when it began: {load:.2f} on {os.cpu_count()} cores")
-    print(f"{'model':<14} {'engine':<10} {'seconds':>8} {'mean PSNR':>10} {'median':>7} {'ratio':>6}")
+    print(
+        f"{'model':<14} {'engine':<10} {'seconds':>8} {'mean PSNR':>10} {'median':>7} {'ratio':>6}"
+    )
     for result in results:
         for engine in ("breaching", "gradveil"):
             row = result[engine]
             scores = f"{row['psnr_mean']:10.2f} {row['psnr_median']:7.2f}"
-            print(f"{result['settings']['model']:<14} {engine:<10} {row['seconds']:8.1f} {scores} {row['ratio']:6.2f}")
+            print(
+                f"{result['settings']['model']:<14} {engine:<10} {row['seconds']:8.1f} {scores} {row['ratio']:6.2f}"
+            )
     if options.json:
-        write_text(options.json, json.dumps({"machine": machine(), "load_average_before": load, "results": results}, indent=1) + "\n")
+        write_text(
+            options.json,
+            json.dumps(
+                {"machine": machine(), "load_average_before": load, "results": results}, indent=1
+            )
+            + "\n",
+        )
 
 
 def measure(name: str, options: argparse.Namespace, python: Path) -> dict[str, Any]:
@@ -203,9 +242,16 @@ def measure(name: str, options: argparse.Namespace, python: Path) -> dict[str, A
             seconds, found["gradveil"] = run_gradveil(settings, model, case)
             times["gradveil"].append(seconds)
     versions = {"gradveil": importlib.metadata.version("gradveil"), **answer["versions"]}
-    shared = {"settings": asdict(settings), "versions": versions, "gradient_error": answer["gradient_error"], "n": len(case["images"])}
+    shared = {
+        "settings": asdict(settings),
+        "versions": versions,
+        "gradient_error": answer["gradient_error"],
+        "n": len(case["images"]),
+    }
     slow = statistics.median(times["breaching"])
-    return shared | {engine: summary(found[engine], case["images"], times[engine], slow) for engine in times}
+    return shared | {
+        engine: summary(found[engine], case["images"], times[engine], slow) for engine in times
+    }
 
 
 def summary(found: Tensor, truth: Tensor, times: list[float], slow: float) -> dict[str, Any]:
@@ -214,7 +260,11 @@ def summary(found: Tensor, truth: Tensor, times: list[float], slow: float) -> di
 
     scores = psnr(found, truth).tolist()
     seconds = statistics.median(times)
-    means = {"psnr_mean": statistics.mean(scores), "psnr_median": statistics.median(scores), "psnr": scores}
+    means = {
+        "psnr_mean": statistics.mean(scores),
+        "psnr_median": statistics.median(scores),
+        "psnr": scores,
+    }
     return {"seconds": seconds, "all_seconds": times, "ratio": slow / seconds, **means}
 
 
@@ -245,8 +295,14 @@ def victims(name: str, options: argparse.Namespace) -> tuple[Settings, Tensors]:
         mean=split.mean * (3 // split.channels),
         std=split.std * (3 // split.channels),
     )
-    start = torch.randn((len(images), 1, *images.shape[1:]), generator=generator(options.seed, "start"))
-    return told, {"images": images, "labels": chosen.labels.contiguous(), "start": to_pixels(start, told)}
+    start = torch.randn(
+        (len(images), 1, *images.shape[1:]), generator=generator(options.seed, "start")
+    )
+    return told, {
+        "images": images,
+        "labels": chosen.labels.contiguous(),
+        "start": to_pixels(start, told),
+    }
 
 
 def victim_model(settings: Settings) -> nn.Module:
@@ -256,7 +312,9 @@ def victim_model(settings: Settings) -> nn.Module:
 
     shape = {"channels": settings.channels, "size": settings.size, "classes": settings.classes}
     if settings.model == "lenet":
-        return build("lenet", **shape, mean=settings.mean, std=settings.std, seed=settings.seed).eval()
+        return build(
+            "lenet", **shape, mean=settings.mean, std=settings.std, seed=settings.seed
+        ).eval()
     plain = Plain(settings.model, **shape)
     rng = generator(settings.seed, "weights")
     for module in plain.modules():
@@ -266,27 +324,36 @@ def victim_model(settings: Settings) -> nn.Module:
         if isinstance(module, nn.BatchNorm2d):
             nn.init.normal_(module.get_buffer("running_mean"), std=0.1, generator=rng)
             nn.init.uniform_(module.get_buffer("running_var"), 0.5, 1.5, generator=rng)
-    return Classifier(Normalize(settings.channels, settings.mean, settings.std), plain.features, plain.head).eval()
+    return Classifier(
+        Normalize(settings.channels, settings.mean, settings.std), plain.features, plain.head
+    ).eval()
 
 
 def write_case(place: Path, settings: Settings, model: nn.Module, case: Tensors) -> None:
     """What the child needs: settings, weights, victims, and one gradient to check against."""
-    from gradveil.core.gradients import cross_entropy, gradient
+    from gradveil.engine.gradients import cross_entropy, gradient
 
-    weights = {name: value for name, value in model.state_dict().items() if not name.startswith("normalize.")}
+    weights = {
+        name: value
+        for name, value in model.state_dict().items()
+        if not name.startswith("normalize.")
+    }
     (place / "settings.json").write_text(json.dumps(asdict(settings)))
     save_file(weights, place / "weights.safetensors")
     save_file(case, place / "victims.safetensors")
-    save_file(gradient(model, cross_entropy, case["images"][:1], case["labels"][:1]), place / "gradient.safetensors")
+    save_file(
+        gradient(model, cross_entropy, case["images"][:1], case["labels"][:1]),
+        place / "gradient.safetensors",
+    )
 
 
 def run_gradveil(settings: Settings, model: nn.Module, case: Tensors) -> tuple[float, Tensor]:
     """Seconds for all victims at once, and their pictures."""
-    from gradveil.attacks.initial import Given
     from gradveil.attacks.matching import GradientMatching
     from gradveil.attacks.optimizers import Adam
     from gradveil.attacks.presets import find
     from gradveil.attacks.priors import TotalVariation
+    from gradveil.attacks.starts import Given
     from gradveil.clients import Client
     from gradveil.core.seeds import generator
     from gradveil.core.types import Batch
@@ -294,8 +361,18 @@ def run_gradveil(settings: Settings, model: nn.Module, case: Tensors) -> tuple[f
     preset = find("adam-cosine")
     assert isinstance(preset, GradientMatching)
     prior, initial = TotalVariation(settings.tv), Given(case["start"])
-    attack = replace(preset, optimizer=Adam(settings.lr), prior=prior, initial=initial, steps=settings.steps, frames=0)
-    batches = [Batch(image, label) for image, label in zip(case["images"].split(1), case["labels"].split(1), strict=True)]
+    attack = replace(
+        preset,
+        optimizer=Adam(settings.lr),
+        prior=prior,
+        initial=initial,
+        steps=settings.steps,
+        frames=0,
+    )
+    batches = [
+        Batch(image, label)
+        for image, label in zip(case["images"].split(1), case["labels"].split(1), strict=True)
+    ]
     rng = generator(settings.seed, "attack")
     seen = [observation for observation, _ in Client(model, settings.classes).share(batches, rng)]
     replace(attack, steps=WARM_UP)(seen, rng)
@@ -316,12 +393,18 @@ def environment(folder: Path) -> Path:
     print(f"making an environment for breaching {BREACHING} in {place}")
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     # torch first and alone: breaching would ask for torchvision and lpips, and those for another torch.
-    stages = ([*pip, f"torch=={version}"], [*pip, *NEEDED], [*pip, "--no-deps", f"breaching=={BREACHING}"])
+    stages = (
+        [*pip, f"torch=={version}"],
+        [*pip, *NEEDED],
+        [*pip, "--no-deps", f"breaching=={BREACHING}"],
+    )
     for command in ([sys.executable, "-m", "venv", str(place)], *stages):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             why = last_line(done.stderr or done.stdout)
-            raise GradveilError(f"`{' '.join(command[1:])}` failed: {why}; mend that and run again, or name another folder with --env")
+            raise GradveilError(
+                f"`{' '.join(command[1:])}` failed: {why}; mend that and run again, or name another folder with --env"
+            )
     write_text(place / "ready", "")
     return python
 
@@ -343,7 +426,12 @@ def last_line(text: str) -> str:
 
 
 def machine() -> dict[str, Any]:
-    return {"processor": platform.machine(), "cores": os.cpu_count(), "system": platform.system(), "python": platform.python_version()}
+    return {
+        "processor": platform.machine(),
+        "cores": os.cpu_count(),
+        "system": platform.system(),
+        "python": platform.python_version(),
+    }
 
 
 def load_average() -> float | None:
@@ -370,15 +458,23 @@ def child(place: Path) -> None:
     case |= {name: normalized(case[name], settings) for name in ("images", "start")}
     error = gradient_error(model, case, load_file(place / "gradient.safetensors"))
     if not error <= SAME:
-        sys.exit(f"the gradient of image 0 in plain torch is not gradveil's: relative distance {error:.1e}")
+        sys.exit(
+            f"the gradient of image 0 in plain torch is not gradveil's: relative distance {error:.1e}"
+        )
     breaching = import_breaching()
     run = victim_runner(breaching, model, settings, case)
     run(0, WARM_UP)
     results = [timed(partial(run, victim, settings.steps)) for victim in range(settings.victims)]
     found = to_pixels(torch.cat([pictures for _, pictures in results]), settings).clamp(0, 1)
     save_file({"images": found}, place / "found.safetensors")
-    versions = {name: importlib.metadata.version(name) for name in ("breaching", "torch", "hydra-core")}
-    answer = {"seconds": [seconds for seconds, _ in results], "gradient_error": error, "versions": versions}
+    versions = {
+        name: importlib.metadata.version(name) for name in ("breaching", "torch", "hydra-core")
+    }
+    answer = {
+        "seconds": [seconds for seconds, _ in results],
+        "gradient_error": error,
+        "versions": versions,
+    }
     (place / "found.json").write_text(json.dumps(answer))
 
 
@@ -391,7 +487,12 @@ def import_breaching() -> Any:
 
 def stand_in() -> None:
     """What `import breaching` touches of torchvision: three names, and a class that one of its DenseNets derives from."""
-    names = ("torchvision", "torchvision.transforms", "torchvision.models", "torchvision.models.densenet")
+    names = (
+        "torchvision",
+        "torchvision.transforms",
+        "torchvision.models",
+        "torchvision.models.densenet",
+    )
     for name in names:
         sys.modules[name] = types.ModuleType(name)
         before, _, last = name.rpartition(".")
@@ -400,21 +501,35 @@ def stand_in() -> None:
     vars(sys.modules[names[-1]])["_DenseLayer"] = nn.Module
 
 
-def victim_runner(breaching: Any, model: nn.Module, settings: Settings, case: Tensors) -> Callable[[int, int], Tensor]:
+def victim_runner(
+    breaching: Any, model: nn.Module, settings: Settings, case: Tensors
+) -> Callable[[int, int], Tensor]:
     """(victim, steps) -> what breaching makes of its gradient. The attack is made anew for each victim, as its users do."""
     loss = nn.CrossEntropyLoss()
     shape = tuple(case["images"].shape[1:])
-    metadata = types.SimpleNamespace(shape=shape, modality="vision", mean=settings.mean, std=settings.std)
-    payload = {"parameters": list(model.parameters()), "buffers": list(model.buffers()), "metadata": metadata}
-    configs = {steps: attack_config(breaching, settings, steps) for steps in (WARM_UP, settings.steps)}
+    metadata = types.SimpleNamespace(
+        shape=shape, modality="vision", mean=settings.mean, std=settings.std
+    )
+    payload = {
+        "parameters": list(model.parameters()),
+        "buffers": list(model.buffers()),
+        "metadata": metadata,
+    }
+    configs = {
+        steps: attack_config(breaching, settings, steps) for steps in (WARM_UP, settings.steps)
+    }
     shares = []
     for image, label in zip(case["images"].split(1), case["labels"].split(1), strict=True):
         known = {"labels": label, "num_data_points": 1, "local_hyperparams": None}
-        shares.append({"gradients": gradients(model, image, label), "buffers": None, "metadata": known})
+        shares.append(
+            {"gradients": gradients(model, image, label), "buffers": None, "metadata": known}
+        )
 
     def run(victim: int, steps: int) -> Tensor:
         attack = breaching.attacks.prepare_attack(model, loss, configs[steps])
-        found, _ = attack.reconstruct([payload], [shares[victim]], {}, initial_data=case["start"][victim])
+        found, _ = attack.reconstruct(
+            [payload], [shares[victim]], {}, initial_data=case["start"][victim]
+        )
         pictures: Tensor = found["data"]
         return pictures
 
@@ -435,15 +550,25 @@ def attack_config(breaching: Any, settings: Settings, steps: int) -> Any:
 
 
 def gradients(model: nn.Module, image: Tensor, label: Tensor) -> Sequence[Tensor]:
-    return torch.autograd.grad(nn.functional.cross_entropy(model(image), label), list(model.parameters()))
+    return torch.autograd.grad(
+        nn.functional.cross_entropy(model(image), label), list(model.parameters())
+    )
 
 
 def gradient_error(model: nn.Module, case: Tensors, expected: Tensors) -> float:
     """|g - g'| / |g'| over all parameters together; infinite where the two do not have the same parameters."""
-    own = dict(zip((name for name, _ in model.named_parameters()), gradients(model, case["images"][:1], case["labels"][:1]), strict=True))
+    own = dict(
+        zip(
+            (name for name, _ in model.named_parameters()),
+            gradients(model, case["images"][:1], case["labels"][:1]),
+            strict=True,
+        )
+    )
     if own.keys() != expected.keys():
         return float("inf")
-    whole, wanted = (torch.cat([part[name].flatten().double() for name in own]) for part in (own, expected))
+    whole, wanted = (
+        torch.cat([part[name].flatten().double() for name in own]) for part in (own, expected)
+    )
     return float((whole - wanted).norm() / wanted.norm())
 
 

@@ -24,16 +24,16 @@ import torch
 from numpy.typing import NDArray
 
 from gradveil import __version__
-from gradveil.core.devices import find_device
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import derived, generator
 from gradveil.data import Images, load
+from gradveil.engine.device import find_device
 from gradveil.models import build
 from gradveil.models.checkpoints import load_checkpoint
 from gradveil.scores import PrivacyScorer
-from gradveil.scores.scorers import Scorer
-from gradveil.search.probes import RESERVED, make_probe
-from gradveil.search.samplers import draw, policy_of
+from gradveil.scores.scorer import Scorer
+from gradveil.search.probe import RESERVED, make_probe
+from gradveil.search.space import draw, policy_of
 from gradveil.transforms import Policy
 
 FIXED = ("none", "3-1-7+43-18-18")
@@ -46,23 +46,41 @@ Values = NDArray[np.float64]
 """(policies, images)."""
 
 
-def make_scorers(options: argparse.Namespace, device: torch.device) -> tuple[dict[str, Scorer], dict[str, list[int]]]:
+def make_scorers(
+    options: argparse.Namespace, device: torch.device
+) -> tuple[dict[str, Scorer], dict[str, list[int]]]:
     """By kind, and the images each looks at: the full attack has its own, and a seed of its own."""
     train, test = load(options.data, "train"), load(options.data, "test")
     model = _model(options, test).to(device).eval()
     order = torch.randperm(len(test), generator=generator(options.seed, "images"))
     order = order[order >= RESERVED]
     if len(order) < 2 * options.images + 2:
-        raise GradveilError(f"2 x {options.images} images: {options.data} has {len(order)} test images from {RESERVED} on")
+        raise GradveilError(
+            f"2 x {options.images} images: {options.data} has {len(order)} test images from {RESERVED} on"
+        )
     ours, others = order[: options.images], order[options.images : 2 * options.images]
-    shared = {"augment": not options.plain, "victims_at_once": options.victims_at_once, "sizes": (options.images,)}
+    shared = {
+        "augment": not options.plain,
+        "victims_at_once": options.victims_at_once,
+        "sizes": (options.images,),
+    }
     scorers: dict[str, Scorer] = {
-        PRIVACY: PrivacyScorer(model, test.images[ours], test.labels[ours], augment=not options.plain, seed=options.seed)
+        PRIVACY: PrivacyScorer(
+            model,
+            test.images[ours],
+            test.labels[ours],
+            augment=not options.plain,
+            seed=options.seed,
+        )
     }
     for steps in options.probe_steps:
-        scorers[f"probe {steps}"] = make_probe(train, test, model, ours, steps=steps, seed=options.seed, **shared)
+        scorers[f"probe {steps}"] = make_probe(
+            train, test, model, ours, steps=steps, seed=options.seed, **shared
+        )
     seed = derived(options.seed, "full")
-    scorers[FULL] = make_probe(train, test, model, others, steps=options.full_steps, seed=seed, **shared)
+    scorers[FULL] = make_probe(
+        train, test, model, others, steps=options.full_steps, seed=seed, **shared
+    )
     return scorers, {kind: (others if kind == FULL else ours).tolist() for kind in scorers}
 
 
@@ -75,9 +93,14 @@ def _model(options: argparse.Namespace, test: Images) -> torch.nn.Module:
 def measure(options: argparse.Namespace) -> None:
     device = find_device(options.device)
     if options.out.exists():
-        raise GradveilError(f"{options.out} is there already: choose another file, or print it with --table")
+        raise GradveilError(
+            f"{options.out} is there already: choose another file, or print it with --table"
+        )
     scorers, images = make_scorers(options, device)
-    names = [*FIXED, *(str(policy_of(draw(options.seed, number))) for number in range(options.policies))]
+    names = [
+        *FIXED,
+        *(str(policy_of(draw(options.seed, number))) for number in range(options.policies)),
+    ]
     policies = [Policy.parse(name) for name in dict.fromkeys(names)]
     with options.out.open("w") as file:
         _write(file, {"facts": _facts(options, device), "images": images})
@@ -88,13 +111,17 @@ def measure(options: argparse.Namespace) -> None:
             print(f"{start + len(some)} of {len(policies)} policies", flush=True)
 
 
-def _measured(scorers: Mapping[str, Scorer], policies: Sequence[Policy]) -> Iterator[dict[str, Any]]:
+def _measured(
+    scorers: Mapping[str, Scorer], policies: Sequence[Policy]
+) -> Iterator[dict[str, Any]]:
     for kind, scorer in scorers.items():
         began = time.perf_counter()
         scores = scorer.estimates(policies)
         seconds = (time.perf_counter() - began) / len(policies)
         for policy, found in zip(policies, scores, strict=True):
-            values = {name: [round(value, 6) for value in one.values] for name, one in found.items()}
+            values = {
+                name: [round(value, 6) for value in one.values] for name, one in found.items()
+            }
             yield {"policy": str(policy), "kind": kind, "seconds": round(seconds, 3), **values}
 
 
@@ -104,10 +131,22 @@ def _write(file: Any, line: Mapping[str, Any]) -> None:
 
 
 def _facts(options: argparse.Namespace, device: torch.device) -> dict[str, Any]:
-    asked = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
-    place = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{platform.machine()}, {torch.get_num_threads()} thread(s)"
+    asked = {
+        name: str(value) if isinstance(value, Path) else value
+        for name, value in vars(options).items()
+    }
+    place = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"{platform.machine()}, {torch.get_num_threads()} thread(s)"
+    )
     kept = {name: value for name, value in asked.items() if name not in ("out", "table", "device")}
-    return kept | {"device": place, "gradveil": __version__, "torch": torch.__version__, "python": platform.python_version()}
+    return kept | {
+        "device": place,
+        "gradveil": __version__,
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+    }
 
 
 class Records:
@@ -123,16 +162,27 @@ class Records:
         self.kinds, self.images = list(images), len(images[FULL])
         self.lines = {(line["policy"], line["kind"]): line for line in lines[1:]}
         names = dict.fromkeys(policy for policy, _ in self.lines)
-        self.policies = [policy for policy in names if all((policy, kind) in self.lines for kind in self.kinds)]
+        self.policies = [
+            policy for policy in names if all((policy, kind) in self.lines for kind in self.kinds)
+        ]
         if len(self.policies) < 3:
-            raise GradveilError(f"{path} holds {len(self.policies)} whole policies: a correlation needs at least 3")
+            raise GradveilError(
+                f"{path} holds {len(self.policies)} whole policies: a correlation needs at least 3"
+            )
 
     def values(self, kind: str, name: str) -> Values:
-        return np.array([self.lines[policy, kind][name] for policy in self.policies], dtype=np.float64)
+        return np.array(
+            [self.lines[policy, kind][name] for policy in self.policies], dtype=np.float64
+        )
 
     def scores(self) -> Iterator[tuple[str, str]]:
         """Kind and quantity of all but the full attack."""
-        yield from ((kind, name) for kind in self.kinds if kind != FULL for name in ((PRIVACY,) if kind == PRIVACY else QUANTITIES))
+        yield from (
+            (kind, name)
+            for kind in self.kinds
+            if kind != FULL
+            for name in ((PRIVACY,) if kind == PRIVACY else QUANTITIES)
+        )
 
     def seconds(self, kind: str) -> float:
         return float(np.mean([self.lines[policy, kind]["seconds"] for policy in self.policies]))
@@ -141,22 +191,45 @@ class Records:
 def show(path: Path) -> None:
     records = Records(path)
     print(json.dumps(records.facts))
-    print(f"{len(records.policies)} policies, {records.images} images each, as many others for the full attack")
-    print("\n| score | s a policy | full attack's | r | 95% | reliability, score | reliability, full | r at most |\n" + "|--" * 8 + "|")
+    print(
+        f"{len(records.policies)} policies, {records.images} images each, as many others for the full attack"
+    )
+    print(
+        "\n| score | s a policy | full attack's | r | 95% | reliability, score | reliability, full | r at most |\n"
+        + "|--" * 8
+        + "|"
+    )
     for kind, name in records.scores():
         for wanted in QUANTITIES if kind == PRIVACY else (name,):
-            row = _row(records.values(kind, name), records.values(FULL, wanted), records.facts["seed"])
+            row = _row(
+                records.values(kind, name), records.values(FULL, wanted), records.facts["seed"]
+            )
             print(f"| {kind} | {records.seconds(kind):.2f} | {wanted} | {row} |")
-    print(f"\n| r of each with the full attack's | {' | '.join(QUANTITIES)} |\n" + "|--" * (1 + len(QUANTITIES)) + "|")
+    print(
+        f"\n| r of each with the full attack's | {' | '.join(QUANTITIES)} |\n"
+        + "|--" * (1 + len(QUANTITIES))
+        + "|"
+    )
     for kind, name in records.scores():
         own = records.values(kind, name).mean(1)
         each = [correlation(own, records.values(FULL, wanted).mean(1)) for wanted in QUANTITIES]
-        print(f"| {kind}{'' if kind == PRIVACY else f': {name}'} | {' | '.join(f'{r:.2f}' for r in each)} |")
-    print(f"\n| full attack, {records.seconds(FULL):.2f} s a policy | mean | lowest | highest | {' | '.join(FIXED)} |\n" + "|--" * 6 + "|")
+        print(
+            f"| {kind}{'' if kind == PRIVACY else f': {name}'} | {' | '.join(f'{r:.2f}' for r in each)} |"
+        )
+    print(
+        f"\n| full attack, {records.seconds(FULL):.2f} s a policy | mean | lowest | highest | {' | '.join(FIXED)} |\n"
+        + "|--" * 6
+        + "|"
+    )
     for name in QUANTITIES:
         means = records.values(FULL, name).mean(1)
-        fixed = [f"{means[records.policies.index(policy)]:.3f}" if policy in records.policies else "-" for policy in FIXED]
-        print(f"| {name} | {means.mean():.3f} | {means.min():.3f} | {means.max():.3f} | {' | '.join(fixed)} |")
+        fixed = [
+            f"{means[records.policies.index(policy)]:.3f}" if policy in records.policies else "-"
+            for policy in FIXED
+        ]
+        print(
+            f"| {name} | {means.mean():.3f} | {means.min():.3f} | {means.max():.3f} | {' | '.join(fixed)} |"
+        )
 
 
 def _row(own: Values, full: Values, seed: int) -> str:
@@ -164,7 +237,11 @@ def _row(own: Values, full: Values, seed: int) -> str:
     r = correlation(own.mean(1), full.mean(1))
     drawn = rng.integers(len(own), size=(RESAMPLES, len(own)))
     again = [correlation(own[rows].mean(1), full[rows].mean(1)) for rows in drawn]
-    low, high = np.quantile(varied, [0.025, 0.975]) if (varied := [one for one in again if one == one]) else (np.nan, np.nan)
+    low, high = (
+        np.quantile(varied, [0.025, 0.975])
+        if (varied := [one for one in again if one == one])
+        else (np.nan, np.nan)
+    )
     a, b = reliability(own, rng), reliability(full, rng)
     most = np.sqrt(a * b) if a > 0 and b > 0 else np.nan
     return f"{r:.2f} | {low:.2f} to {high:.2f} | {a:.2f} | {b:.2f} | {most:.2f}"
@@ -190,7 +267,9 @@ def reliability(values: Values, rng: np.random.Generator) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", default="cifar100")
     parser.add_argument("--model", default="resnet20-4")
     parser.add_argument("--checkpoint", type=Path)
@@ -211,7 +290,9 @@ def main() -> None:
     try:
         if options.table is None:
             if options.out is None:
-                raise GradveilError("no file to write to: give --out FILE.jsonl, or --table with one written before")
+                raise GradveilError(
+                    "no file to write to: give --out FILE.jsonl, or --table with one written before"
+                )
             measure(options)
         show(options.table or options.out)
     except GradveilError as error:

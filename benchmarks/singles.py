@@ -17,43 +17,64 @@ import torch
 from torch import nn
 
 from gradveil import __version__
-from gradveil.core.devices import find_device
 from gradveil.data import Images, load
+from gradveil.engine.device import find_device
 from gradveil.models import build
 from gradveil.models.checkpoints import load_checkpoint
 from gradveil.scores.privacy import RULES, PrivacyScorer
-from gradveil.scores.scorers import Scorer
-from gradveil.search.probes import make_probe
+from gradveil.scores.scorer import Scorer
+from gradveil.search.probe import make_probe
 from gradveil.transforms import LIBRARY, Policy
 
 PAPER = ("3", "15", "18", "26", "1")
 
 
 def ranked(scorer: Scorer, policies: list[Policy]) -> dict[str, Any]:
-    found = [one for first in range(0, len(policies), scorer.unit) for one in scorer.estimates(policies[first : first + scorer.unit])]
+    found = [
+        one
+        for first in range(0, len(policies), scorer.unit)
+        for one in scorer.estimates(policies[first : first + scorer.unit])
+    ]
     name = scorer.names[0]
     rows: list[dict[str, Any]] = [
-        {"policy": str(p), **{key: (e.mean, e.error) for key, e in one.items()}} for p, one in zip(policies, found, strict=True)
+        {"policy": str(p), **{key: (e.mean, e.error) for key, e in one.items()}}
+        for p, one in zip(policies, found, strict=True)
     ]
     rows.sort(key=lambda row: row[name][0])
     best = [row["policy"] for row in rows if row["policy"] != "none"][:10]
-    return {"n": found[0][name].n, "ten_best": best, "of_the_paper": [one for one in PAPER if one in best], "rows": rows}
+    return {
+        "n": found[0][name].n,
+        "ten_best": best,
+        "of_the_paper": [one for one in PAPER if one in best],
+        "rows": rows,
+    }
 
 
-def measure(arguments: argparse.Namespace, model: nn.Module, train: Images, test: Images) -> dict[str, Any]:
+def measure(
+    arguments: argparse.Namespace, model: nn.Module, train: Images, test: Images
+) -> dict[str, Any]:
     policies = [Policy(), *(Policy.parse(str(index)) for index in range(len(LIBRARY)))]
     places = torch.arange(200, 700, 5)
     images, labels = test.images[places], test.labels[places]
-    found = {f"privacy, {rule}": ranked(PrivacyScorer(model, images, labels, rule, seed=arguments.seed), policies) for rule in RULES}
+    found = {
+        f"privacy, {rule}": ranked(
+            PrivacyScorer(model, images, labels, rule, seed=arguments.seed), policies
+        )
+        for rule in RULES
+    }
     if arguments.probe_steps:
         indices = places[: arguments.probe_images].tolist()
-        probe = make_probe(train, test, model, indices, steps=arguments.probe_steps, seed=arguments.seed)
+        probe = make_probe(
+            train, test, model, indices, steps=arguments.probe_steps, seed=arguments.seed
+        )
         found["probe"] = ranked(probe, policies) | {"steps": arguments.probe_steps}
     return found
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     for name in ("data", "model"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--checkpoint", type=Path)
@@ -65,24 +86,36 @@ def main() -> None:
     parser.add_argument("--json", type=Path, required=True)
     arguments = parser.parse_args()
     device = find_device(arguments.device)
-    train, test = (load(arguments.data, split, root=arguments.data_root) for split in ("train", "test"))
+    train, test = (
+        load(arguments.data, split, root=arguments.data_root) for split in ("train", "test")
+    )
     facts = {"channels": test.channels, "size": test.size, "classes": len(test.classes)}
     model = build(arguments.model, **facts, mean=test.mean, std=test.std, seed=arguments.seed)
-    model = (load_checkpoint(arguments.checkpoint, model) if arguments.checkpoint else model).to(device)
+    model = (load_checkpoint(arguments.checkpoint, model) if arguments.checkpoint else model).to(
+        device
+    )
     about = {
         "data": arguments.data,
         "model": arguments.model,
         "checkpoint": "semi-trained" if arguments.checkpoint else "untrained",
         "seed": arguments.seed,
-        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
-        "versions": {"gradveil": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "device": torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else platform.machine(),
+        "versions": {
+            "gradveil": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
         "date": time.strftime("%Y-%m-%d"),
     }
     result = about | measure(arguments, model, train, test)
     arguments.json.write_text(json.dumps(result) + "\n")
     for name in result.keys() - about.keys():
         found = result[name]
-        print(f"{name}: of the paper's five {found['of_the_paper']} are among the ten best, {found['ten_best']}")
+        print(
+            f"{name}: of the paper's five {found['of_the_paper']} are among the ten best, {found['ten_best']}"
+        )
 
 
 if __name__ == "__main__":

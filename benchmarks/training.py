@@ -17,34 +17,43 @@ from pathlib import Path
 
 import torch
 
-from gradveil.core.devices import find_device
 from gradveil.core.seeds import generator
 from gradveil.data import load
-from gradveil.data.batches import Batches
+from gradveil.data.images import Batches
+from gradveil.engine.device import find_device
 from gradveil.models import build
-from gradveil.training import Job, Recipe, train
-from gradveil.training.steps import Step
+from gradveil.training import Recipe, TrainingJob, train
+from gradveil.training.step import Step
 from gradveil.transforms import Policy
 
 
-def epochs_of(job: Job, root: Path | None, device: str) -> tuple[list[float], float]:
+def epochs_of(job: TrainingJob, root: Path | None, device: str) -> tuple[list[float], float]:
     """Seconds of each epoch after the first, and the accuracy at the end."""
     with tempfile.TemporaryDirectory() as folder:
         found = train(job, Path(folder) / "run", root=root, device=device, progress=False)
     return [row["seconds"] for row in found.history][1:], found.accuracy
 
 
-def plain_epoch(job: Job, root: Path | None, device: str) -> float:
+def plain_epoch(job: TrainingJob, root: Path | None, device: str) -> float:
     """One eager epoch, the second of two."""
     place = find_device(device)
     split = load(job.data, "train", root=root, fraction=job.fraction, image_size=job.image_size)
-    model = build(job.model, channels=split.channels, size=split.size, classes=len(split.classes), mean=split.mean, std=split.std).to(place)
+    model = build(
+        job.model,
+        channels=split.channels,
+        size=split.size,
+        classes=len(split.classes),
+        mean=split.mean,
+        std=split.std,
+    ).to(place)
     step = Step(model, job.recipe.loss, job.recipe.optimizer(model), bf16=place.type == "cuda")
     images, labels = split.images.to(place), split.labels.to(place)
     taken = 0.0
     for epoch in range(2):
         start = time.perf_counter()
-        for batch in Batches(images, labels, job.recipe.batch_size, generator(0, "train", epoch), job.preparation()):
+        for batch in Batches(
+            images, labels, job.recipe.batch_size, generator(0, "train", epoch), job.preparation()
+        ):
             step(batch)
         step.averages()
         taken = time.perf_counter() - start
@@ -52,7 +61,9 @@ def plain_epoch(job: Job, root: Path | None, device: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", default="fashion-mnist-mini")
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--model", default="mlp")
@@ -61,12 +72,14 @@ def main() -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    job = Job(options.data, options.model, Recipe(epochs=options.epochs))
+    job = TrainingJob(options.data, options.model, Recipe(epochs=options.epochs))
     # In turn, twice, so that a drift of the machine's speed does not look like the policy's cost.
     runs: dict[str, list[float]] = {"none": [], "policy": []}
     accuracy: dict[str, float] = {}
     for name, policy in (("none", Policy()), ("policy", Policy.parse(options.policy))) * 2:
-        seconds, accuracy[name] = epochs_of(replace(job, policy=policy), options.data_root, options.device)
+        seconds, accuracy[name] = epochs_of(
+            replace(job, policy=policy), options.data_root, options.device
+        )
         runs[name] += seconds
     median = {name: statistics.median(seconds) for name, seconds in runs.items()}
     result = {
@@ -79,7 +92,9 @@ def main() -> None:
         "policy_overhead": median["policy"] / median["none"] - 1,
         "plain_seconds": plain_epoch(job, options.data_root, options.device),
         "accuracy": accuracy,
-        "machine": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
+        "machine": torch.cuda.get_device_name()
+        if torch.cuda.is_available()
+        else platform.machine(),
         "versions": {"torch": torch.__version__, "python": platform.python_version()},
     }
     print(json.dumps(result, indent=1))

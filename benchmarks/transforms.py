@@ -32,16 +32,30 @@ def pillow(transform: Transform, sign: int, picture: Image.Image) -> Image.Image
     value, (width, height) = transform.value, picture.size
     match transform.name:
         case "shear_y":
-            return picture.transform(picture.size, AFFINE, (1, 0, 0, value * sign, 1, 0), Image.Resampling.BICUBIC, fillcolor=(0, 0, 0))
+            return picture.transform(
+                picture.size,
+                AFFINE,
+                (1, 0, 0, value * sign, 1, 0),
+                Image.Resampling.BICUBIC,
+                fillcolor=(0, 0, 0),
+            )
         case "translate_x":
-            return picture.transform(picture.size, AFFINE, (1, 0, value * width * sign, 0, 1, 0), fillcolor=(0, 0, 0))
+            return picture.transform(
+                picture.size, AFFINE, (1, 0, value * width * sign, 0, 1, 0), fillcolor=(0, 0, 0)
+            )
         case "translate_y":
-            return picture.transform(picture.size, AFFINE, (1, 0, 0, 0, 1, value * height * sign), fillcolor=(0, 0, 0))
+            return picture.transform(
+                picture.size, AFFINE, (1, 0, 0, 0, 1, value * height * sign), fillcolor=(0, 0, 0)
+            )
         case "rotate":
             turned = picture.convert("RGBA").rotate(value)
-            return Image.composite(turned, Image.new("RGBA", turned.size, (128,) * 4), turned).convert(picture.mode)
+            return Image.composite(
+                turned, Image.new("RGBA", turned.size, (128,) * 4), turned
+            ).convert(picture.mode)
         case "color" | "contrast" | "sharpness" | "brightness":
-            enhanced: Image.Image = getattr(ImageEnhance, transform.name.capitalize())(picture).enhance(1 + value * sign)
+            enhanced: Image.Image = getattr(ImageEnhance, transform.name.capitalize())(
+                picture
+            ).enhance(1 + value * sign)
             return enhanced
         case "posterize":
             return ImageOps.posterize(picture, int(value))
@@ -75,7 +89,11 @@ def _wait(device: str) -> None:
 
 def real_images(count: int) -> Tensor:
     grey = load("fashion-mnist-mini", "train").images
-    sheet = torch.nn.functional.interpolate(grey.float(), size=(32, 32), mode="bilinear").round().to(torch.uint8)
+    sheet = (
+        torch.nn.functional.interpolate(grey.float(), size=(32, 32), mode="bilinear")
+        .round()
+        .to(torch.uint8)
+    )
     picked = torch.arange(3 * count) * 7919 % len(sheet)
     return sheet[picked].reshape(count, 3, 32, 32)
 
@@ -83,7 +101,9 @@ def real_images(count: int) -> Tensor:
 def measure(count: int, few: int) -> dict[str, dict[str, float]]:
     """Images per second for each distinct function of the library."""
     images = real_images(count)
-    pictures = [Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()) for image in images[:few]]
+    pictures = [
+        Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()) for image in images[:few]
+    ]
     arrays = [np.asarray(picture) for picture in pictures]
     devices = ["cpu", "cuda"] if torch.cuda.is_available() else ["cpu"]
     rates: dict[str, dict[str, float]] = {}
@@ -91,8 +111,15 @@ def measure(count: int, few: int) -> dict[str, dict[str, float]]:
         transform = Transform(name, magnitude)
         policy = Policy(((transform,),))
         row = {
-            "pillow alone": few / seconds(lambda t=transform: [pillow(t, 1, picture) for picture in pictures], "cpu"),  # type: ignore[misc]
-            "pillow": few / seconds(lambda t=transform: [np.asarray(pillow(t, 1, Image.fromarray(a))) for a in arrays], "cpu"),  # type: ignore[misc]
+            "pillow alone": few
+            / seconds(lambda t=transform: [pillow(t, 1, picture) for picture in pictures], "cpu"),  # type: ignore[misc]
+            "pillow": few
+            / seconds(
+                lambda t=transform: [  # type: ignore[misc]
+                    np.asarray(pillow(t, 1, Image.fromarray(a))) for a in arrays
+                ],
+                "cpu",
+            ),
         }
         for device in devices:
             many = images.to(device) if device == "cpu" else images.to(device).repeat(16, 1, 1, 1)
@@ -103,7 +130,9 @@ def measure(count: int, few: int) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--images", type=int, default=4096)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -116,15 +145,25 @@ def main() -> None:
     for name, row in [*rates.items(), ("the library of 50", total)]:
         print(f"{name:24}" + "".join(f"{row[kind]:16,.0f}" for kind in kinds))
     for kind in kinds[2:]:
-        print(f"{kind}: {total[kind] / total['pillow']:.1f}x Pillow, {total[kind] / total['pillow alone']:.1f}x Pillow alone")
+        print(
+            f"{kind}: {total[kind] / total['pillow']:.1f}x Pillow, {total[kind] / total['pillow alone']:.1f}x Pillow alone"
+        )
     facts = {
         "images": options.images,
         "threads": torch.get_num_threads(),
-        "machine": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.machine(),
-        "versions": {"torch": torch.__version__, "pillow": PIL.__version__, "python": platform.python_version()},
+        "machine": torch.cuda.get_device_name()
+        if torch.cuda.is_available()
+        else platform.machine(),
+        "versions": {
+            "torch": torch.__version__,
+            "pillow": PIL.__version__,
+            "python": platform.python_version(),
+        },
     }
     if options.json:
-        options.json.write_text(json.dumps({"facts": facts, "library": total, "functions": rates}, indent=1) + "\n")
+        options.json.write_text(
+            json.dumps({"facts": facts, "library": total, "functions": rates}, indent=1) + "\n"
+        )
     print(json.dumps(facts))
 
 

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as shells leave it for what they run in the background: tests interrupt programs
+if (
+    signal.getsignal(signal.SIGINT) == signal.SIG_IGN
+):  # as shells leave it for what they run in the background: tests interrupt programs
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(1)  # the same results on every machine, and no fight for two cores

@@ -8,12 +8,13 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
+from gradveil import clients as rounds
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError, GradveilWarning
-from gradveil.core.gradients import cross_entropy, loop_gradients
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Protocol
-from gradveil.defenses import Defense, parse, rounds
+from gradveil.defenses import Defense, parse
+from gradveil.engine.gradients import cross_entropy, loop_gradients
 from gradveil.models import build
 from gradveil.transforms.policy import Policy
 from gradveil.transforms.preparation import Preparation
@@ -46,13 +47,21 @@ def test_what_is_seen_is_the_gradient_of_the_batch_used(steps: int) -> None:
     client = Client(lenet(), CLASSES, protocol=Protocol(local_steps=steps))
     shared = client.share(private(3, batch=2), generator(0))
     for (seen, used), given in zip(shared, private(3, batch=2), strict=True):
-        assert torch.equal(used.images, given.images.double()) and torch.equal(used.labels, given.labels)
+        assert torch.equal(used.images, given.images.double()) and torch.equal(
+            used.labels, given.labels
+        )
         assert seen.image_shape == (3, SIZE, SIZE) and seen.size == 2 and seen.classes == CLASSES
-        assert seen.model is client.model and seen.loss is cross_entropy and seen.protocol == client.protocol
+        assert (
+            seen.model is client.model
+            and seen.loss is cross_entropy
+            and seen.protocol == client.protocol
+        )
         assert seen.knowledge.labels is not None and torch.equal(seen.knowledge.labels, used.labels)
         assert not any(value.requires_grad for value in seen.gradients.values())
         if steps == 1:
-            expected = loop_gradients(client.model, cross_entropy, used.images[None], used.labels[None])
+            expected = loop_gradients(
+                client.model, cross_entropy, used.images[None], used.labels[None]
+            )
             for name, value in expected.items():
                 torch.testing.assert_close(seen.gradients[name], value[0], rtol=1e-10, atol=1e-12)
 
@@ -67,7 +76,10 @@ def test_no_victims_share_nothing() -> None:
 
 
 def test_preparation_changes_the_batch_used_and_what_is_seen() -> None:
-    plain, prepared = Client(lenet(), CLASSES), Client(lenet(), CLASSES, prepare=Preparation(policy=POLICY))
+    plain, prepared = (
+        Client(lenet(), CLASSES),
+        Client(lenet(), CLASSES, prepare=Preparation(policy=POLICY)),
+    )
     ((seen, used),) = prepared.share(private(1, batch=3), generator(1))
     given = private(1, batch=3)[0]
     assert not torch.equal(used.images, given.images.double())
@@ -79,11 +91,15 @@ def test_preparation_changes_the_batch_used_and_what_is_seen() -> None:
 
 
 def test_preparation_that_does_nothing_gives_back_the_same_pixels() -> None:
-    ((_, used),) = Client(lenet().float(), CLASSES, prepare=Preparation(padding=0, flip=False)).share(private(1), generator(0))
+    ((_, used),) = Client(
+        lenet().float(), CLASSES, prepare=Preparation(padding=0, flip=False)
+    ).share(private(1), generator(0))
     assert torch.equal(used.images, private(1)[0].images)
 
 
-def test_sharing_many_victims_is_sharing_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sharing_many_victims_is_sharing_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     client = Client(lenet(), CLASSES, prepare=Preparation())
     together = client.share(private(5, batch=2), generator(3))
     rng = generator(3)
@@ -127,10 +143,22 @@ def labeled(*labels: float | bool) -> list[Batch]:
         (changed(lambda x: x * 255), "victim 1: images with values from"),
         (changed(lambda x: x - 0.5), "expected [0, 1], the model normalizes"),
         (changed(lambda x: x * float("nan")), "victim 1: images with values from nan to nan"),
-        (changed(lambda x: (x * 255).byte()), "victim 1: images of type torch.uint8; expected floating point in [0, 1]"),
-        (changed(lambda x: x[0]), "victim 1: images of shape (3, 8, 8) and labels of shape (1,); expected images (N, C, H, W)"),
-        (changed(lambda x: x.expand(2, -1, -1, -1)), "victim 1: images of shape (2, 3, 8, 8) and labels of shape (1,)"),
-        (changed(lambda x: x[..., :7]), "victim 0 has images of shape (1, 3, 8, 8), victim 1 (1, 3, 8, 7)"),
+        (
+            changed(lambda x: (x * 255).byte()),
+            "victim 1: images of type torch.uint8; expected floating point in [0, 1]",
+        ),
+        (
+            changed(lambda x: x[0]),
+            "victim 1: images of shape (3, 8, 8) and labels of shape (1,); expected images (N, C, H, W)",
+        ),
+        (
+            changed(lambda x: x.expand(2, -1, -1, -1)),
+            "victim 1: images of shape (2, 3, 8, 8) and labels of shape (1,)",
+        ),
+        (
+            changed(lambda x: x[..., :7]),
+            "victim 0 has images of shape (1, 3, 8, 8), victim 1 (1, 3, 8, 7)",
+        ),
         (
             [*private(1), *private(1, batch=2)],
             "victim 0 has images of shape (1, 3, 8, 8), victim 1 (2, 3, 8, 8): share victims of one batch",
@@ -139,7 +167,10 @@ def labeled(*labels: float | bool) -> list[Batch]:
         (labeled(-1), "victim 0: label -1"),
         (labeled(1.0), "victim 0: labels of type torch.float32; expected class indices"),
         (labeled(True), "victim 0: labels of type torch.bool"),
-        ([Batch(torch.rand(1, 2, SIZE, SIZE), torch.tensor([0]))], "Classifier and images of shape (1, 2, 8, 8) do not fit: Runtime"),
+        (
+            [Batch(torch.rand(1, 2, SIZE, SIZE), torch.tensor([0]))],
+            "Classifier and images of shape (1, 2, 8, 8) do not fit: Runtime",
+        ),
     ],
 )
 def test_bad_batches_are_refused(batches: list[Batch], says: str) -> None:
@@ -155,7 +186,9 @@ def test_weights_that_are_not_finite_are_named(value: float) -> None:
     model = lenet()
     with torch.no_grad():
         model.get_parameter("head.bias")[2] = value
-    assert "'head.bias' has values that are not finite" in refused(Client(model, CLASSES), private(1))
+    assert "'head.bias' has values that are not finite" in refused(
+        Client(model, CLASSES), private(1)
+    )
 
 
 def test_a_model_without_trainable_parameters_is_refused() -> None:
@@ -168,25 +201,38 @@ def test_a_zero_gradient_is_refused_and_the_victim_named() -> None:
     with torch.no_grad():
         model.get_parameter("1.weight").zero_()[4] = 1e6
     batches = [replace(private(1)[0], labels=torch.tensor([label])) for label in (3, 4)]
-    assert refused(Client(model, CLASSES), batches).startswith("victim 1: the model's gradient is zero: dead or saturated")
+    assert refused(Client(model, CLASSES), batches).startswith(
+        "victim 1: the model's gradient is zero: dead or saturated"
+    )
 
 
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_gradient_that_is_not_finite_is_refused_and_named(steps: int) -> None:
-    client = Client(lenet(), CLASSES, loss=lambda logits, labels: cross_entropy(logits, labels) * 1e308 * 10, protocol=Protocol(steps))
+    client = Client(
+        lenet(),
+        CLASSES,
+        loss=lambda logits, labels: cross_entropy(logits, labels) * 1e308 * 10,
+        protocol=Protocol(steps),
+    )
     with warnings.catch_warnings(action="ignore", category=GradveilWarning):
         message = refused(client, private(2))
     assert message.startswith("victim 0: the gradient of 'features.0.weight' is not finite")
 
 
-@pytest.mark.parametrize("prepare", [lambda images, _: images.float(), lambda images, _: images[:1]])
-def test_a_preparation_that_loses_images_or_type_is_refused(prepare: Callable[[Tensor, Generator], Tensor]) -> None:
+@pytest.mark.parametrize(
+    "prepare", [lambda images, _: images.float(), lambda images, _: images[:1]]
+)
+def test_a_preparation_that_loses_images_or_type_is_refused(
+    prepare: Callable[[Tensor, Generator], Tensor],
+) -> None:
     assert "prepare gave" in refused(Client(lenet(), CLASSES, prepare=prepare), private(1, batch=2))
 
 
 def test_batch_norm_of_a_single_value_in_train_mode_is_told_in_one_line() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIZE**2, CLASSES), nn.BatchNorm1d(CLASSES))
-    assert "more than 1 value per channel" in refused(Client(model, CLASSES, protocol=Protocol(train_mode=True)), private(1))
+    assert "more than 1 value per channel" in refused(
+        Client(model, CLASSES, protocol=Protocol(train_mode=True)), private(1)
+    )
 
 
 def test_what_is_seen_is_the_defended_gradient_of_the_protected_model() -> None:
@@ -203,17 +249,25 @@ def test_what_is_seen_is_the_defended_gradient_of_the_protected_model() -> None:
 
 def test_a_clean_client_shares_the_gradient_before_the_defence() -> None:
     text = "3-1-7,then,precode:k=4,then,gaussian:1"
-    clean = Client(lenet(), CLASSES, defense=parse(text), clean=True).share(private(2), generator(0), tell_defense=True)
-    without = Client(lenet(), CLASSES, defense=parse("3-1-7,then,precode:k=4")).share(private(2), generator(0))
+    clean = Client(lenet(), CLASSES, defense=parse(text), clean=True).share(
+        private(2), generator(0), tell_defense=True
+    )
+    without = Client(lenet(), CLASSES, defense=parse("3-1-7,then,precode:k=4")).share(
+        private(2), generator(0)
+    )
     for (seen, used), (other, other_used) in zip(clean, without, strict=True):
         assert torch.equal(used.images, other_used.images) and seen.knowledge.noise is None
-        assert all(torch.equal(value, other.gradients[name]) for name, value in seen.gradients.items())
+        assert all(
+            torch.equal(value, other.gradients[name]) for name, value in seen.gradients.items()
+        )
 
 
 def test_a_defence_is_told_only_where_asked() -> None:
     client = Client(lenet(), CLASSES, defense=parse("3-1-7,then,clip:1,then,gaussian:0.5"))
     silent, told, drawn = (
-        client.share(private(1), generator(0), tell_defense=defense, tell_draws=draws)[0][0].knowledge
+        client.share(private(1), generator(0), tell_defense=defense, tell_draws=draws)[0][
+            0
+        ].knowledge
         for defense, draws in ((False, False), (True, False), (True, True))
     )
     assert silent.noise is None and silent.policy is None and silent.transform is None
@@ -224,16 +278,28 @@ def test_a_defence_is_told_only_where_asked() -> None:
 def test_the_noise_told_is_that_of_the_batch_also_where_labels_are_not() -> None:
     client = Client(lenet(), CLASSES, defense=parse("dp:norm=1,multiplier=1"))
     for labels in (True, False):
-        ((seen, _),) = client.share(private(1, batch=2), generator(0), tell_labels=labels, tell_defense=True)
-        assert seen.knowledge.noise == ("gaussian", 0.5) and (seen.knowledge.labels is not None) == labels
+        ((seen, _),) = client.share(
+            private(1, batch=2), generator(0), tell_labels=labels, tell_defense=True
+        )
+        assert (
+            seen.knowledge.noise == ("gaussian", 0.5)
+            and (seen.knowledge.labels is not None) == labels
+        )
 
 
 @pytest.mark.parametrize("mode", [False, True])
 def test_what_the_model_draws_by_itself_is_told(mode: bool) -> None:
     layers = nn.Linear(3 * SIZE**2, 8), nn.Dropout(0.5), nn.Linear(8, CLASSES)
-    client = Client(nn.Sequential(nn.Flatten(), *layers).double(), CLASSES, protocol=Protocol(train_mode=mode))
-    told, silent = (client.share(private(1), generator(0), tell_defense=defense)[0][0].knowledge for defense in (True, False))
-    assert (told.train_masks, told.random_layers) == ((True, ("3.weight", "3.bias")) if mode else (None, None))
+    client = Client(
+        nn.Sequential(nn.Flatten(), *layers).double(), CLASSES, protocol=Protocol(train_mode=mode)
+    )
+    told, silent = (
+        client.share(private(1), generator(0), tell_defense=defense)[0][0].knowledge
+        for defense in (True, False)
+    )
+    assert (told.train_masks, told.random_layers) == (
+        (True, ("3.weight", "3.bias")) if mode else (None, None)
+    )
     assert silent.train_masks is None and silent.random_layers is None
 
 
@@ -255,21 +321,30 @@ def test_rounds_keep_what_a_defence_keeps_and_the_earlier_ones_are_known() -> No
     """At the same weights and on the same batch each round has the same gradient g, and without momentum their sum is r g."""
     plain = Client(lenet(), CLASSES).share(private(2), generator(0))
     client = Client(lenet(), CLASSES, defense=parse("prune-feedback:0.8,momentum=0"))
-    for (seen, _), (clean, _) in zip(client.share(private(2), generator(0), rounds=6), plain, strict=True):
+    for (seen, _), (clean, _) in zip(
+        client.share(private(2), generator(0), rounds=6), plain, strict=True
+    ):
         assert seen.knowledge.earlier is not None and len(seen.knowledge.earlier) == 5
         for name, gradient in clean.gradients.items():
             every = torch.stack([one[name] for one in (*seen.knowledge.earlier, seen.gradients)])
-            assert all(int((one != 0).sum()) == one.numel() - int(0.8 * one.numel() + 1e-9) for one in every)
+            assert all(
+                int((one != 0).sum()) == one.numel() - int(0.8 * one.numel() + 1e-9)
+                for one in every
+            )
             often = (every.sum(0) / gradient)[gradient != 0]
             assert not bool(every[:, gradient == 0].any())
             torch.testing.assert_close(often, often.round(), rtol=1e-9, atol=1e-9)
             assert bool((often <= 6 + 1e-9).all()) and bool((often > 5.5).any())
-            assert int(every.any(0).sum()) > int(every[0].count_nonzero()), "what waited is shared later"
+            assert int(every.any(0).sum()) > int(every[0].count_nonzero()), (
+                "what waited is shared later"
+            )
 
 
 @pytest.mark.parametrize("text", ["precode:k=4", "dropout:0.5", "gaussian:0.1"])
 def test_each_round_draws_anew(text: str) -> None:
-    ((seen, _),) = Client(lenet(), CLASSES, defense=parse(text)).share(private(1), generator(0), rounds=3)
+    ((seen, _),) = Client(lenet(), CLASSES, defense=parse(text)).share(
+        private(1), generator(0), rounds=3
+    )
     assert seen.knowledge.earlier is not None
     every = [
         one["features.0.weight" if "precode" not in text else "inner.features.0.weight"]
@@ -281,7 +356,9 @@ def test_each_round_draws_anew(text: str) -> None:
 def test_dropout_drops_the_stated_share_of_features() -> None:
     """A dropped feature of a single image leaves a column of zeros in the head's gradient."""
     shared = Client(lenet(), CLASSES, defense=parse("dropout:0.2")).share(private(40), generator(0))
-    dropped = torch.stack([(seen.gradients["head.inner.weight"] == 0).all(0) for seen, _ in shared]).double()
+    dropped = torch.stack(
+        [(seen.gradients["head.inner.weight"] == 0).all(0) for seen, _ in shared]
+    ).double()
     assert float(dropped.mean()) == pytest.approx(0.2, abs=0.03)
     assert not torch.equal(dropped[0], dropped[1])
 
@@ -296,7 +373,9 @@ def test_one_round_knows_of_no_earlier_ones_and_none_is_refused() -> None:
 def test_a_model_trained_under_its_defence_is_not_protected_again() -> None:
     defense = parse("precode:k=4")
     model = defense.protect_model(lenet())
-    ((seen, _),) = Client(model, CLASSES, defense=defense, protected=True).share(private(1), generator(0))
+    ((seen, _),) = Client(model, CLASSES, defense=defense, protected=True).share(
+        private(1), generator(0)
+    )
     assert seen.model is model
 
 
@@ -304,7 +383,9 @@ def test_a_model_trained_under_its_defence_is_not_protected_again() -> None:
 def test_dropout_of_the_model_s_own_follows_the_generator(mode: bool) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(3 * SIZE**2, CLASSES)).double()
     client = Client(model, CLASSES, protocol=Protocol(train_mode=mode))
-    first, again, other = (client.share(private(2), generator(seed))[1][0].gradients["2.weight"] for seed in (0, 0, 1))
+    first, again, other = (
+        client.share(private(2), generator(seed))[1][0].gradients["2.weight"] for seed in (0, 0, 1)
+    )
     assert torch.equal(first, again) and torch.equal(first, other) == (not mode)
 
 
@@ -321,16 +402,22 @@ def test_dropout_of_the_model_s_own_follows_the_generator(mode: bool) -> None:
     ],
 )
 def test_defences_that_do_not_fit_are_refused(text: str, protocol: Protocol, says: str) -> None:
-    assert says in refused(Client(lenet(), CLASSES, protocol=protocol, defense=parse(text)), private(1))
+    assert says in refused(
+        Client(lenet(), CLASSES, protocol=protocol, defense=parse(text)), private(1)
+    )
 
 
 def test_a_wrong_number_of_classes_is_told_without_the_columns_of_penalties() -> None:
-    assert "gave shape (1, 10); expected (1, 7)" in refused(Client(lenet(), 7, defense=parse("precode:k=4")), labeled(0))
+    assert "gave shape (1, 10); expected (1, 7)" in refused(
+        Client(lenet(), 7, defense=parse("precode:k=4")), labeled(0)
+    )
 
 
 def test_a_defence_that_breaks_the_range_of_images_is_named() -> None:
     class Bright(Defense):
-        def protect_batch(self, batch: Batch, rng: Generator) -> Batch:  # noqa: ARG002
+        def protect_batch(self, batch: Batch, rng: Generator) -> Batch:
             return replace(batch, images=batch.images + 1)
 
-    assert "victim 0, after none: images with values from" in refused(Client(lenet(), CLASSES, defense=Bright()), private(1))
+    assert "victim 0, after none: images with values from" in refused(
+        Client(lenet(), CLASSES, defense=Bright()), private(1)
+    )

@@ -13,9 +13,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from gradveil.core.errors import GradveilError, GradveilWarning
-from gradveil.core.gradients import cross_entropy
-from gradveil.core.shares import Shares
 from gradveil.core.types import Knowledge, Observation, Protocol
+from gradveil.engine.gradients import cross_entropy
+from gradveil.engine.shares import Shares
 from gradveil.models import build
 from gradveil.updates import observe_update, read_weights
 
@@ -28,7 +28,13 @@ Weights = dict[str, Tensor]
 def net(seed: int = 0) -> nn.Module:
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)
-        layers = (nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.ReLU(), nn.Flatten(), nn.Linear(72, CLASSES))
+        layers = (
+            nn.Conv2d(1, 2, 3),
+            nn.BatchNorm2d(2),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(72, CLASSES),
+        )
         return nn.Sequential(*layers)
 
 
@@ -60,9 +66,19 @@ def trained(model: nn.Module) -> Weights:
     return {name: value.clone() for name, value in model.state_dict().items()}
 
 
-def observe(before: Path, after: Path, model: nn.Module | None = None, **changed: Any) -> Observation:
-    settings: dict[str, Any] = {"loss": cross_entropy, "image_shape": (1, SIZE, SIZE), "classes": CLASSES, "size": 2, "protocol": PROTOCOL}
-    return observe_update(before, after, net(7) if model is None else model, **{**settings, **changed})
+def observe(
+    before: Path, after: Path, model: nn.Module | None = None, **changed: Any
+) -> Observation:
+    settings: dict[str, Any] = {
+        "loss": cross_entropy,
+        "image_shape": (1, SIZE, SIZE),
+        "classes": CLASSES,
+        "size": 2,
+        "protocol": PROTOCOL,
+    }
+    return observe_update(
+        before, after, net(7) if model is None else model, **{**settings, **changed}
+    )
 
 
 def refused(*args: Any, **more: Any) -> str:
@@ -74,25 +90,37 @@ def refused(*args: Any, **more: Any) -> str:
 
 @pytest.fixture
 def pair(tmp_path: Path) -> tuple[Path, Path]:
-    return save(tmp_path / "before.pt", net().state_dict()), save(tmp_path / "after.pt", trained(net()))
+    return save(tmp_path / "before.pt", net().state_dict()), save(
+        tmp_path / "after.pt", trained(net())
+    )
 
 
 @pytest.mark.parametrize("kind", [".safetensors", ".npz", ".pt", ".pth", ".ckpt"])
 def test_two_files_of_a_client_give_what_it_would_have_shared(kind: str, tmp_path: Path) -> None:
-    before, after = save(tmp_path / f"before{kind}", net().state_dict()), save(tmp_path / f"after{kind}", trained(net()))
+    before, after = (
+        save(tmp_path / f"before{kind}", net().state_dict()),
+        save(tmp_path / f"after{kind}", trained(net())),
+    )
     seen = observe(before, after, knowledge=Knowledge(labels=batch()[1]))
     expected = Shares(net(), cross_entropy, PROTOCOL)(*(part[None] for part in batch()))
     assert list(seen.gradients) == list(expected)
     for name, value in expected.items():
         torch.testing.assert_close(seen.gradients[name], value[0], rtol=1e-3, atol=1e-5)
-    assert (seen.image_shape, seen.size, seen.classes, seen.protocol) == ((1, SIZE, SIZE), 2, CLASSES, PROTOCOL)
+    assert (seen.image_shape, seen.size, seen.classes, seen.protocol) == (
+        (1, SIZE, SIZE),
+        2,
+        CLASSES,
+        PROTOCOL,
+    )
     assert seen.knowledge.labels is not None
 
 
 def test_the_model_gets_the_weights_and_running_statistics_from_before(tmp_path: Path) -> None:
     old, new, model = net(), net(1), net(7)
     old.get_buffer("1.running_mean").fill_(3.0)
-    seen = observe(save(tmp_path / "a.pt", old.state_dict()), save(tmp_path / "b.pt", new.state_dict()), model)
+    seen = observe(
+        save(tmp_path / "a.pt", old.state_dict()), save(tmp_path / "b.pt", new.state_dict()), model
+    )
     assert seen.model is model
     for name, value in old.state_dict().items():
         assert torch.equal(model.state_dict()[name], value)
@@ -100,9 +128,16 @@ def test_the_model_gets_the_weights_and_running_statistics_from_before(tmp_path:
 
 
 def test_gradients_are_the_differences_divided_by_the_rate(tmp_path: Path) -> None:
-    old = {name: value.double() if value.is_floating_point() else value for name, value in net().state_dict().items()}
+    old = {
+        name: value.double() if value.is_floating_point() else value
+        for name, value in net().state_dict().items()
+    }
     new = {name: value + 1 if value.is_floating_point() else value for name, value in old.items()}
-    seen = observe(save(tmp_path / "a.pt", old), save(tmp_path / "b.npz", new), protocol=Protocol(local_lr=0.25))
+    seen = observe(
+        save(tmp_path / "a.pt", old),
+        save(tmp_path / "b.npz", new),
+        protocol=Protocol(local_lr=0.25),
+    )
     for value in seen.gradients.values():
         assert value.dtype == torch.float32
         torch.testing.assert_close(value, torch.full_like(value, -4))
@@ -110,7 +145,9 @@ def test_gradients_are_the_differences_divided_by_the_rate(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("nest", [None, "state_dict", "model"])
 @pytest.mark.parametrize("prefix", ["", "model.", "module.", "model.module."])
-def test_nested_and_prefixed_state_dicts_are_read(nest: str | None, prefix: str, tmp_path: Path) -> None:
+def test_nested_and_prefixed_state_dicts_are_read(
+    nest: str | None, prefix: str, tmp_path: Path
+) -> None:
     weights = {prefix + name: value for name, value in net().state_dict().items()}
     torch.save(weights if nest is None else {nest: weights, "epoch": 3}, tmp_path / "x.pt")
     found = read_weights(tmp_path / "x.pt")
@@ -131,17 +168,28 @@ def test_a_model_whose_own_names_have_the_prefix_is_matched_by_name(tmp_path: Pa
 
     for drop in ((), ("mean",)):
         before, after = (
-            save(tmp_path / f"{seed}.safetensors", {name: value for name, value in Wrapped(seed).state_dict().items() if name not in drop})
+            save(
+                tmp_path / f"{seed}.safetensors",
+                {
+                    name: value
+                    for name, value in Wrapped(seed).state_dict().items()
+                    if name not in drop
+                },
+            )
             for seed in (0, 1)
         )
         with warnings.catch_warnings(record=True, action="always") as told:
             seen = observe(before, after, Wrapped(7))
-        assert [str(one.message).partition("has no ")[2][:6] for one in told] == [repr(name) for name in drop]
+        assert [str(one.message).partition("has no ")[2][:6] for one in told] == [
+            repr(name) for name in drop
+        ]
         assert next(iter(seen.gradients)) == "model.0.weight"
 
 
 @pytest.mark.parametrize("parameters_alone", [False, True])
-def test_unnamed_arrays_are_matched_by_order_with_a_warning(parameters_alone: bool, tmp_path: Path) -> None:
+def test_unnamed_arrays_are_matched_by_order_with_a_warning(
+    parameters_alone: bool, tmp_path: Path
+) -> None:
     for name, model in (("a.npz", net()), ("b.npz", net(1))):
         tensors = model.parameters() if parameters_alone else model.state_dict().values()
         np.savez(tmp_path / name, *[value.detach().numpy() for value in tensors])
@@ -150,7 +198,9 @@ def test_unnamed_arrays_are_matched_by_order_with_a_warning(parameters_alone: bo
     messages = " ".join(str(one.message) for one in told)
     assert "matched by order, 'arr_0' taken for '0.weight'" in messages
     assert ("keeps its own for 3 buffer(s)" in messages) == parameters_alone
-    expected = (net().get_parameter("4.bias") - net(1).get_parameter("4.bias")).detach() / PROTOCOL.local_lr
+    expected = (
+        net().get_parameter("4.bias") - net(1).get_parameter("4.bias")
+    ).detach() / PROTOCOL.local_lr
     torch.testing.assert_close(seen.gradients["4.bias"], expected)
 
 
@@ -177,9 +227,15 @@ def altered(change: Callable[[Weights], object]) -> Weights:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda w: w.update({"4.weight": torch.zeros(5, 72)}), "'4.weight' has shape (5, 72), the model (4, 72)"),
+        (
+            lambda w: w.update({"4.weight": torch.zeros(5, 72)}),
+            "'4.weight' has shape (5, 72), the model (4, 72)",
+        ),
         (lambda w: w.pop("4.bias"), "does not fit the model: it has no '4.bias'"),
-        (lambda w: w.update(extra=torch.zeros(1)), "does not fit the model: the model has no 'extra'"),
+        (
+            lambda w: w.update(extra=torch.zeros(1)),
+            "does not fit the model: the model has no 'extra'",
+        ),
         (lambda w: w["4.bias"].fill_(float("nan")), "'4.bias' has values that are not finite"),
         (lambda w: w.update({"4.bias": torch.zeros(4).int()}), "'4.bias' is of type torch.int32"),
         (lambda w: w.clear(), "holds no weights"),
@@ -192,7 +248,9 @@ def test_weights_that_do_not_fit_are_refused_and_the_model_kept(
     for paths in ((bad, pair[1]), (pair[0], bad)):
         message = refused(*paths, model)
         assert says in message and "bad.pt" in message
-    assert all(torch.equal(value, net(7).state_dict()[name]) for name, value in model.state_dict().items())
+    assert all(
+        torch.equal(value, net(7).state_dict()[name]) for name, value in model.state_dict().items()
+    )
 
 
 def test_identical_weights_share_nothing(pair: tuple[Path, Path], tmp_path: Path) -> None:
@@ -211,7 +269,9 @@ def test_identical_weights_share_nothing(pair: tuple[Path, Path], tmp_path: Path
         ({"size": 0}, "size 0"),
     ],
 )
-def test_settings_that_do_not_fit_the_model_are_refused(changed: dict[str, Any], says: str, pair: tuple[Path, Path]) -> None:
+def test_settings_that_do_not_fit_the_model_are_refused(
+    changed: dict[str, Any], says: str, pair: tuple[Path, Path]
+) -> None:
     assert says in refused(*pair, **changed)
 
 
@@ -232,7 +292,9 @@ def test_the_payload_would_run_if_unpickled(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["x.pt", "x.pth", "x.ckpt", "x.npz", "x.safetensors"])
 @pytest.mark.parametrize("way", ["pickle", "torch", "numpy"])
-def test_a_file_with_code_inside_is_refused_and_the_code_does_not_run(way: str, name: str, tmp_path: Path) -> None:
+def test_a_file_with_code_inside_is_refused_and_the_code_does_not_run(
+    way: str, name: str, tmp_path: Path
+) -> None:
     path, payload = tmp_path / name, Payload(tmp_path / "ran")
     with path.open("wb") as file:
         if way == "pickle":
@@ -241,15 +303,25 @@ def test_a_file_with_code_inside_is_refused_and_the_code_does_not_run(way: str, 
             torch.save({"state_dict": {"weight": torch.ones(1)}, "extra": payload}, file)
         else:
             np.savez(file, weight=np.array([payload], dtype=object))
-    with pytest.raises(GradveilError) as caught, warnings.catch_warnings(action="ignore", category=UserWarning):
+    with (
+        pytest.raises(GradveilError) as caught,
+        warnings.catch_warnings(action="ignore", category=UserWarning),
+    ):
         read_weights(path)
-    assert "\n" not in str(caught.value) and name in str(caught.value) and "weights_only" not in str(caught.value)
+    assert (
+        "\n" not in str(caught.value)
+        and name in str(caught.value)
+        and "weights_only" not in str(caught.value)
+    )
     assert not (tmp_path / "ran").exists()
 
 
 def test_a_whole_pickled_model_is_refused_with_the_way_out(tmp_path: Path) -> None:
     torch.save(net(), tmp_path / "model.pt")
-    with pytest.raises(GradveilError, match=r"it asks for torch\.nn\.\S+Sequential; save plain weights: torch\.save\(model\.state_dict"):
+    with pytest.raises(
+        GradveilError,
+        match=r"it asks for torch\.nn\.\S+Sequential; save plain weights: torch\.save\(model\.state_dict",
+    ):
         read_weights(tmp_path / "model.pt")
 
 
@@ -266,7 +338,9 @@ def test_a_whole_pickled_model_is_refused_with_the_way_out(tmp_path: Path) -> No
         ("missing.pt", None, "no weights file at"),
     ],
 )
-def test_other_and_damaged_files_are_refused(name: str, content: bytes | None, says: str, tmp_path: Path) -> None:
+def test_other_and_damaged_files_are_refused(
+    name: str, content: bytes | None, says: str, tmp_path: Path
+) -> None:
     if content is not None:
         (tmp_path / name).write_bytes(content)
     with pytest.raises(GradveilError) as caught:
@@ -299,6 +373,8 @@ def test_a_built_in_model_goes_through_files_and_back(name: str, tmp_path: Path)
     def built(seed: int) -> nn.Module:
         return build(name, channels=1, size=SIZE, classes=CLASSES, seed=seed)
 
-    before, after = (save(tmp_path / f"{seed}.safetensors", built(seed).state_dict()) for seed in (0, 1))
+    before, after = (
+        save(tmp_path / f"{seed}.safetensors", built(seed).state_dict()) for seed in (0, 1)
+    )
     seen = observe(before, after, built(7))
     assert list(seen.gradients) == [key for key, _ in built(0).named_parameters()]

@@ -16,14 +16,29 @@ HEAD = """\
 
 
 def main() -> None:
-    resolve = [sys.executable, "-m", "pip", "install", "--dry-run", "--quiet", "--ignore-installed", "--report", "-", ".[all]"]
+    resolve = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--dry-run",
+        "--quiet",
+        "--ignore-installed",
+        "--report",
+        "-",
+        ".[all]",
+    ]
     report = json.loads(subprocess.run(resolve, check=True, capture_output=True, text=True).stdout)
     names = {}
     for item in report["install"]:
         name = re.sub(r"[-_.]+", "-", item["metadata"]["name"]).lower()
-        names[name] = item["metadata"]["version"].split("+")[0]  # a local build such as +cpu is one machine's own
+        names[name] = item["metadata"]["version"].split("+")[
+            0
+        ]  # a local build such as +cpu is one machine's own
     del names["gradveil"]
-    Path("constraints.txt").write_text(HEAD + "".join(f"{name}=={version}\n" for name, version in sorted(names.items())))
+    Path("constraints.txt").write_text(
+        HEAD + "".join(f"{name}=={version}\n" for name, version in sorted(names.items()))
+    )
     print(f"{len(names)} versions")
 
 

@@ -11,8 +11,8 @@ from PIL import Image
 from gradveil.core.files import write_bytes
 from gradveil.core.seeds import generator
 from gradveil.data import mini
+from gradveil.data.decode import Pixels
 from gradveil.data.fashion_mnist import FASHION_MNIST
-from gradveil.data.pixels import Pixels
 
 PER_CLASS = {"train": 200, "test": 50}
 SEED = 0
@@ -25,7 +25,9 @@ def chosen(root: Path, split: str) -> Pixels:
     columns = []
     for label in range(len(classes)):
         members = np.flatnonzero(labels == label)
-        order = torch.randperm(len(members), generator=generator(SEED, "fashion-mnist-mini", split, label)).numpy()
+        order = torch.randperm(
+            len(members), generator=generator(SEED, "fashion-mnist-mini", split, label)
+        ).numpy()
         columns.append(images[np.sort(members[order[: PER_CLASS[split]]]), 0])
     return np.stack(columns, axis=1).reshape(-1, mini.SIDE, mini.SIDE)
 

@@ -12,15 +12,27 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from gradveil.audits import AuditJob, AuditResult, audit
     from gradveil.search import SearchJob, SearchResult
-    from gradveil.training import Job, Recipe, Trained, train
+    from gradveil.training import Recipe, TrainingJob, TrainingResult, train
     from gradveil.transforms import Policy
 
-__all__ = ["AuditJob", "AuditResult", "Job", "Policy", "Recipe", "SearchJob", "SearchResult", "Trained", "__version__", "audit", "train"]
+__all__ = [
+    "AuditJob",
+    "AuditResult",
+    "Policy",
+    "Recipe",
+    "SearchJob",
+    "SearchResult",
+    "TrainingJob",
+    "TrainingResult",
+    "__version__",
+    "audit",
+    "train",
+]
 
 _HOMES = {
     **dict.fromkeys(("AuditJob", "AuditResult", "audit"), "gradveil.audits"),
     **dict.fromkeys(("SearchJob", "SearchResult"), "gradveil.search"),
-    **dict.fromkeys(("Job", "Recipe", "Trained", "train"), "gradveil.training"),
+    **dict.fromkeys(("TrainingJob", "Recipe", "TrainingResult", "train"), "gradveil.training"),
     "Policy": "gradveil.transforms",
 }
 

@@ -1,22 +1,138 @@
 """The client's side: from private batches to what the server sees of them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import torch
 from torch import Generator, Tensor, nn
 
-from gradveil.core.draws import DROPOUTS, drawing
 from gradveil.core.errors import GradveilError
-from gradveil.core.gradients import Loss, cross_entropy, trainable
-from gradveil.core.seeds import drawn_seed, forked
-from gradveil.core.shares import Shares, in_mode
-from gradveil.core.types import Batch, Knowledge, Observation, Protocol
-from gradveil.defenses import Defense
-from gradveil.defenses.places import parameters_from
-from gradveil.defenses.rounds import Rounds
+from gradveil.core.seeds import drawn_seed, following, forked
+from gradveil.core.types import Batch, Gradients, Knowledge, Loss, Observation, Protocol
+from gradveil.defenses.base import Defense, Moment
+from gradveil.defenses.insertion import parameters_from
+from gradveil.engine.draws import DROPOUTS, Draws, draw, draw_shapes, drawing
+from gradveil.engine.gradients import cross_entropy, in_mode, trainable
+from gradveil.engine.shares import Shares
 from gradveil.models.bottleneck import penalties
+
+MOST_VICTIMS = 64
+MOST_IMAGES = 512  # in one pass, so that its memory has a bound
+
+
+class Rounds:
+    """What some victims share round after round, of the same batches at the same weights."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        protocol: Protocol,
+        defense: Defense,
+        used: Sequence[Batch],
+        streams: Sequence[Generator],
+    ) -> None:
+        self._model, self._loss, self._protocol, self._defense, self._used, self._streams = (
+            model,
+            loss,
+            protocol,
+            defense,
+            used,
+            streams,
+        )
+        self._states = [defense.start() for _ in used]
+        self._clean: list[Gradients] | None = None
+        with self._mode():
+            names = set(drawing(model))
+            self._shapes = draw_shapes(model, used[0].images, names) if names else {}
+        self._told = protocol.local_steps == 1
+        self.shares = Shares(model, loss, protocol, told=self._shapes if self._told else ())
+
+    def next(self) -> list[Gradients]:
+        """Of each victim, in the order given."""
+        with self._mode():
+            drawn = [
+                _drawn(self._model, self._shapes, batch, own)
+                for batch, own in zip(self._used, self._streams, strict=True)
+            ]
+        if self._clean is None or self._shapes:
+            self._clean = self._gradients(drawn)
+        found = []
+        with self._mode():
+            for victim, (gradients, batch, draws) in enumerate(
+                zip(self._clean, self._used, drawn, strict=True)
+            ):
+                moment = Moment(self._model, batch, self._loss, draws)
+                shared = self._defense.protect_gradients(
+                    gradients, moment, self._states[victim], self._streams[victim]
+                )
+                found.append(shared[0])
+                self._states[victim] = shared[1]
+        return found
+
+    def _gradients(self, drawn: Sequence[Draws]) -> list[Gradients]:
+        if self._told or not self._shapes:
+            return list(
+                chain.from_iterable(
+                    _shared(self.shares, self._used, drawn, some) for some in _chunks(self._used)
+                )
+            )
+        found: list[Gradients] = []
+        for victim, own in enumerate(
+            self._streams
+        ):  # each local step draws anew, from torch's generator
+            with following(own):
+                found += _shared(
+                    self.shares, self._used, [{}] * len(drawn), range(victim, victim + 1)
+                )
+        return found
+
+    def _mode(self) -> AbstractContextManager[None]:
+        return in_mode(self._model, self._protocol.train_mode)
+
+
+def _drawn(
+    model: nn.Module, shapes: Mapping[str, tuple[int, ...]], batch: Batch, rng: Generator
+) -> dict[str, Tensor]:
+    """What the model's modules would draw in a pass of this batch, in the form that `core.draws.given` takes."""
+    return {
+        name: draw(model.get_submodule(name), (len(batch), *shape), batch.images, rng)
+        for name, shape in shapes.items()
+    }
+
+
+def _chunks(batches: Sequence[Batch]) -> Iterator[range]:
+    """Some victims at a time, by number."""
+    step = max(1, min(MOST_VICTIMS, MOST_IMAGES // len(batches[0])))
+    for first in range(0, len(batches), step):
+        yield range(first, min(first + step, len(batches)))
+
+
+def _shared(
+    shares: Shares, batches: Sequence[Batch], drawn: Sequence[Draws], some: range
+) -> list[Gradients]:
+    draws = {name: torch.stack([drawn[victim][name] for victim in some]) for name in drawn[some[0]]}
+    images, labels = (
+        torch.stack([getattr(batches[victim], part) for victim in some])
+        for part in ("images", "labels")
+    )
+    found = {name: value.detach() for name, value in shares(images, labels, draws=draws).items()}
+    finite = torch.stack([value.flatten(1).isfinite().all(1) for value in found.values()])
+    if not bool(finite.all()):
+        layer, victim = (~finite).nonzero()[0].tolist()
+        raise GradveilError(
+            f"victim {some[victim]}: the gradient of {list(found)[layer]!r} is not finite: "
+            "the loss or its slope overflows; take other weights, or fewer local steps at a lower rate"
+        )
+    alive = torch.stack([value.flatten(1).any(1) for value in found.values()]).any(0)
+    if not bool(alive.all()):
+        victim = int((~alive).nonzero()[0])
+        raise GradveilError(
+            f"victim {some[victim]}: the model's gradient is zero: dead or saturated; nothing can be matched"
+        )
+    return [{name: value[number] for name, value in found.items()} for number in range(len(some))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,7 +176,9 @@ class Client:
         used = [victim.batch for victim in victims]
         model, loss = self.protected_model(used[0].images), self.acting.protect_loss(self.loss)
         with forked():
-            shared = Rounds(model, loss, self.protocol, self.acting, used, [victim.stream for victim in victims])
+            shared = Rounds(
+                model, loss, self.protocol, self.acting, used, [victim.stream for victim in victims]
+            )
             shared.shares.check(used[0].images, self.classes + penalties(model))
             found = [shared.next() for _ in range(rounds)]
         seen = []
@@ -71,7 +189,11 @@ class Client:
             known = known if tell_labels else replace(known, labels=None)
             _, channels, height, width = victim.batch.images.shape
             shape = channels, height, width
-            seen.append(Observation(model, loss, last, shape, len(victim.batch), self.classes, self.protocol, known))
+            seen.append(
+                Observation(
+                    model, loss, last, shape, len(victim.batch), self.classes, self.protocol, known
+                )
+            )
         return list(zip(seen, used, strict=True))
 
     def _told(self, known: Knowledge, model: nn.Module) -> Knowledge:
@@ -81,7 +203,9 @@ class Client:
             drawn = drawing(model)
         if not drawn:
             return known
-        layers = dict.fromkeys((*(known.random_layers or ()), *parameters_from(model, next(iter(drawn)))))
+        layers = dict.fromkeys(
+            (*(known.random_layers or ()), *parameters_from(model, next(iter(drawn))))
+        )
         masks = any(isinstance(module, DROPOUTS) for module in drawn.values())
         return replace(known, random_layers=tuple(layers), train_masks=masks or known.train_masks)
 
@@ -110,11 +234,15 @@ class Client:
         if rounds < 1:
             raise GradveilError(f"rounds {rounds}: there must be at least 1")
         if tell_draws and self.prepare is not None:
-            raise GradveilError("tell_draws: what prepare draws cannot be told, only a defense's own draws; give its policy as a defense")
+            raise GradveilError(
+                "tell_draws: what prepare draws cannot be told, only a defense's own draws; give its policy as a defense"
+            )
         steps = self.protocol.local_steps
         for part in self.acting.parts():
             if part.one_step and steps > 1:
-                raise GradveilError(f"defense {part}: it protects a single gradient, and the client takes {steps} local steps; take 1")
+                raise GradveilError(
+                    f"defense {part}: it protects a single gradient, and the client takes {steps} local steps; take 1"
+                )
 
     def _victims(self, batches: Sequence[Batch], rng: Generator) -> list["_Victim"]:
         example = next(iter(trainable(self.model).values()))
@@ -135,12 +263,17 @@ class Client:
             return bool(drawing(model))
 
     def _prepared(self, batch: Batch, example: Tensor, rng: Generator) -> Batch:
-        images, labels = batch.images.detach().to(example.device), batch.labels.to(example.device, torch.long)
+        images, labels = (
+            batch.images.detach().to(example.device),
+            batch.labels.to(example.device, torch.long),
+        )
         if self.prepare is not None:
             prepared = self.prepare((images * 255).round().to(torch.uint8), rng)
             if prepared.dtype != torch.uint8 or prepared.dim() != 4 or len(prepared) != len(batch):
                 kind = f"{prepared.dtype} of shape {tuple(prepared.shape)}"
-                raise GradveilError(f"prepare gave {kind} for {len(batch)} image(s): expected torch.uint8, as many images, NCHW")
+                raise GradveilError(
+                    f"prepare gave {kind} for {len(batch)} image(s): expected torch.uint8, as many images, NCHW"
+                )
             images = prepared.to(example.dtype) / 255
         return Batch(images.to(example.dtype), labels)
 
@@ -163,24 +296,36 @@ def check_batch(batch: Batch, classes: int, name: str) -> None:
     images, labels = batch.images, batch.labels
     if images.dim() != 4 or 0 in images.shape or labels.shape != images.shape[:1]:
         shapes = f"images of shape {tuple(images.shape)} and labels of shape {tuple(labels.shape)}"
-        raise GradveilError(f"{name}: {shapes}; expected images (N, C, H, W) and N labels, N at least 1")
+        raise GradveilError(
+            f"{name}: {shapes}; expected images (N, C, H, W) and N labels, N at least 1"
+        )
     if not images.is_floating_point():
-        raise GradveilError(f"{name}: images of type {images.dtype}; expected floating point in [0, 1], such as images / 255")
+        raise GradveilError(
+            f"{name}: images of type {images.dtype}; expected floating point in [0, 1], such as images / 255"
+        )
     low, high = float(images.min()), float(images.max())
     if not (low >= 0 and high <= 1):
-        raise GradveilError(f"{name}: images with values from {low:g} to {high:g}; expected [0, 1], the model normalizes")
+        raise GradveilError(
+            f"{name}: images with values from {low:g} to {high:g}; expected [0, 1], the model normalizes"
+        )
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise GradveilError(f"{name}: labels of type {labels.dtype}; expected class indices, integers")
+        raise GradveilError(
+            f"{name}: labels of type {labels.dtype}; expected class indices, integers"
+        )
     if not (int(labels.min()) >= 0 and int(labels.max()) < classes):
         wrong = next(label for label in labels.tolist() if not 0 <= label < classes)
-        raise GradveilError(f"{name}: label {wrong}; there are {classes} classes, 0 to {classes - 1}")
+        raise GradveilError(
+            f"{name}: label {wrong}; there are {classes} classes, 0 to {classes - 1}"
+        )
 
 
 def check_weights(model: nn.Module) -> None:
     """Refuse a model with a weight or statistic that is not finite."""
     for name, value in chain(model.named_parameters(), model.named_buffers()):
         if value.is_floating_point() and not bool(value.isfinite().all()):
-            raise GradveilError(f"the model's {name!r} has values that are not finite: its training diverged; load other weights")
+            raise GradveilError(
+                f"the model's {name!r} has values that are not finite: its training diverged; load other weights"
+            )
 
 
 def _check_alike(batches: Sequence[Batch]) -> None:
@@ -188,4 +333,6 @@ def _check_alike(batches: Sequence[Batch]) -> None:
     for number, batch in enumerate(batches):
         if batch.images.shape != first:
             shapes = f"victim 0 has images of shape {tuple(first)}, victim {number} {tuple(batch.images.shape)}"
-            raise GradveilError(f"{shapes}: share victims of one batch size and one image shape together")
+            raise GradveilError(
+                f"{shapes}: share victims of one batch size and one image shape together"
+            )

@@ -12,9 +12,9 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from gradveil.core.errors import GradveilError, GradveilWarning, one_line
-from gradveil.core.gradients import Loss, trainable
-from gradveil.core.shares import Shares
-from gradveil.core.types import Knowledge, Observation, Protocol
+from gradveil.core.types import Knowledge, Loss, Observation, Protocol
+from gradveil.engine.gradients import trainable
+from gradveil.engine.shares import Shares
 
 NESTS = ("state_dict", "model", "model_state_dict")
 PREFIXES = ("module.", "model.", "_orig_mod.")  # of DataParallel, of Lightning, of torch.compile
@@ -24,7 +24,9 @@ NOTHING = Knowledge()
 def read_weights(path: Path) -> dict[str, Tensor]:
     """On the CPU, in the order of the file, without a prefix such as `module.` that all names share."""
     if path.suffix.lower() not in READERS:
-        raise GradveilError(f"weights {path}: unknown kind {path.suffix!r}; choose from {', '.join(READERS)}")
+        raise GradveilError(
+            f"weights {path}: unknown kind {path.suffix!r}; choose from {', '.join(READERS)}"
+        )
     if not path.is_file():
         raise GradveilError(f"no weights file at {path}")
     try:
@@ -32,7 +34,9 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     except GradveilError:
         raise
     except Exception as error:  # a damaged file can raise nearly anything
-        raise GradveilError(f"{path} cannot be read as {path.suffix}: {one_line(error, 200)}") from error
+        raise GradveilError(
+            f"{path} cannot be read as {path.suffix}: {one_line(error, 200)}"
+        ) from error
     if not found:
         raise GradveilError(f"{path} holds no weights")
     return dict(zip(_without_prefix(found), found.values(), strict=True))
@@ -52,17 +56,24 @@ def observe_update(
 ) -> Observation:
     """(before - after) / local rate for each trainable parameter. Loads `before`, with its running statistics, into the model."""
     if len(image_shape) != 3 or min(*image_shape, size, classes) < 1:
-        raise GradveilError(f"image shape {image_shape}, size {size}, classes {classes}: expected (C, H, W) and numbers of at least 1")
+        raise GradveilError(
+            f"image shape {image_shape}, size {size}, classes {classes}: expected (C, H, W) and numbers of at least 1"
+        )
     parameters = trainable(model)
     example = next(iter(parameters.values()))
     Shares(model, loss, protocol).check(example.new_zeros(size, *image_shape), classes)
     was, became = _fitted(before, model), _fitted(after, model)
     _tell_left_out(model, before, was, became)
     # In float64, so that nothing is lost of a small step.
-    steps = {name: (was[name].double() - became[name].double()) / protocol.local_lr for name in parameters}
+    steps = {
+        name: (was[name].double() - became[name].double()) / protocol.local_lr
+        for name in parameters
+    }
     if not any(bool(step.any()) for step in steps.values()):
         raise GradveilError(f"{before} and {after} hold the same weights: nothing was shared")
-    gradients = {name: step.to(example.device, parameters[name].dtype) for name, step in steps.items()}
+    gradients = {
+        name: step.to(example.device, parameters[name].dtype) for name, step in steps.items()
+    }
     model.load_state_dict(was, strict=False)
     return Observation(model, loss, gradients, image_shape, size, classes, protocol, knowledge)
 
@@ -88,15 +99,32 @@ def _torch(path: Path) -> dict[str, Tensor]:
     except Exception as error:
         # Torch's own advice is to unpickle anyway, which would run the code in the file.
         asked = re.search(r"GLOBAL (\S+)", str(error))
-        why = f"it asks for {asked[1]}" if asked else f"it is damaged or no torch file ({type(error).__name__})"
-        raise GradveilError(f"{path} is refused: {why}; save plain weights: torch.save(model.state_dict(), path)") from error
-    nest = next((key for key in NESTS if isinstance(found, Mapping) and isinstance(found.get(key), Mapping)), None)
+        why = (
+            f"it asks for {asked[1]}"
+            if asked
+            else f"it is damaged or no torch file ({type(error).__name__})"
+        )
+        raise GradveilError(
+            f"{path} is refused: {why}; save plain weights: torch.save(model.state_dict(), path)"
+        ) from error
+    nest = next(
+        (
+            key
+            for key in NESTS
+            if isinstance(found, Mapping) and isinstance(found.get(key), Mapping)
+        ),
+        None,
+    )
     found = found if nest is None else found[nest]
     if not isinstance(found, Mapping):
-        raise GradveilError(f"{path} holds a {type(found).__name__}: expected a state dict, names and tensors")
+        raise GradveilError(
+            f"{path} holds a {type(found).__name__}: expected a state dict, names and tensors"
+        )
     for name, value in found.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
-            raise GradveilError(f"{path} holds {name!r} of type {type(value).__name__}: expected a state dict, names and tensors")
+            raise GradveilError(
+                f"{path} holds {name!r} of type {type(value).__name__}: expected a state dict, names and tensors"
+            )
     return {name: value.detach() for name, value in found.items()}
 
 
@@ -111,7 +139,9 @@ READERS: dict[str, Callable[[Path], dict[str, Tensor]]] = {
 
 def _without_prefix(names: Mapping[str, object]) -> list[str]:
     short = list(names)
-    while prefix := next((prefix for prefix in PREFIXES if all(name.startswith(prefix) for name in short)), ""):
+    while prefix := next(
+        (prefix for prefix in PREFIXES if all(name.startswith(prefix) for name in short)), ""
+    ):
         short = [name.removeprefix(prefix) for name in short]
     return short
 
@@ -137,7 +167,9 @@ def _fitted(path: Path, model: nn.Module) -> dict[str, Tensor]:
     return named
 
 
-def _by_name(found: Mapping[str, Tensor], state: Mapping[str, Tensor], needed: Mapping[str, Tensor]) -> dict[str, Tensor] | None:
+def _by_name(
+    found: Mapping[str, Tensor], state: Mapping[str, Tensor], needed: Mapping[str, Tensor]
+) -> dict[str, Tensor] | None:
     own_names: tuple[Callable[[str], str], ...] = (str, _bare)
     for rename in own_names:
         full = {rename(name): name for name in state}
@@ -147,14 +179,20 @@ def _by_name(found: Mapping[str, Tensor], state: Mapping[str, Tensor], needed: M
     return None
 
 
-def _by_order(found: Mapping[str, Tensor], path: Path, choices: tuple[Mapping[str, Tensor], ...]) -> dict[str, Tensor] | None:
+def _by_order(
+    found: Mapping[str, Tensor], path: Path, choices: tuple[Mapping[str, Tensor], ...]
+) -> dict[str, Tensor] | None:
     """For files that list the shapes of the model, or of its parameters alone, one for one."""
     if path.suffix.lower() == ".safetensors":  # sorts its tensors, so their order means nothing
         return None
     for wanted in choices:
         if [value.shape for value in found.values()] == [value.shape for value in wanted.values()]:
             pair = f"{next(iter(found))!r} taken for {next(iter(wanted))!r}"
-            warnings.warn(f"{path}: its names are not the model's; matched by order, {pair} and so on", GradveilWarning, stacklevel=4)
+            warnings.warn(
+                f"{path}: its names are not the model's; matched by order, {pair} and so on",
+                GradveilWarning,
+                stacklevel=4,
+            )
             return dict(zip(wanted, found.values(), strict=True))
     return None
 
@@ -168,7 +206,9 @@ def _check_tensor(name: str, value: Tensor, own: Tensor, parameter: bool) -> Non
         raise GradveilError(f"{name} has values that are not finite: the training diverged")
 
 
-def _tell_left_out(model: nn.Module, before: Path, was: Mapping[str, Tensor], became: Mapping[str, Tensor]) -> None:
+def _tell_left_out(
+    model: nn.Module, before: Path, was: Mapping[str, Tensor], became: Mapping[str, Tensor]
+) -> None:
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     moved = next((name for name in frozen if not torch.equal(was[name], became[name])), None)
     if moved is not None:

@@ -7,12 +7,11 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
-from gradveil.attacks.analytic import LinearInversion, solve
+from gradveil.attacks.linear import LinearInversion, solve
 from gradveil.core.errors import GradveilError
-from gradveil.core.gradients import cross_entropy, gradient
-from gradveil.core.space import pixel_frame
 from gradveil.core.types import Knowledge, Observation, Protocol
 from gradveil.data import load
+from gradveil.engine.gradients import cross_entropy, gradient, pixel_frame
 from gradveil.models import Normalize, build
 
 CLASSES = 10
@@ -29,12 +28,21 @@ def real(count: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor
 
 def mlp(dtype: torch.dtype = torch.float32) -> nn.Module:
     data = load("fashion-mnist-mini", "test")
-    return build("mlp", channels=1, size=28, classes=CLASSES, mean=data.mean, std=data.std).to(dtype)
+    return build("mlp", channels=1, size=28, classes=CLASSES, mean=data.mean, std=data.std).to(
+        dtype
+    )
 
 
 def observe(model: nn.Module, images: Tensor, labels: Tensor) -> Observation:
     shape = (images.shape[1], images.shape[2], images.shape[3])
-    return Observation(model, cross_entropy, gradient(model, cross_entropy, images, labels), shape, len(images), CLASSES)
+    return Observation(
+        model,
+        cross_entropy,
+        gradient(model, cross_entropy, images, labels),
+        shape,
+        len(images),
+        CLASSES,
+    )
 
 
 def psnr(found: Tensor, truth: Tensor) -> float:
@@ -48,7 +56,9 @@ def tiny(*layers: nn.Module) -> nn.Sequential:
 
 def test_real_images_come_back_above_60_db_in_single_precision() -> None:
     model, (images, labels) = mlp(), real(5)
-    found = LinearInversion()([observe(model, images[i : i + 1], labels[i : i + 1]) for i in range(5)], rng())
+    found = LinearInversion()(
+        [observe(model, images[i : i + 1], labels[i : i + 1]) for i in range(5)], rng()
+    )
     for i, own in enumerate(found):
         assert own.status == "ok" and own.images.shape == (1, 1, 28, 28)
         assert psnr(own.images[0], images[i]) > 100  # measured: 133 dB and more
@@ -58,14 +68,20 @@ def test_real_images_come_back_above_60_db_in_single_precision() -> None:
 
 def test_real_images_come_back_exactly_in_double_precision() -> None:
     model, (images, labels) = mlp(torch.float64), real(2, torch.float64)
-    for i, own in enumerate(LinearInversion()([observe(model, images[i : i + 1], labels[i : i + 1]) for i in range(2)], rng())):
+    for i, own in enumerate(
+        LinearInversion()(
+            [observe(model, images[i : i + 1], labels[i : i + 1]) for i in range(2)], rng()
+        )
+    ):
         torch.testing.assert_close(own.images[0], images[i], rtol=0, atol=1e-8)
         assert own.distance < 1e-12
 
 
 def test_the_solution_is_that_of_least_squares() -> None:
     draw = rng()
-    bias, weight = (torch.randn(*shape, generator=draw, dtype=torch.float64) for shape in ((6,), (6, 5)))
+    bias, weight = (
+        torch.randn(*shape, generator=draw, dtype=torch.float64) for shape in ((6,), (6, 5))
+    )
     expected = torch.linalg.lstsq(bias[:, None], weight).solution[0]
     torch.testing.assert_close(solve(weight, bias), expected)
 
@@ -117,9 +133,15 @@ def test_the_frame_is_the_first_fitting_pair_of_buffers_and_else_the_identity() 
     assert mean.shape == std.shape == (3, 1, 1)
     torch.testing.assert_close(mean.flatten(), torch.tensor([0.1, 0.2, 0.3]))
     torch.testing.assert_close(std.flatten(), torch.tensor([0.5, 1.0, 2.0]))
-    for other in (nn.Sequential(Normalize(5, [1.0] * 5)), nn.BatchNorm2d(3), nn.Linear(2, 2).double()):
+    for other in (
+        nn.Sequential(Normalize(5, [1.0] * 5)),
+        nn.BatchNorm2d(3),
+        nn.Linear(2, 2).double(),
+    ):
         mean, std = pixel_frame(other, (3, 2, 2))
-        assert torch.equal(mean, torch.zeros(3, 1, 1).to(mean)) and torch.equal(std, torch.ones(3, 1, 1).to(std))
+        assert torch.equal(mean, torch.zeros(3, 1, 1).to(mean)) and torch.equal(
+            std, torch.ones(3, 1, 1).to(std)
+        )
     assert pixel_frame(nn.Linear(2, 2).double(), (3, 2, 2))[0].dtype == torch.float64
 
 

@@ -9,8 +9,8 @@ from torch import Generator, Tensor, nn
 
 from gradveil.attacks.blind import Blind, BlindClassMean, BlindGrey, BlindImage, BlindNoise
 from gradveil.core.errors import GradveilError
-from gradveil.core.gradients import Gradients, cross_entropy
-from gradveil.core.types import Knowledge, Observation
+from gradveil.core.types import Gradients, Knowledge, Observation
+from gradveil.engine.gradients import cross_entropy
 
 SHAPE = (3, 4, 5)
 CLASSES = 6
@@ -28,11 +28,24 @@ def rng() -> Generator:
     return Generator().manual_seed(0)
 
 
-def victims(*labels: list[int], fill: float = 1.0, dtype: torch.dtype = torch.float32) -> list[Observation]:
+def victims(
+    *labels: list[int], fill: float = 1.0, dtype: torch.dtype = torch.float32
+) -> list[Observation]:
     model = nn.Sequential(nn.Flatten(), nn.Linear(math.prod(SHAPE), CLASSES))
-    gradients: Gradients = {name: torch.full_like(p, fill, dtype=dtype) for name, p in model.named_parameters()}
+    gradients: Gradients = {
+        name: torch.full_like(p, fill, dtype=dtype) for name, p in model.named_parameters()
+    }
     return [
-        Observation(model, cross_entropy, gradients, SHAPE, len(own), CLASSES, knowledge=Knowledge(torch.tensor(own))) for own in labels
+        Observation(
+            model,
+            cross_entropy,
+            gradients,
+            SHAPE,
+            len(own),
+            CLASSES,
+            knowledge=Knowledge(torch.tensor(own)),
+        )
+        for own in labels
     ]
 
 
@@ -55,12 +68,18 @@ def test_every_blind_attack_gives_images_in_range_and_claims_no_distance(name: s
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_no_blind_attack_looks_at_the_gradient(name: str) -> None:
-    assert torch.equal(images(ATTACKS[name], victims([1], [2])), images(ATTACKS[name], victims([1], [2], fill=math.nan)))
+    assert torch.equal(
+        images(ATTACKS[name], victims([1], [2])),
+        images(ATTACKS[name], victims([1], [2], fill=math.nan)),
+    )
 
 
 @pytest.mark.parametrize("name", ATTACKS)
 def test_a_guess_does_not_depend_on_the_victims_that_follow(name: str) -> None:
-    alone, among = images(ATTACKS[name], victims([1, 2])), images(ATTACKS[name], victims([1, 2], [3, 3], [4, 0]))
+    alone, among = (
+        images(ATTACKS[name], victims([1, 2])),
+        images(ATTACKS[name], victims([1, 2], [3, 3], [4, 0])),
+    )
     assert torch.equal(alone[0], among[0])
 
 
@@ -96,15 +115,23 @@ def test_class_means_need_labels_and_the_others_do_not() -> None:
 
 
 def test_images_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(GradveilError, match=r"'blind: mean' got images of shape \(3, 2, 2\): the victims need \(3, 4, 5\)"):
+    with pytest.raises(
+        GradveilError,
+        match=r"'blind: mean' got images of shape \(3, 2, 2\): the victims need \(3, 4, 5\)",
+    ):
         BlindImage("mean", torch.rand(3, 2, 2))(victims([1]), rng())
-    with pytest.raises(GradveilError, match=r"shape \(5, 3, 4, 5\): the victims need \(6, 3, 4, 5\)"):
+    with pytest.raises(
+        GradveilError, match=r"shape \(5, 3, 4, 5\): the victims need \(6, 3, 4, 5\)"
+    ):
         BlindClassMean(MEANS[:5])(victims([1]), rng())
     with pytest.raises(GradveilError, match="class indices from 0 to 5"):
         BlindClassMean(MEANS)(victims([6]), rng())
 
 
-@pytest.mark.parametrize("bad", [torch.full(SHAPE, 1.5), torch.full(SHAPE, math.nan), torch.full(SHAPE, 1, dtype=torch.uint8)])
+@pytest.mark.parametrize(
+    "bad",
+    [torch.full(SHAPE, 1.5), torch.full(SHAPE, math.nan), torch.full(SHAPE, 1, dtype=torch.uint8)],
+)
 def test_images_out_of_range_are_refused(bad: Tensor) -> None:
     with pytest.raises(GradveilError, match=r"expected floating point in \[0, 1\]"):
         BlindImage("mean", bad)

@@ -6,14 +6,23 @@ from torch import Tensor
 
 from gradveil.attacks.distances import L1, L2, Cosine, Distance, LayerCosine
 from gradveil.core.errors import GradveilError
-from gradveil.core.gradients import Gradients
+from gradveil.core.types import Gradients
 
-SHAPES = {"conv.weight": (4, 3, 3, 3), "conv.bias": (4,), "head.weight": (5, 7), "scale": (), "wide.weight": (150, 200)}  # one is large
+SHAPES = {
+    "conv.weight": (4, 3, 3, 3),
+    "conv.bias": (4,),
+    "head.weight": (5, 7),
+    "scale": (),
+    "wide.weight": (150, 200),
+}  # one is large
 
 
 def gradients(seed: int, victims: int = 3) -> Gradients:
     rng = torch.Generator().manual_seed(seed)
-    return {name: torch.randn(victims, *shape, generator=rng, dtype=torch.double) for name, shape in SHAPES.items()}
+    return {
+        name: torch.randn(victims, *shape, generator=rng, dtype=torch.double)
+        for name, shape in SHAPES.items()
+    }
 
 
 def plain(distance: Distance, found: Gradients, target: Gradients, victim: int) -> Tensor:
@@ -27,7 +36,12 @@ def plain(distance: Distance, found: Gradients, target: Gradients, victim: int) 
     match distance:
         case Cosine():
             dot = sum(w * (f @ t) for w, f, t in parts)
-            return torch.as_tensor(1 - dot / (sum(w * (f @ f) for w, f, _ in parts) * sum(w * (t @ t) for w, _, t in parts)) ** 0.5)
+            return torch.as_tensor(
+                1
+                - dot
+                / (sum(w * (f @ f) for w, f, _ in parts) * sum(w * (t @ t) for w, _, t in parts))
+                ** 0.5
+            )
         case LayerCosine():
             each = [w * (1 - (f @ t) / (f.norm() * t.norm())) for w, f, t in parts]
             return torch.as_tensor(sum(each) / sum(w for w, _, _ in parts))
@@ -40,7 +54,9 @@ def plain(distance: Distance, found: Gradients, target: Gradients, victim: int) 
 @pytest.mark.parametrize("kind", [Cosine, LayerCosine, L1, L2])
 @pytest.mark.parametrize("weights", [(), (("head.*", 0.25), ("*.bias", 0.0))])
 @pytest.mark.parametrize("nonzero", [False, True])
-def test_a_distance_and_its_slope_are_the_formulas(kind: type[Distance], weights: tuple[tuple[str, float], ...], nonzero: bool) -> None:
+def test_a_distance_and_its_slope_are_the_formulas(
+    kind: type[Distance], weights: tuple[tuple[str, float], ...], nonzero: bool
+) -> None:
     distance = kind(weights=weights, nonzero=nonzero)
     found, target = gradients(0), gradients(1)
     target["conv.weight"][:, 1] = 0
@@ -50,7 +66,10 @@ def test_a_distance_and_its_slope_are_the_formulas(kind: type[Distance], weights
     torch.testing.assert_close(values, expected)
     mix = torch.tensor([1.0, -2.0, 0.5]).double()
     slopes = [
-        torch.autograd.grad((v * mix).sum(), list(found.values()), allow_unused=True, materialize_grads=True) for v in (values, expected)
+        torch.autograd.grad(
+            (v * mix).sum(), list(found.values()), allow_unused=True, materialize_grads=True
+        )
+        for v in (values, expected)
     ]
     for got, wanted in zip(*slopes, strict=True):
         torch.testing.assert_close(got, wanted)

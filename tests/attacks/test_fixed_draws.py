@@ -11,10 +11,10 @@ import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from gradveil.attacks import Attack, GradientMatching, find
-from gradveil.attacks.joint import FreshDraws
+from gradveil.attacks.hidden_draws import FreshDraws
+from gradveil.attacks.matching import Problem
+from gradveil.attacks.policy_views import ExpectedTransform
 from gradveil.attacks.priors import LabelTerm, Prior, TotalVariation
-from gradveil.attacks.problems import Problem
-from gradveil.attacks.through import ExpectedTransform
 from gradveil.clients import Client
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Observation, Protocol, Reconstruction
@@ -41,7 +41,9 @@ def short(name: str, **changes: Any) -> GradientMatching:
     return replace(attack, **{"steps": 2, "frames": 0, "restarts": 1, **changes})
 
 
-def at(state: int, attack: Attack, victims: Sequence[Observation], seed: int = 5) -> list[Reconstruction]:
+def at(
+    state: int, attack: Attack, victims: Sequence[Observation], seed: int = 5
+) -> list[Reconstruction]:
     """With torch's own generator in this state, which must stay as it is."""
     with torch.random.fork_rng([]):
         torch.manual_seed(state)
@@ -53,30 +55,48 @@ def at(state: int, attack: Attack, victims: Sequence[Observation], seed: int = 5
 
 def same(ours: Sequence[Reconstruction], theirs: Sequence[Reconstruction]) -> bool:
     pairs = list(zip(ours, theirs, strict=True))
-    return all(torch.equal(one.images, other.images) and one.distance == other.distance for one, other in pairs)
+    return all(
+        torch.equal(one.images, other.images) and one.distance == other.distance
+        for one, other in pairs
+    )
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 @pytest.mark.parametrize("defense", ["precode:k=8", "dropout:0.3", "precode:k=8,then,dropout:0.3"])
 @pytest.mark.parametrize(
-    "attack", [short("adam-cosine"), short("adam-l1"), short("adam-l2", prior=LabelTerm(1e-3))], ids=("cosine", "l1", "label term")
+    "attack",
+    [short("adam-cosine"), short("adam-l1"), short("adam-l2", prior=LabelTerm(1e-3))],
+    ids=("cosine", "l1", "label term"),
 )
-def test_the_same_generator_finds_the_same_whatever_state_torch_is_in(attack: Attack, defense: str, protocol: str) -> None:
+def test_the_same_generator_finds_the_same_whatever_state_torch_is_in(
+    attack: Attack, defense: str, protocol: str
+) -> None:
     victims = seen("lenet", defense, PROTOCOLS[protocol])
-    first, again, other = at(0, attack, victims), at(1, attack, victims), at(0, attack, victims, seed=6)
+    first, again, other = (
+        at(0, attack, victims),
+        at(1, attack, victims),
+        at(0, attack, victims, seed=6),
+    )
     assert same(first, again)
     assert not same(first, other)
 
 
-@pytest.mark.parametrize(("name", "defense"), [("joint-noise", "precode:k=8,then,dropout:0.3"), ("joint-masks", "dropout:0.3")])
+@pytest.mark.parametrize(
+    ("name", "defense"),
+    [("joint-noise", "precode:k=8,then,dropout:0.3"), ("joint-masks", "dropout:0.3")],
+)
 @pytest.mark.parametrize("prior", [TotalVariation(1e-4), LabelTerm(1e-3)])
-def test_an_attack_that_looks_for_draws_depends_on_its_generator_alone(name: str, defense: str, prior: Prior) -> None:
+def test_an_attack_that_looks_for_draws_depends_on_its_generator_alone(
+    name: str, defense: str, prior: Prior
+) -> None:
     victims, attack = seen("lenet", defense), short(name, prior=prior)
     assert same(at(0, attack, victims), at(1, attack, victims))
 
 
 @pytest.mark.parametrize("defense", ["precode:k=8", "dropout:0.3"])
-def test_the_distance_of_the_closed_form_comes_from_its_generator_without_a_warning(defense: str) -> None:
+def test_the_distance_of_the_closed_form_comes_from_its_generator_without_a_warning(
+    defense: str,
+) -> None:
     victims = seen("mlp", defense)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -87,7 +107,9 @@ def test_the_distance_of_the_closed_form_comes_from_its_generator_without_a_warn
         )
     assert same(first, again)
     assert [one.distance for one in first] != [one.distance for one in other]
-    assert all(torch.equal(one.images, another.images) for one, another in zip(first, other, strict=True))
+    assert all(
+        torch.equal(one.images, another.images) for one, another in zip(first, other, strict=True)
+    )
 
 
 def test_draws_are_new_at_each_call_and_of_the_kind_that_the_module_draws() -> None:
@@ -99,14 +121,18 @@ def test_draws_are_new_at_each_call_and_of_the_kind_that_the_module_draws() -> N
         assert value.shape[:2] == (50, 1) and not torch.equal(value, second[name])
         normal = name.endswith("draw")
         mean, spread = (0.0, 1.0) if normal else (0.7, (0.7 * 0.3) ** 0.5)
-        assert float(value.mean()) == pytest.approx(mean, abs=0.05) and float(value.std()) == pytest.approx(spread, abs=0.05)
+        assert float(value.mean()) == pytest.approx(mean, abs=0.05) and float(
+            value.std()
+        ) == pytest.approx(spread, abs=0.05)
         assert normal or set(value.unique().tolist()) == {0.0, 1.0}
     assert not FreshDraws(one, list(first), generator(2)).shapes
 
 
 def test_each_evaluation_of_a_search_draws_anew() -> None:
     for protocol in PROTOCOLS.values():
-        problem = Problem(short("adam-cosine"), seen("lenet", "precode:k=8", protocol), generator(3))
+        problem = Problem(
+            short("adam-cosine"), seen("lenet", "precode:k=8", protocol), generator(3)
+        )
         first, second = problem.distances(*problem.variables), problem.distances(*problem.variables)
         assert not torch.equal(first, second)
 
@@ -122,6 +148,9 @@ def test_draws_of_model_and_policy_both_come_from_the_generator() -> None:
     def jitter(images: Tensor, rng: Generator) -> Tensor:
         return images + 0.1 * torch.randn(images.shape, generator=rng)
 
-    victims = [replace(one, knowledge=replace(one.knowledge, policy=jitter)) for one in seen("lenet", "precode:k=8")]
+    victims = [
+        replace(one, knowledge=replace(one.knowledge, policy=jitter))
+        for one in seen("lenet", "precode:k=8")
+    ]
     attack = short("adam-cosine", through=ExpectedTransform(2))
     assert same(at(0, attack, victims), at(1, attack, victims))

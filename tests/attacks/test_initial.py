@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from gradveil.attacks.initial import Given, Initial, Normal, Patterned, Uniform, Zeros
+from gradveil.attacks.starts import Given, Initial, Normal, Patterned, Uniform, Zeros
 from gradveil.core.errors import GradveilError
 
 SHAPE = (2, 3, 9, 6)
@@ -20,7 +20,9 @@ INITIALS: dict[str, Initial] = {
 DRAWN = ("normal", "uniform", "patterned")
 
 
-def start(initial: Initial, rows: int = 5, shape: tuple[int, int, int, int] = SHAPE, seed: int = 0) -> Tensor:
+def start(
+    initial: Initial, rows: int = 5, shape: tuple[int, int, int, int] = SHAPE, seed: int = 0
+) -> Tensor:
     return initial(rows, shape, Generator().manual_seed(seed), (MEAN, STD))
 
 
@@ -30,7 +32,9 @@ def pixels(z: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("name", INITIALS)
-def test_every_start_has_the_shape_asked_for_and_the_type_of_the_frame(name: str, dtype: torch.dtype) -> None:
+def test_every_start_has_the_shape_asked_for_and_the_type_of_the_frame(
+    name: str, dtype: torch.dtype
+) -> None:
     found = INITIALS[name](4, SHAPE, Generator().manual_seed(0), (MEAN.to(dtype), STD.to(dtype)))
     assert found.shape == (4, *SHAPE) and found.dtype == dtype and bool(found.isfinite().all())
 
@@ -42,9 +46,13 @@ def test_the_same_generator_gives_the_same_start(name: str) -> None:
 
 @pytest.mark.parametrize("shape", [SHAPE, (1, 1, 3, 1), (1, 3, 2, 2)])
 @pytest.mark.parametrize("name", DRAWN)
-def test_a_row_does_not_depend_on_how_many_follow(name: str, shape: tuple[int, int, int, int]) -> None:
+def test_a_row_does_not_depend_on_how_many_follow(
+    name: str, shape: tuple[int, int, int, int]
+) -> None:
     frame = MEAN[: shape[1]], STD[: shape[1]]
-    three, five = (INITIALS[name](rows, shape, Generator().manual_seed(0), frame) for rows in (3, 5))
+    three, five = (
+        INITIALS[name](rows, shape, Generator().manual_seed(0), frame) for rows in (3, 5)
+    )
     assert torch.equal(five[:3], three)
 
 
@@ -74,7 +82,9 @@ def test_zeros_are_the_mean_color() -> None:
 def test_patterned_starts_repeat_a_tile_within_the_pixel_range(tile: int) -> None:
     found = pixels(start(Patterned(tile)))
     assert float(found.min()) > -1e-6 and float(found.max()) < 1 + 1e-6
-    assert torch.equal(found[..., tile:, :], found[..., :-tile, :]) and torch.equal(found[..., tile:], found[..., :-tile])
+    assert torch.equal(found[..., tile:, :], found[..., :-tile, :]) and torch.equal(
+        found[..., tile:], found[..., :-tile]
+    )
     own = found[0, 0, 0, :tile, :tile]
     assert len(own.unique()) == own.numel()
 
@@ -92,7 +102,10 @@ def test_a_start_can_be_changed_without_harm_to_the_images_given() -> None:
 
 
 def test_starts_that_do_not_fit_are_refused() -> None:
-    with pytest.raises(GradveilError, match=r"shape \(5, 2, 3, 9, 6\): expected \(3, 9, 6\), \(2, 3, 9, 6\) or \(4, 2, 3, 9, 6\)"):
+    with pytest.raises(
+        GradveilError,
+        match=r"shape \(5, 2, 3, 9, 6\): expected \(3, 9, 6\), \(2, 3, 9, 6\) or \(4, 2, 3, 9, 6\)",
+    ):
         start(Given(IMAGES), rows=4)
     with pytest.raises(GradveilError, match="tile 0"):
         Patterned(0)

@@ -11,10 +11,10 @@ from torch import Generator, Tensor, nn
 
 from gradveil.attacks.labels import Counted, Joint, Known, LabelFinder, SingleLabel, last_layer
 from gradveil.core.errors import GradveilError
-from gradveil.core.gradients import Loss, cross_entropy
-from gradveil.core.shares import in_mode, loop_updates
-from gradveil.core.types import Knowledge, Observation, Protocol
+from gradveil.core.types import Knowledge, Loss, Observation, Protocol
 from gradveil.data import load
+from gradveil.engine.gradients import cross_entropy, in_mode
+from gradveil.engine.shares import loop_updates
 from gradveil.models import build
 
 CLASSES = 10
@@ -30,7 +30,11 @@ def untrained(name: str) -> nn.Module:
 
 
 def observe(
-    model: nn.Module, images: Tensor, labels: Tensor, loss: Loss = cross_entropy, protocol: Protocol | None = None
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    loss: Loss = cross_entropy,
+    protocol: Protocol | None = None,
 ) -> list[Observation]:
     """Of each victim, images (victims, B, C, H, W). Large gradients are left out: no label is read off them, and 50 fill the memory."""
     protocol = protocol or Protocol()
@@ -39,7 +43,17 @@ def observe(
         with in_mode(model, protocol.train_mode):
             shared = loop_updates(model, loss, protocol, x[None], y[None])
         gradients = {name: own[0] for name, own in shared.items() if own.numel() < 100_000}
-        seen.append(Observation(model, loss, gradients, (x.shape[1], x.shape[2], x.shape[3]), len(x), CLASSES, protocol))
+        seen.append(
+            Observation(
+                model,
+                loss,
+                gradients,
+                (x.shape[1], x.shape[2], x.shape[3]),
+                len(x),
+                CLASSES,
+                protocol,
+            )
+        )
     return seen
 
 
@@ -79,17 +93,32 @@ def test_counting_finds_the_labels_of_batches_with_repeats(name: str, size: int)
     assert share_found(found, labels) >= 0.99  # measured: 1.0 in all four
 
 
-@pytest.mark.parametrize(("name", "least"), [("lenet", 0.99), ("mlp", 0.85)])  # measured: 1.0 and 0.91
-def test_counting_works_without_a_bias_from_the_row_sums_of_the_weight(name: str, least: float) -> None:
+@pytest.mark.parametrize(
+    ("name", "least"), [("lenet", 0.99), ("mlp", 0.85)]
+)  # measured: 1.0 and 0.91
+def test_counting_works_without_a_bias_from_the_row_sums_of_the_weight(
+    name: str, least: float
+) -> None:
     images, labels = real_batches(20, 4)
-    assert share_found(Counted().infer(observe(headless(untrained(name)), images, labels), rng()), labels) >= least
+    assert (
+        share_found(
+            Counted().infer(observe(headless(untrained(name)), images, labels), rng()), labels
+        )
+        >= least
+    )
 
 
-@pytest.mark.parametrize(("name", "steps", "least"), [("lenet", 3, 0.8), ("lenet", 10, 0.72), ("mlp", 3, 0.99)])
+@pytest.mark.parametrize(
+    ("name", "steps", "least"), [("lenet", 3, 0.8), ("lenet", 10, 0.72), ("mlp", 3, 0.99)]
+)
 def test_counting_survives_several_local_steps(name: str, steps: int, least: float) -> None:
     images, labels = real_batches(20, 4)
-    seen = observe(untrained(name), images, labels, protocol=Protocol(local_steps=steps, local_lr=0.01))
-    assert share_found(Counted().infer(seen, rng()), labels) >= least  # measured: 0.86, 0.80 and 1.0
+    seen = observe(
+        untrained(name), images, labels, protocol=Protocol(local_steps=steps, local_lr=0.01)
+    )
+    assert (
+        share_found(Counted().infer(seen, rng()), labels) >= least
+    )  # measured: 0.86, 0.80 and 1.0
 
 
 def test_counting_fits_the_clients_own_loss_even_scaled_and_smoothed() -> None:
@@ -97,12 +126,19 @@ def test_counting_fits_the_clients_own_loss_even_scaled_and_smoothed() -> None:
         return 0.5 * F.cross_entropy(logits, labels, reduction="none", label_smoothing=0.3)
 
     images, labels = real_batches(10, 8)
-    assert share_found(Counted().infer(observe(untrained("lenet"), images, labels, odd), rng()), labels) == 1
+    assert (
+        share_found(
+            Counted().infer(observe(untrained("lenet"), images, labels, odd), rng()), labels
+        )
+        == 1
+    )
 
 
 def test_counting_is_exact_where_every_image_has_the_same_probabilities() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(4, CLASSES))
-    layer = last_layer(observe(model, torch.rand(1, 1, 1, 2, 2), torch.zeros(1, 1, dtype=torch.int64))[0])
+    layer = last_layer(
+        observe(model, torch.rand(1, 1, 1, 2, 2), torch.zeros(1, 1, dtype=torch.int64))[0]
+    )
     nn.init.zeros_(layer.weight)
     labels = torch.tensor([[0, 0, 0, 7, 9, 9], [1, 2, 3, 4, 5, 6]])
     images = torch.rand(2, 6, 1, 2, 2, generator=rng())
@@ -120,12 +156,20 @@ def test_the_label_of_a_single_image_is_always_found(name: str, bias: bool) -> N
 def test_known_labels_come_back_unchanged() -> None:
     images, labels = real_batches(2, 3)
     seen = observe(untrained("lenet"), images, labels)
-    told = [replace(one, knowledge=Knowledge(own.int())) for one, own in zip(seen, labels, strict=True)]
+    told = [
+        replace(one, knowledge=Knowledge(own.int())) for one, own in zip(seen, labels, strict=True)
+    ]
     assert torch.equal(Known().infer(told, rng()), labels)
 
 
 def test_counting_leaves_model_and_global_randomness_alone_and_repeats_itself() -> None:
-    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Dropout(0.5), nn.Linear(4 * 26 * 26, CLASSES)).train()
+    model = nn.Sequential(
+        nn.Conv2d(1, 4, 3),
+        nn.BatchNorm2d(4),
+        nn.Flatten(),
+        nn.Dropout(0.5),
+        nn.Linear(4 * 26 * 26, CLASSES),
+    ).train()
     images, labels = real_batches(1, 4)
     seen = observe(model, images, labels, protocol=Protocol(train_mode=True))
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -146,8 +190,12 @@ def test_joint_labels_start_as_normal_logits_row_by_row() -> None:
 
 
 @pytest.mark.parametrize("finder", [SingleLabel(), Counted()])
-@pytest.mark.parametrize(("value", "word"), [(0.0, "zero"), (math.nan, "not finite"), (math.inf, "not finite")])
-def test_a_gradient_that_tells_nothing_is_refused(finder: LabelFinder, value: float, word: str) -> None:
+@pytest.mark.parametrize(
+    ("value", "word"), [(0.0, "zero"), (math.nan, "not finite"), (math.inf, "not finite")]
+)
+def test_a_gradient_that_tells_nothing_is_refused(
+    finder: LabelFinder, value: float, word: str
+) -> None:
     images, labels = real_batches(2, 1)
     good, bad = observe(untrained("lenet"), images, labels)
     bad.gradients["head.bias"].fill_(value)
@@ -157,7 +205,13 @@ def test_a_gradient_that_tells_nothing_is_refused(finder: LabelFinder, value: fl
 
 @pytest.mark.parametrize("finder", [SingleLabel(), Counted()])
 def test_a_model_without_a_last_linear_layer_is_refused(finder: LabelFinder) -> None:
-    model = nn.Sequential(nn.Flatten(), nn.Linear(4, 8), nn.Unflatten(1, (8, 1)), nn.Conv1d(8, CLASSES, 1), nn.Flatten())
+    model = nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(4, 8),
+        nn.Unflatten(1, (8, 1)),
+        nn.Conv1d(8, CLASSES, 1),
+        nn.Flatten(),
+    )
     seen = observe(model, torch.rand(1, 1, 1, 2, 2), torch.zeros(1, 1, dtype=torch.int64))
     with pytest.raises(GradveilError, match="needs a last linear layer with 10 outputs"):
         finder.infer(seen, rng())

@@ -9,17 +9,16 @@ from torch import Tensor, nn
 
 from gradveil.attacks import PRESETS, GradientMatching, find, names
 from gradveil.attacks.distances import cosine, l2
-from gradveil.attacks.initial import Given, Normal
 from gradveil.attacks.labels import Counted, Joint, SingleLabel
-from gradveil.attacks.lbfgs import LBFGS
-from gradveil.attacks.optimizers import Adam
+from gradveil.attacks.optimizers import LBFGS, Adam
 from gradveil.attacks.priors import TotalVariation
+from gradveil.attacks.starts import Given, Normal
 from gradveil.clients import Client
-from gradveil.core.draws import Draw
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Knowledge, Observation, Protocol
 from gradveil.data import load
+from gradveil.engine.draws import Draw
 from gradveil.models import build
 from gradveil.scores import assign, psnr
 
@@ -37,7 +36,9 @@ def leaky(size: int = 12) -> nn.Module:
     return build("lenet", channels=1, size=size, classes=CLASSES, mean=(0.2,), std=(0.4,)).double()
 
 
-def observe(batch: Batch, per_victim: int = 1, model: nn.Module | None = None, **more: object) -> list[Observation]:
+def observe(
+    batch: Batch, per_victim: int = 1, model: nn.Module | None = None, **more: object
+) -> list[Observation]:
     pieces = zip(batch.images.split(per_victim), batch.labels.split(per_victim), strict=True)
     client = Client(model or leaky(), classes=CLASSES, **more)  # type: ignore[arg-type]
     return [seen for seen, _ in client.share([Batch(x, y) for x, y in pieces], generator(0))]
@@ -46,10 +47,15 @@ def observe(batch: Batch, per_victim: int = 1, model: nn.Module | None = None, *
 def test_every_row_does_what_a_plain_loop_does_alone() -> None:
     batch, model = pictures(3), leaky()
     starts = torch.rand(3, 1, 1, 12, 12, generator=generator(3), dtype=torch.double)
-    attack = GradientMatching(cosine, Adam(0.05), TotalVariation(1e-2), Given(starts), steps=7, decay=False, frames=0)
+    attack = GradientMatching(
+        cosine, Adam(0.05), TotalVariation(1e-2), Given(starts), steps=7, decay=False, frames=0
+    )
     found = attack(observe(batch, model=model), generator(1))
     for victim, one in enumerate(found):
-        torch.testing.assert_close(one.images, plain(model, batch.images[victim], batch.labels[victim : victim + 1], starts[victim]))
+        torch.testing.assert_close(
+            one.images,
+            plain(model, batch.images[victim], batch.labels[victim : victim + 1], starts[victim]),
+        )
 
 
 def plain(model: nn.Module, image: Tensor, label: Tensor, start: Tensor) -> Tensor:
@@ -60,10 +66,16 @@ def plain(model: nn.Module, image: Tensor, label: Tensor, start: Tensor) -> Tens
     z = ((start - 0.2) / 0.4).requires_grad_()
     optimizer = torch.optim.Adam([z], 0.05)
     for _ in range(7):
-        found = torch.autograd.grad(F.cross_entropy(model(z * 0.4 + 0.2), label), parameters, create_graph=True)
+        found = torch.autograd.grad(
+            F.cross_entropy(model(z * 0.4 + 0.2), label), parameters, create_graph=True
+        )
         dot = sum((f * t).sum() for f, t in zip(found, target, strict=True))
         norms = [sum(part.square().sum() for part in parts) for parts in (found, target)]
-        loss = 1 - dot / (norms[0] * norms[1]) ** 0.5 + 1e-2 * (z.diff(dim=-1).abs().mean() + z.diff(dim=-2).abs().mean())
+        loss = (
+            1
+            - dot / (norms[0] * norms[1]) ** 0.5
+            + 1e-2 * (z.diff(dim=-1).abs().mean() + z.diff(dim=-2).abs().mean())
+        )
         (z.grad,) = torch.autograd.grad(loss, z)
         optimizer.step()
         with torch.no_grad():
@@ -84,7 +96,9 @@ def test_labels_can_be_inferred_or_optimized_along() -> None:
     for labels in (SingleLabel(), Counted()):
         attack = replace(find("dlg"), steps=2, labels=labels)  # type: ignore[type-var]
         found = attack(observe(batch), generator(1))
-        assert torch.equal(torch.cat([one.labels for one in found if one.labels is not None]), batch.labels)
+        assert torch.equal(
+            torch.cat([one.labels for one in found if one.labels is not None]), batch.labels
+        )
     joint = GradientMatching(l2, LBFGS(1.0), labels=Joint(), steps=40, boxed=False, frames=0)
     found = joint(observe(batch), generator(1))
     best = torch.cat([one.labels for one in found if one.labels is not None])
@@ -113,11 +127,17 @@ def test_of_the_restarts_the_one_nearest_in_gradient_is_kept_and_a_diverged_one_
     good = batch.images + 0.01
     broken = torch.full_like(good, torch.nan)
     starts = torch.stack([broken[0], good[0], good[1], broken[1]])[:, None]
-    attack = GradientMatching(l2, Adam(1e-6), initial=Given(starts), steps=1, restarts=2, boxed=False, frames=0)
+    attack = GradientMatching(
+        l2, Adam(1e-6), initial=Given(starts), steps=1, restarts=2, boxed=False, frames=0
+    )
     found = attack(seen, generator(1))
     assert [one.status for one in found] == ["ok", "ok"]
-    torch.testing.assert_close(torch.cat([one.images for one in found]), good.clamp(0, 1), atol=1e-4, rtol=0)
-    (lost,) = replace(attack, initial=Given(broken[:1, None].expand(2, 1, 1, 12, 12)), restarts=2)(seen[:1], generator(1))
+    torch.testing.assert_close(
+        torch.cat([one.images for one in found]), good.clamp(0, 1), atol=1e-4, rtol=0
+    )
+    (lost,) = replace(attack, initial=Given(broken[:1, None].expand(2, 1, 1, 12, 12)), restarts=2)(
+        seen[:1], generator(1)
+    )
     assert lost.status.startswith("failed")
     assert lost.distance == float("inf")
     assert bool(lost.images.isfinite().all())
@@ -182,7 +202,11 @@ def everything(one: Observation) -> Knowledge:
 @pytest.mark.parametrize("name", names())
 def test_every_preset_runs_and_gives_images_in_range(name: str) -> None:
     batch = pictures(2)
-    model = build("mlp", channels=1, size=12, classes=CLASSES).double() if name == "closed-form" else leaky()
+    model = (
+        build("mlp", channels=1, size=12, classes=CLASSES).double()
+        if name == "closed-form"
+        else leaky()
+    )
     attack = PRESETS[name]
     attack = replace(attack, steps=2) if isinstance(attack, GradientMatching) else attack
     if name in ("joint-noise", "joint-masks"):

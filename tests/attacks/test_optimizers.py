@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gradveil.attacks.lbfgs import LBFGS
-from gradveil.attacks.optimizers import SGD, Adam, Optimizer, Search
+from gradveil.attacks.optimizers import LBFGS, SGD, Adam, Optimizer, Search
 
 ROWS, DIM = 5, 6
 
@@ -21,12 +20,21 @@ def problem(rows: int = ROWS) -> tuple[Tensor, Callable[[Tensor, Tensor], Tensor
 
     def loss(x: Tensor, row: Tensor) -> Tensor:
         away = x - centers[row]
-        return steep[row] * (away.square().sum(-1) + 0.1 * away.pow(4).sum(-1) + (away[..., 0] * away[..., 1]))
+        return steep[row] * (
+            away.square().sum(-1) + 0.1 * away.pow(4).sum(-1) + (away[..., 0] * away[..., 1])
+        )
 
     return start, loss, torch.arange(rows)
 
 
-def batched(optimizer: Optimizer, steps: int, *, signed: bool = False, decay: bool = False, low: float = -9.0) -> Tensor:
+def batched(
+    optimizer: Optimizer,
+    steps: int,
+    *,
+    signed: bool = False,
+    decay: bool = False,
+    low: float = -9.0,
+) -> Tensor:
     start, loss, rows = problem()
     x = start.clone()
 
@@ -44,16 +52,28 @@ def batched(optimizer: Optimizer, steps: int, *, signed: bool = False, decay: bo
     return x
 
 
-def alone(make: Callable[[list[Tensor]], torch.optim.Optimizer], steps: int, *, signed: bool = False, decay: bool = False) -> Tensor:
+def alone(
+    make: Callable[[list[Tensor]], torch.optim.Optimizer],
+    steps: int,
+    *,
+    signed: bool = False,
+    decay: bool = False,
+) -> Tensor:
     start, loss, rows = problem()
     out = []
     for row in rows:
         x = start[row].clone().requires_grad_()
         optimizer = make([x])
-        milestones = [step for step in range(steps) if any(step == -(-int(part * 8) * steps // 8) for part in (3 / 8, 5 / 8, 7 / 8))]
+        milestones = [
+            step
+            for step in range(steps)
+            if any(step == -(-int(part * 8) * steps // 8) for part in (3 / 8, 5 / 8, 7 / 8))
+        ]
         scheduler = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones if decay else [])
 
-        def closure(x: Tensor = x, row: Tensor = row, optimizer: torch.optim.Optimizer = optimizer) -> Tensor:
+        def closure(
+            x: Tensor = x, row: Tensor = row, optimizer: torch.optim.Optimizer = optimizer
+        ) -> Tensor:
             optimizer.zero_grad()
             value = loss(x, row)
             value.backward()
@@ -84,13 +104,20 @@ def test_sgd_takes_torchs_nesterov_steps_in_every_row(decay: bool) -> None:
 
 @pytest.mark.parametrize(("lr", "steps"), [(1e-4, 5), (0.3, 2), (1.0, 1)])
 def test_lbfgs_without_a_line_search_takes_torchs_steps_in_every_row(lr: float, steps: int) -> None:
-    expected = alone(lambda x: torch.optim.LBFGS(x, lr, max_iter=6, tolerance_change=0, tolerance_grad=0), steps)
+    expected = alone(
+        lambda x: torch.optim.LBFGS(x, lr, max_iter=6, tolerance_change=0, tolerance_grad=0), steps
+    )
     found = batched(LBFGS(lr, inner=6, line_search=False), steps)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
 
 
 def test_lbfgs_forgets_the_oldest_pairs_as_torch_does() -> None:
-    expected = alone(lambda x: torch.optim.LBFGS(x, 0.2, max_iter=9, history_size=3, tolerance_change=0, tolerance_grad=0), 1)
+    expected = alone(
+        lambda x: torch.optim.LBFGS(
+            x, 0.2, max_iter=9, history_size=3, tolerance_change=0, tolerance_grad=0
+        ),
+        1,
+    )
     found = batched(LBFGS(0.2, inner=9, history=3, line_search=False), 1)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
 
@@ -117,7 +144,9 @@ def test_a_row_that_is_not_finite_leaves_the_others_alone() -> None:
 
             def evaluate(x: Tensor = x, broken: bool = broken) -> tuple[Tensor, list[Tensor]]:
                 leaf = x.detach().requires_grad_()
-                losses = loss(leaf, rows) * torch.where(rows == 2, torch.nan if broken else 1.0, 1.0)
+                losses = loss(leaf, rows) * torch.where(
+                    rows == 2, torch.nan if broken else 1.0, 1.0
+                )
                 return losses.detach(), [torch.autograd.grad(losses.sum(), leaf)[0]]
 
             optimizer.minimize(Search([x], evaluate, 3, False, False, lambda: None, lambda _: None))

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from gradveil.attacks.analytic import LinearInversion, solve
+from gradveil.attacks.linear import LinearInversion, solve
 from gradveil.clients import Client
 from gradveil.core.types import Batch
 from gradveil.data import load
@@ -31,14 +31,19 @@ def shared(defense: str) -> tuple[Tensor, list[tuple[Tensor, Tensor]], Tensor]:
     model = build("mlp", channels=1, size=28, classes=10, mean=data.mean, std=data.std)
     images = data.images[:COUNT].float() / 255
     batches = [Batch(images[i : i + 1], data.labels[i : i + 1]) for i in range(COUNT)]
-    seen = [one for one, _ in Client(model, classes=10, defense=parse(defense)).share(batches, rng())]
+    seen = [
+        one for one, _ in Client(model, classes=10, defense=parse(defense)).share(batches, rng())
+    ]
     names = list(seen[0].gradients)[:2]
     found = torch.cat([own.images for own in LinearInversion()(seen, rng())])
     return images, [(one.gradients[names[0]], one.gradients[names[1]]) for one in seen], found
 
 
 def test_entries_set_to_zero_give_no_equation() -> None:
-    bias, x = torch.randn(40, generator=rng()).double(), torch.rand(30, generator=rng()).double() + 0.1
+    bias, x = (
+        torch.randn(40, generator=rng()).double(),
+        torch.rand(30, generator=rng()).double() + 0.1,
+    )
     weight = bias[:, None] * x
     weight[weight.abs() < weight.abs().flatten().quantile(0.8)] = 0
     some = weight.any(0)
@@ -67,8 +72,12 @@ def test_gradients_that_nobody_pruned_give_the_same_to_the_last_bit() -> None:
 
 
 @pytest.mark.parametrize(("share", "gain"), [(0.9, 6.0), (0.95, 2.0)])  # measured: 9.0 and 2.8 dB
-def test_pruned_gradients_give_better_images_than_with_their_zeros_counted_as_measured(share: float, gain: float) -> None:
+def test_pruned_gradients_give_better_images_than_with_their_zeros_counted_as_measured(
+    share: float, gain: float
+) -> None:
     data = load("fashion-mnist-mini", "test")
     images, gradients, found = shared(f"prune:{share}")
-    counted = torch.stack([plain(*own) for own in gradients]).view_as(images) * data.std[0] + data.mean[0]
+    counted = (
+        torch.stack([plain(*own) for own in gradients]).view_as(images) * data.std[0] + data.mean[0]
+    )
     assert float((psnr(found, images) - psnr(counted.clamp(0, 1), images)).mean()) > gain

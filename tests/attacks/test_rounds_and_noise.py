@@ -6,11 +6,10 @@ import pytest
 import torch
 
 from gradveil.attacks import PRESETS, GradientMatching, find, names
-from gradveil.attacks.distances import Cosine
-from gradveil.attacks.joint import JointMasks
+from gradveil.attacks.distances import Cosine, Likelihood, totals
+from gradveil.attacks.hidden_draws import JointMasks
+from gradveil.attacks.policy_views import KnownTransform
 from gradveil.attacks.presets import INVERTING, NATS
-from gradveil.attacks.targets import Likelihood, totals
-from gradveil.attacks.through import KnownTransform
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
@@ -22,13 +21,27 @@ from gradveil.models import build
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("masked+without-random-layers", replace(INVERTING, distance=Cosine(nonzero=True, leave_out="random"))),
-        ("without-random-layers+without-defended-layers", replace(INVERTING, distance=Cosine(leave_out="both"))),
-        ("transform-known+joint-masks", replace(INVERTING, through=KnownTransform(), joint=JointMasks())),
-        ("masked-rounds+likelihood", replace(INVERTING, distance=Likelihood(free=True, rounds=True), prior=NATS)),
+        (
+            "masked+without-random-layers",
+            replace(INVERTING, distance=Cosine(nonzero=True, leave_out="random")),
+        ),
+        (
+            "without-random-layers+without-defended-layers",
+            replace(INVERTING, distance=Cosine(leave_out="both")),
+        ),
+        (
+            "transform-known+joint-masks",
+            replace(INVERTING, through=KnownTransform(), joint=JointMasks()),
+        ),
+        (
+            "masked-rounds+likelihood",
+            replace(INVERTING, distance=Likelihood(free=True, rounds=True), prior=NATS),
+        ),
     ],
 )
-def test_a_combination_is_the_standard_attack_with_what_sets_each_apart(name: str, expected: GradientMatching) -> None:
+def test_a_combination_is_the_standard_attack_with_what_sets_each_apart(
+    name: str, expected: GradientMatching
+) -> None:
     assert find(name) == PRESETS[name] == expected
     assert find("+".join(reversed(name.split("+")))) == expected
     assert name not in names()
@@ -53,7 +66,10 @@ def test_the_standard_attack_adds_nothing(name: str) -> None:
         ("masked+", "unknown attack 'masked+'"),
         ("masked+masked", "names a part twice"),
         ("masked+closed-form", "closed-form matches no gradients"),
-        ("transform-known+transform-drawn", "transform-known and transform-drawn cannot be combined, each has a through of its own"),
+        (
+            "transform-known+transform-drawn",
+            "transform-known and transform-drawn cannot be combined, each has a through of its own",
+        ),
         ("joint-noise+joint-masks", "each has a joint of its own"),
         ("likelihood+adam-l2", "each has a distance of its own"),
         ("likelihood+early-step", "each has a prior of its own"),
@@ -70,7 +86,9 @@ BATCH = Batch(torch.rand(1, 1, 8, 8, generator=generator(0)), torch.tensor([3]))
 
 
 def seen(defense: str, told: bool = True, rounds: int = 4) -> Observation:
-    ((one, _),) = Client(MODEL, 5, defense=parse(defense)).share([BATCH], generator(1), tell_defense=told, rounds=rounds)
+    ((one, _),) = Client(MODEL, 5, defense=parse(defense)).share(
+        [BATCH], generator(1), tell_defense=told, rounds=rounds
+    )
     return one
 
 
@@ -93,19 +111,31 @@ def strays(one: Observation, before: str = "none") -> float:
         ("none", "prune-feedback:0.9", "soteria:0.5"),
     ],
 )
-def test_rounds_are_told_where_their_total_holds_the_gradient_as_often_as_stated(before: str, pruning: str, after: str) -> None:
+def test_rounds_are_told_where_their_total_holds_the_gradient_as_often_as_stated(
+    before: str, pruning: str, after: str
+) -> None:
     one = seen(",then,".join(part for part in (before, pruning, after) if part != "none"))
     assert one.knowledge.earlier is not None and one.knowledge.momentum is not None
     assert strays(one, before) < 1e-9
 
 
 @pytest.mark.parametrize(
-    "after", ["clip:0.1", "gaussian:1e-2", "laplacian:1e-2", "prune:0.95", "prune-feedback:0.95", "clip:1,then,prune-feedback:0.9"]
+    "after",
+    [
+        "clip:0.1",
+        "gaussian:1e-2",
+        "laplacian:1e-2",
+        "prune:0.95",
+        "prune-feedback:0.95",
+        "clip:1,then,prune-feedback:0.9",
+    ],
 )
 def test_rounds_that_something_changes_after_the_pruning_are_not_told_as_such(after: str) -> None:
     defense = f"prune-feedback:0.9,then,{after}"
     plain = seen(defense, told=False)
-    assert strays(replace(plain, knowledge=replace(plain.knowledge, momentum=0.9))) > 0.01, "the model would be false"
+    assert strays(replace(plain, knowledge=replace(plain.knowledge, momentum=0.9))) > 0.01, (
+        "the model would be false"
+    )
     one = seen(defense)
     assert one.knowledge.earlier is None and one.knowledge.momentum is None
     with pytest.raises(GradveilError, match="needs to know the earlier"):

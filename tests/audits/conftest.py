@@ -65,7 +65,9 @@ class Guess(Attack):
     fails: tuple[int, ...] = ()
     breaks: tuple[int, ...] = ()
 
-    def reconstruct(self, seen: Sequence[Observation], rng: Generator, progress: Progress) -> list[Reconstruction]:
+    def reconstruct(
+        self, seen: Sequence[Observation], rng: Generator, progress: Progress
+    ) -> list[Reconstruction]:
         found = []
         for number, one in enumerate(seen):
             images = torch.rand(one.size, *one.image_shape, generator=rng)
@@ -101,7 +103,9 @@ def job(nets: str) -> AuditJob:
     """Two attacks and five images in chunks of two, with a policy: every source of randomness."""
     policy = Policy.parse("3-1-7+43-18-18")
     attacks = (("guess", Guess()), "closed-form")
-    return AuditJob("fashion-mnist-mini", f"{nets}:linear", attacks, 5, policy=policy, victims_at_once=2, seed=3)
+    return AuditJob(
+        "fashion-mnist-mini", f"{nets}:linear", attacks, 5, policy=policy, victims_at_once=2, seed=3
+    )
 
 
 @pytest.fixture(scope="session")
@@ -118,7 +122,10 @@ def result(whole: Path, tmp_path: Path) -> AuditResult:
 
 
 def plain(records: Sequence[Record]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in vars(record).items() if key != "seconds"} for record in records]
+    return [
+        {key: value for key, value in vars(record).items() if key != "seconds"}
+        for record in records
+    ]
 
 
 @pytest.fixture

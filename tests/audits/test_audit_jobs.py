@@ -14,7 +14,12 @@ from gradveil.transforms import Policy, Preparation
 
 
 def job(**changes: Any) -> AuditJob:
-    settings: dict[str, Any] = {"data": "fashion-mnist-mini", "model": "lenet", "attacks": ("adam-cosine",), "images": 4}
+    settings: dict[str, Any] = {
+        "data": "fashion-mnist-mini",
+        "model": "lenet",
+        "attacks": ("adam-cosine",),
+        "images": 4,
+    }
     return AuditJob(**(settings | changes))
 
 
@@ -32,7 +37,10 @@ def job(**changes: Any) -> AuditJob:
         ({"attacks": ("nope",)}, "unknown attack 'nope': choose from adam-cosine"),
         ({"attacks": ("dlg", "dlg")}, "attack 'dlg' is named twice"),
         ({"attacks": (("../x", find("dlg")),)}, "attack name '../x': files are named after it"),
-        ({"attacks": ("closed-form",), "steps": 3}, "steps 3: none of closed-form has such a setting"),
+        (
+            {"attacks": ("closed-form",), "steps": 3},
+            "steps 3: none of closed-form has such a setting",
+        ),
     ],
 )
 def test_bad_settings_are_named_in_one_line(changes: dict[str, Any], says: str) -> None:
@@ -55,7 +63,10 @@ def test_a_trial_takes_one_step() -> None:
 
 
 def test_the_device_decides_the_chunks_only_where_the_job_does_not() -> None:
-    assert job().on(torch.device("cpu")).victims_at_once == 16 and job().on(torch.device("cuda")).victims_at_once == 100
+    assert (
+        job().on(torch.device("cpu")).victims_at_once == 16
+        and job().on(torch.device("cuda")).victims_at_once == 100
+    )
     assert job(victims_at_once=3).on(torch.device("cuda")).victims_at_once == 3
 
 
@@ -63,8 +74,13 @@ def test_without_a_policy_images_are_used_as_they_are() -> None:
     assert job().preparation() is None and job(defense="prune:0.9").preparation() is None
 
 
-@pytest.mark.parametrize("changes", [{"policy": Policy.parse("3-1-7")}, {"defense": "3-1-7"}, {"defense": "3-1-7,then,prune:0.5"}])
-def test_candidates_are_prepared_as_published_by_crop_flip_and_policy(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [{"policy": Policy.parse("3-1-7")}, {"defense": "3-1-7"}, {"defense": "3-1-7,then,prune:0.5"}],
+)
+def test_candidates_are_prepared_as_published_by_crop_flip_and_policy(
+    changes: dict[str, Any],
+) -> None:
     prepare, pixels = job(**changes).preparation(), load("fashion-mnist-mini", "test").images[:50]
     assert prepare is not None
     expected = Preparation(policy=Policy.parse("3-1-7"))(pixels, torch.Generator().manual_seed(1))
@@ -78,7 +94,9 @@ def test_a_policy_is_the_same_audit_however_it_is_given() -> None:
 
 
 def test_a_policy_beside_a_defense_is_refused() -> None:
-    with pytest.raises(GradveilError, match=r"policy 3-1-7 and defense prune:0\.5: give one of them"):
+    with pytest.raises(
+        GradveilError, match=r"policy 3-1-7 and defense prune:0\.5: give one of them"
+    ):
         job(policy=Policy.parse("3-1-7"), defense="prune:0.5")
 
 
@@ -86,5 +104,10 @@ def test_auto_may_leave_out_its_own_attacks_and_no_named_one() -> None:
     both = job(attacks=("auto", "dlg"), defense="prune:0.9")
     assert list(both.find_attacks()) == ["adam-cosine", "masked", "closed-form", "dlg"]
     assert both.optional() == {"adam-cosine", "masked", "closed-form"}
-    assert job(attacks=("dlg",)).optional() == set() and job(attacks=("dlg",), fitting=True).optional() == {"dlg"}
-    assert list(job(attacks=("auto",), defense="prune:0.9", clean=True).find_attacks()) == ["adam-cosine", "closed-form"]
+    assert job(attacks=("dlg",)).optional() == set() and job(
+        attacks=("dlg",), fitting=True
+    ).optional() == {"dlg"}
+    assert list(job(attacks=("auto",), defense="prune:0.9", clean=True).find_attacks()) == [
+        "adam-cosine",
+        "closed-form",
+    ]

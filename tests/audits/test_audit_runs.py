@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from gradveil.attacks.analytic import LinearInversion
+from gradveil.attacks.linear import LinearInversion
 from gradveil.audits import AuditJob, AuditResult, Row, audit
 from gradveil.audits.folders import images_path, load_images
 from gradveil.core import GradveilError
@@ -23,35 +23,63 @@ BLIND = {"blind: noise", "blind: grey", "blind: mean color", "blind: class mean"
 
 
 def row(result: AuditResult, name: str, kind: str = "attack", truth: str = "used") -> Row:
-    (found,) = (row for row in result.rows if (row.attack, row.kind, row.truth) == (name, kind, truth))
+    (found,) = (
+        row for row in result.rows if (row.attack, row.kind, row.truth) == (name, kind, truth)
+    )
     return found
 
 
 def test_every_image_has_a_record_of_every_attack_and_control(result: AuditResult) -> None:
     for name in ("guess", "closed-form", *BLIND):
-        assert [record.image for record in result.records if record.attack == name and record.kind != "positive"] == [0, 1, 2, 3, 4]
-    assert {record.attack for record in result.of("positive")} == {"guess", "closed-form"} and len(result.of("positive")) == 8
-    assert len({record.experiment for record in result.records}) == 1 and all(record.candidates == 500 for record in result.records)
+        assert [
+            record.image
+            for record in result.records
+            if record.attack == name and record.kind != "positive"
+        ] == [0, 1, 2, 3, 4]
+    assert {record.attack for record in result.of("positive")} == {"guess", "closed-form"} and len(
+        result.of("positive")
+    ) == 8
+    assert len({record.experiment for record in result.records}) == 1 and all(
+        record.candidates == 500 for record in result.records
+    )
 
 
 def test_an_exact_attack_finds_the_used_images_and_noise_finds_nothing(result: AuditResult) -> None:
     exact, noise = row(result, "closed-form"), row(result, "guess")
-    assert exact.identified == 5 and exact.psnr.low is not None and exact.psnr.low > 60 and exact.verdict.better and not exact.flags
+    assert (
+        exact.identified == 5
+        and exact.psnr.low is not None
+        and exact.psnr.low > 60
+        and exact.verdict.better
+        and not exact.flags
+    )
     assert noise.identified == 0 and noise.flags == ("no better than blind",)
     hidden = row(result, "closed-form", truth="original")
-    assert hidden.psnr.high is not None and hidden.psnr.high < 30  # the policy changed what was used
+    assert (
+        hidden.psnr.high is not None and hidden.psnr.high < 30
+    )  # the policy changed what was used
 
 
-def test_positive_controls_tell_attacks_that_work_from_those_that_do_not(result: AuditResult) -> None:
-    assert row(result, "closed-form", "positive").verdict.better and not row(result, "guess", "positive").verdict.better
+def test_positive_controls_tell_attacks_that_work_from_those_that_do_not(
+    result: AuditResult,
+) -> None:
+    assert (
+        row(result, "closed-form", "positive").verdict.better
+        and not row(result, "guess", "positive").verdict.better
+    )
 
 
 def test_blind_rows_are_never_over_the_best_blind_guess(result: AuditResult) -> None:
     for record in result.of("blind"):
         assert all(scores["over_blind"] <= 1e-9 for scores in record.scores.values())
-    best = [max(r.scores["used"]["psnr"] for r in result.of("blind") if r.image == image) for image in range(5)]
+    best = [
+        max(r.scores["used"]["psnr"] for r in result.of("blind") if r.image == image)
+        for image in range(5)
+    ]
     for record in result.of("attack", "guess"):
-        assert record.scores["used"]["over_blind"] == pytest.approx(record.scores["used"]["psnr"] - best[record.image])
+        assert record.scores["used"]["over_blind"] == pytest.approx(
+            record.scores["used"]["psnr"] - best[record.image]
+        )
 
 
 def test_the_saved_pictures_are_the_ones_that_were_scored(result: AuditResult) -> None:
@@ -60,30 +88,49 @@ def test_the_saved_pictures_are_the_ones_that_were_scored(result: AuditResult) -
         tensors, facts = load_images(images_path(result.out, "attack", "guess", chunk))
         assert facts["images"] == images and torch.equal(tensors["original"], truth[images])
         scores = psnr(tensors["found"].float() / 255, tensors["used"].float() / 255)
-        saved = [record.scores["used"]["psnr"] for record in result.of("attack", "guess") if record.chunk == chunk]
+        saved = [
+            record.scores["used"]["psnr"]
+            for record in result.of("attack", "guess")
+            if record.chunk == chunk
+        ]
         assert saved == pytest.approx(scores.tolist(), abs=0.02)  # rounded to 8 bits
 
 
 def test_what_an_image_was_made_into_depends_on_neither_chunks_nor_attacks(
     job: AuditJob, result: AuditResult, tmp_path: Path, guess: Any
 ) -> None:
-    other = audit(replace(job, attacks=(("other", guess()),), victims_at_once=5, first=1, images=4), tmp_path / "other", progress=False)
+    other = audit(
+        replace(job, attacks=(("other", guess()),), victims_at_once=5, first=1, images=4),
+        tmp_path / "other",
+        progress=False,
+    )
     theirs = load_images(images_path(other.out, "attack", "other", 0))[0]["used"]
-    ours = torch.cat([load_images(images_path(result.out, "attack", "guess", chunk))[0]["used"] for chunk in range(3)])
+    ours = torch.cat(
+        [
+            load_images(images_path(result.out, "attack", "guess", chunk))[0]["used"]
+            for chunk in range(3)
+        ]
+    )
     assert torch.equal(ours[1:], theirs)
 
 
-def test_a_run_that_is_done_is_read_back(job: AuditJob, result: AuditResult, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_is_done_is_read_back(
+    job: AuditJob, result: AuditResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(LinearInversion, "reconstruct", lambda *_: pytest.fail("attacked again"))
     assert audit(job, result.out, progress=False) == result
 
 
-def test_the_seed_decides_everything(job: AuditJob, result: AuditResult, tmp_path: Path, without_times: Callable[[Any], list[Any]]) -> None:
+def test_the_seed_decides_everything(
+    job: AuditJob, result: AuditResult, tmp_path: Path, without_times: Callable[[Any], list[Any]]
+) -> None:
     again = audit(job, tmp_path / "again", progress=False)
     assert without_times(again.records) == without_times(result.records)
     other = audit(replace(job, seed=4), tmp_path / "other", progress=False)
     assert other.records[0].experiment != result.records[0].experiment
-    assert [r.scores for r in other.of("attack", "guess")] != [r.scores for r in result.of("attack", "guess")]
+    assert [r.scores for r in other.of("attack", "guess")] != [
+        r.scores for r in result.of("attack", "guess")
+    ]
 
 
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.5, 0.77, 0.999])
@@ -95,12 +142,18 @@ def test_an_audit_cut_off_anywhere_goes_on_to_the_same_records(
     path.write_bytes(whole[: int(part * len(whole))])
     (result.out / "images" / ".guess-0000.safetensors.x.part").write_bytes(b"half")
     again = audit(job, result.out, progress=False)
-    assert without_times(again.records) == without_times(result.records) and not [*result.out.rglob("*.part")]
+    assert without_times(again.records) == without_times(result.records) and not [
+        *result.out.rglob("*.part")
+    ]
 
 
-def test_a_failed_image_is_counted_and_has_no_scores(job: AuditJob, tmp_path: Path, guess: Any) -> None:
+def test_a_failed_image_is_counted_and_has_no_scores(
+    job: AuditJob, tmp_path: Path, guess: Any
+) -> None:
     attacks = (("guess", guess(fails=(1,), breaks=(0,))),)
-    result = audit(replace(job, attacks=attacks, victims_at_once=5), tmp_path / "run", progress=False)
+    result = audit(
+        replace(job, attacks=attacks, victims_at_once=5), tmp_path / "run", progress=False
+    )
     found = row(result, "guess")
     assert (found.n, found.failed, found.psnr.n) == (5, 2, 3) and "2 failed" in found.flags
     lines = [json.loads(line) for line in (result.out / "records.jsonl").read_text().splitlines()]
@@ -112,12 +165,23 @@ def test_a_failed_image_is_counted_and_has_no_scores(job: AuditJob, tmp_path: Pa
     assert all(line["scores"] == {} and line["distance"] is None for line in failed)
 
 
-def test_a_victim_whose_gradient_is_zero_fails_alone(job: AuditJob, nets: str, tmp_path: Path, guess: Any) -> None:
-    dark = load("fashion-mnist-mini", "test").images[:10].float().div(255).mean(dim=(1, 2, 3)) <= 0.2
+def test_a_victim_whose_gradient_is_zero_fails_alone(
+    job: AuditJob, nets: str, tmp_path: Path, guess: Any
+) -> None:
+    dark = (
+        load("fashion-mnist-mini", "test").images[:10].float().div(255).mean(dim=(1, 2, 3)) <= 0.2
+    )
     assert 0 < dark.sum() < 10
     attacks = (("guess", guess()),)
     result = audit(
-        replace(job, model=f"{nets}:sometimes", attacks=attacks, images=10, policy=Policy(), victims_at_once=3),
+        replace(
+            job,
+            model=f"{nets}:sometimes",
+            attacks=attacks,
+            images=10,
+            policy=Policy(),
+            victims_at_once=3,
+        ),
         tmp_path / "run",
         progress=False,
     )
@@ -131,25 +195,39 @@ def test_a_victim_whose_gradient_is_zero_fails_alone(job: AuditJob, nets: str, t
 
 def test_batches_are_lined_up_with_their_images(job: AuditJob, tmp_path: Path, guess: Any) -> None:
     attacks = (("guess", guess()), "adam-cosine")
-    settings = replace(job, attacks=attacks, images=8, batch_size=4, labels="inferred", steps=60, policy=Policy())
+    settings = replace(
+        job, attacks=attacks, images=8, batch_size=4, labels="inferred", steps=60, policy=Policy()
+    )
     result = audit(settings, tmp_path / "run", progress=False)
     found = row(result, "adam-cosine")
     assert found.n == 8 and found.labels_right is not None and found.identified >= 4
-    assert found.verdict.chance == pytest.approx(4 * row(result, "guess", "positive").verdict.chance)
+    assert found.verdict.chance == pytest.approx(
+        4 * row(result, "guess", "positive").verdict.chance
+    )
 
 
-def test_inferred_labels_are_not_the_told_ones(job: AuditJob, tmp_path: Path, guess: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inferred_labels_are_not_the_told_ones(
+    job: AuditJob, tmp_path: Path, guess: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from gradveil.attacks.labels import SingleLabel
 
     monkeypatch.setattr(SingleLabel, "infer", lambda self, seen, rng: torch.full((len(seen), 1), 9))  # noqa: ARG005
     with pytest.warns(GradveilWarning, match="labels"):  # as the doctor does before an audit
-        result = audit(replace(job, attacks=(("guess", guess()),), labels="inferred"), tmp_path / "run", progress=False)
-    assert {record.label_found for record in result.of("attack")} == {9} and row(result, "guess").labels_right == 0
+        result = audit(
+            replace(job, attacks=(("guess", guess()),), labels="inferred"),
+            tmp_path / "run",
+            progress=False,
+        )
+    assert {record.label_found for record in result.of("attack")} == {9} and row(
+        result, "guess"
+    ).labels_right == 0
     assert all(record.label_found == record.label for record in result.of("blind"))
 
 
 def test_several_local_steps_are_audited_too(job: AuditJob, tmp_path: Path) -> None:
-    settings = replace(job, attacks=("adam-cosine",), steps=3, images=2, protocol=Protocol(local_steps=2))
+    settings = replace(
+        job, attacks=("adam-cosine",), steps=3, images=2, protocol=Protocol(local_steps=2)
+    )
     assert row(audit(settings, tmp_path / "run", progress=False), "adam-cosine").n == 2
 
 
@@ -170,13 +248,17 @@ def test_several_local_steps_are_audited_too(job: AuditJob, tmp_path: Path) -> N
         ({"checkpoint": Path("none.safetensors")}, "no checkpoint at none.safetensors"),
     ],
 )
-def test_what_cannot_be_audited_leaves_nothing_behind(job: AuditJob, tmp_path: Path, changes: dict[str, Any], says: str) -> None:
+def test_what_cannot_be_audited_leaves_nothing_behind(
+    job: AuditJob, tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
     with pytest.raises(GradveilError, match=says.replace("(", r"\(")) as caught:
         audit(replace(job, **changes), tmp_path / "run", progress=False)
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
 
-def test_a_folder_with_another_audit_is_refused_with_the_differences(job: AuditJob, result: AuditResult) -> None:
+def test_a_folder_with_another_audit_is_refused_with_the_differences(
+    job: AuditJob, result: AuditResult
+) -> None:
     before = (result.out / "records.jsonl").read_bytes()
     with pytest.raises(
         GradveilError,
@@ -194,8 +276,17 @@ def test_a_folder_of_something_else_is_refused(job: AuditJob, tmp_path: Path) ->
         audit(job, tmp_path / "notes.txt", progress=False)
 
 
-def test_color_images_are_audited_among_a_thousand_candidates(data_root: Path, tmp_path: Path) -> None:
+def test_color_images_are_audited_among_a_thousand_candidates(
+    data_root: Path, tmp_path: Path
+) -> None:
     job = AuditJob("cifar100", "lenet", ("adam-cosine",), 2, steps=2, first=7)
     result = audit(job, tmp_path / "run", root=data_root, progress=False)
-    assert [record.image for record in result.of("attack")] == [7, 8] and all(record.candidates == 1_000 for record in result.records)
-    assert load_images(images_path(result.out, "attack", "adam-cosine", 0))[0]["found"].shape == (2, 3, 32, 32)
+    assert [record.image for record in result.of("attack")] == [7, 8] and all(
+        record.candidates == 1_000 for record in result.records
+    )
+    assert load_images(images_path(result.out, "attack", "adam-cosine", 0))[0]["found"].shape == (
+        2,
+        3,
+        32,
+        32,
+    )

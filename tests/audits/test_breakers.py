@@ -14,13 +14,29 @@ from gradveil.defenses import REGISTRY, parse
 from gradveil.models import build
 
 MEANS = torch.zeros(10, 1, 28, 28)
-TOLD = ("transform", "policy", "means", "random_layers", "defended_layers", "pruned", "noise", "train_masks", "earlier")
+TOLD = (
+    "transform",
+    "policy",
+    "means",
+    "random_layers",
+    "defended_layers",
+    "pruned",
+    "noise",
+    "train_masks",
+    "earlier",
+)
 
 
 def seen(defense: str, rounds: int = 1) -> Observation:
-    batch = Batch(torch.rand(1, 1, 28, 28, generator=torch.Generator().manual_seed(0)), torch.tensor([3]))
-    client = Client(build("lenet", channels=1, size=28, classes=10), classes=10, defense=parse(defense))
-    ((one, _),) = client.share([batch], torch.Generator().manual_seed(1), tell_defense=True, tell_draws=True, rounds=rounds)
+    batch = Batch(
+        torch.rand(1, 1, 28, 28, generator=torch.Generator().manual_seed(0)), torch.tensor([3])
+    )
+    client = Client(
+        build("lenet", channels=1, size=28, classes=10), classes=10, defense=parse(defense)
+    )
+    ((one, _),) = client.share(
+        [batch], torch.Generator().manual_seed(1), tell_defense=True, tell_draws=True, rounds=rounds
+    )
     return one
 
 
@@ -29,18 +45,39 @@ def test_every_defense_has_an_entry_of_attacks_that_exist() -> None:
     assert {name for names in BREAKERS.values() for name in names} == set(UNDOING)
 
 
-def test_auto_is_the_standard_attack_the_breakers_of_every_part_alone_and_together_and_the_closed_form() -> None:
+def test_auto_is_the_standard_attack_the_breakers_of_every_part_alone_and_together_and_the_closed_form() -> (
+    None
+):
     assert automatic(parse("none")) == ("adam-cosine", "closed-form")
     both = automatic(parse("precode:k=8,then,prune:0.9"))
     single = "without-random-layers", "joint-noise", "masked"
-    assert both == ("adam-cosine", *single, "without-random-layers+masked", "joint-noise+masked", "closed-form")
+    assert both == (
+        "adam-cosine",
+        *single,
+        "without-random-layers+masked",
+        "joint-noise+masked",
+        "closed-form",
+    )
 
 
 @pytest.mark.parametrize(
     "defense",
     [
-        *("none", "3-1-7", "prune:0.9", "prune-feedback:0.9", "gaussian:1e-3", "dp:norm=1,multiplier=0.1", "soteria:0.5", "precode:k=8"),
-        *("3-1-7,then,precode:k=8,then,soteria:0.5", "dropout:0.5,then,prune-feedback:0.9", "gaussian:1e-3,then,prune-feedback:0.9"),
+        *(
+            "none",
+            "3-1-7",
+            "prune:0.9",
+            "prune-feedback:0.9",
+            "gaussian:1e-3",
+            "dp:norm=1,multiplier=0.1",
+            "soteria:0.5",
+            "precode:k=8",
+        ),
+        *(
+            "3-1-7,then,precode:k=8,then,soteria:0.5",
+            "dropout:0.5,then,prune-feedback:0.9",
+            "gaussian:1e-3,then,prune-feedback:0.9",
+        ),
     ],
 )
 def test_each_attack_of_auto_is_told_all_it_needs_and_nothing_else(defense: str) -> None:
@@ -50,7 +87,9 @@ def test_each_attack_of_auto_is_told_all_it_needs_and_nothing_else(defense: str)
     for name, attack in attacks.items():
         told = granted(one, attack, MEANS).knowledge
         told.need(*attack.needs, by=name)
-        assert {field for field in TOLD if getattr(told, field) is not None} == set(attack.needs) - {"labels"}
+        assert {field for field in TOLD if getattr(told, field) is not None} == set(
+            attack.needs
+        ) - {"labels"}
         assert told.labels is not None
 
 
@@ -65,7 +104,9 @@ def test_only_an_attack_that_looks_at_several_rounds_sees_more_than_the_first() 
 def test_rounds_are_shared_only_where_residuals_are_fed_back_and_looked_at() -> None:
     looking, not_looking = [find("masked-rounds")], [find("masked")]
     assert rounds(parse("prune-feedback:0.9"), looking) == ROUNDS
-    assert rounds(parse("prune-feedback:0.9"), not_looking) == rounds(parse("prune:0.9"), looking) == 1
+    assert (
+        rounds(parse("prune-feedback:0.9"), not_looking) == rounds(parse("prune:0.9"), looking) == 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -73,7 +114,11 @@ def test_rounds_are_shared_only_where_residuals_are_fed_back_and_looked_at() -> 
     [
         ("none", "adam-cosine", "labels"),
         ("gaussian:1e-2", "likelihood", "labels, gaussian noise 0.01"),
-        ("dp:norm=2,multiplier=1", "averaged", "labels, gaussian noise 0.5"),  # of the mean of four images
+        (
+            "dp:norm=2,multiplier=1",
+            "averaged",
+            "labels, gaussian noise 0.5",
+        ),  # of the mean of four images
         ("prune-feedback:0.9", "masked-rounds", f"labels, {ROUNDS} rounds"),
         ("3-1-7", "transform-known", "labels, policy and its draws"),
     ],
@@ -81,7 +126,9 @@ def test_rounds_are_shared_only_where_residuals_are_fed_back_and_looked_at() -> 
 def test_what_is_told_is_put_in_words(defense: str, attack: str, says: str) -> None:
     model = build("lenet", channels=1, size=28, classes=10)
     assert in_words(find(attack), parse(defense), model, 4, "known") == says
-    assert in_words(find(attack), parse(defense), model, 4, "inferred") == says.replace("labels", "labels it inferred")
+    assert in_words(find(attack), parse(defense), model, 4, "inferred") == says.replace(
+        "labels", "labels it inferred"
+    )
 
 
 def test_every_need_of_a_preset_has_words_or_figures() -> None:

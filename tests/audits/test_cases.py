@@ -13,7 +13,12 @@ BASE = AuditJob("fashion-mnist-mini", "lenet", ("auto",), 2)
 
 
 def job(*defenses: str, **changes: Any) -> GridJob:
-    settings: dict[str, Any] = {"base": BASE, "defenses": defenses or ("none",), "checkpoints": {}, "runs": {}}
+    settings: dict[str, Any] = {
+        "base": BASE,
+        "defenses": defenses or ("none",),
+        "checkpoints": {},
+        "runs": {},
+    }
     return GridJob(**(settings | changes))
 
 
@@ -32,17 +37,35 @@ def test_clean_rows_stand_beside_those_of_defenses_that_act_on_gradients_alone()
 
 def test_folders_are_named_after_the_defense_and_never_too_long() -> None:
     long = "+".join(["3-1-7"] * 40)
-    names = [case.folder for case in job("precode:k=8,beta=0.01", "prune:0.9", long, clean="both").cases()]
-    assert names[:3] == ["precode-k-8-beta-0.01", "prune-0.9-clean", "prune-0.9"] and len(set(names)) == 4
+    names = [
+        case.folder
+        for case in job("precode:k=8,beta=0.01", "prune:0.9", long, clean="both").cases()
+    ]
+    assert (
+        names[:3] == ["precode-k-8-beta-0.01", "prune-0.9-clean", "prune-0.9"]
+        and len(set(names)) == 4
+    )
     assert all(len(name) <= 90 and "/" not in name for name in names)
 
 
 def test_a_checkpoint_is_for_all_or_for_one_defense_whose_text_may_hold_an_equals_sign() -> None:
     defenses = ("none", "precode:k=8,beta=1e-2", "gaussian:1e-2")
-    found = parse_paths(["all.safetensors", "precode:k=8,beta=0.01=a=b.safetensors", "gaussian:0.01=c"], defenses, "checkpoint")
-    assert found == {"": Path("all.safetensors"), "precode:k=8,beta=0.01": Path("a=b.safetensors"), "gaussian:0.01": Path("c")}
+    found = parse_paths(
+        ["all.safetensors", "precode:k=8,beta=0.01=a=b.safetensors", "gaussian:0.01=c"],
+        defenses,
+        "checkpoint",
+    )
+    assert found == {
+        "": Path("all.safetensors"),
+        "precode:k=8,beta=0.01": Path("a=b.safetensors"),
+        "gaussian:0.01": Path("c"),
+    }
     cases = job(*defenses, checkpoints=found).cases()
-    assert [case.checkpoint for case in cases] == [Path("all.safetensors"), Path("a=b.safetensors"), Path("c")]
+    assert [case.checkpoint for case in cases] == [
+        Path("all.safetensors"),
+        Path("a=b.safetensors"),
+        Path("c"),
+    ]
 
 
 def test_steps_are_put_in_order() -> None:
@@ -66,12 +89,20 @@ def test_steps_are_those_of_the_training_of_each_defense(tmp_path: Path) -> None
         tmp_path / "b/steps/step-000000.safetensors",
         tmp_path / "b/model.safetensors",
     ]
-    assert [case.folder for case in cases] == ["none-at-0", "none-at-end", "prune-0.9-at-0", "prune-0.9-at-end"]
+    assert [case.folder for case in cases] == [
+        "none-at-0",
+        "none-at-end",
+        "prune-0.9-at-0",
+        "prune-0.9-at-end",
+    ]
 
 
 def test_a_step_that_was_not_saved_is_refused_with_those_that_were(tmp_path: Path) -> None:
     run = trained(tmp_path / "a", 0, 10)
-    with pytest.raises(GradveilError, match=r"step 5: .*a has not saved it: it has 0, 10, end; train with --save-at"):
+    with pytest.raises(
+        GradveilError,
+        match=r"step 5: .*a has not saved it: it has 0, 10, end; train with --save-at",
+    ):
         job(runs={"": run}, at=("5",)).cases()
     with pytest.raises(GradveilError, match="it holds no weights"):
         job(runs={"": tmp_path / "empty"}, at=("5",)).cases()
@@ -90,7 +121,11 @@ def test_a_step_that_was_not_saved_is_refused_with_those_that_were(tmp_path: Pat
         (("none",), {"clean": "maybe"}, "unknown clean 'maybe': choose from no, yes, both"),
         (("none",), {"at": ("0",)}, "--at without --run"),
         (("none",), {"runs": {"": Path("x")}}, "--run without --at"),
-        (("none",), {"runs": {"": Path("x")}, "at": ("0",), "checkpoints": {"": Path("y")}}, "--checkpoint and --at"),
+        (
+            ("none",),
+            {"runs": {"": Path("x")}, "at": ("0",), "checkpoints": {"": Path("y")}},
+            "--checkpoint and --at",
+        ),
         (
             ("none",),
             {"base": AuditJob("fashion-mnist-mini", "lenet", ("dlg",), 2, defense="prune:0.5")},
@@ -98,7 +133,9 @@ def test_a_step_that_was_not_saved_is_refused_with_those_that_were(tmp_path: Pat
         ),
     ],
 )
-def test_what_cannot_be_a_grid_is_refused_in_one_line(defenses: tuple[str, ...], changes: dict[str, Any], says: str) -> None:
+def test_what_cannot_be_a_grid_is_refused_in_one_line(
+    defenses: tuple[str, ...], changes: dict[str, Any], says: str
+) -> None:
     with pytest.raises(GradveilError) as caught:
         job(*defenses, **changes).cases()
     assert says in str(caught.value) and "\n" not in str(caught.value)

@@ -38,14 +38,29 @@ def dropping(classes, size):
         ("3-1-7", []),
         ("prune-feedback:0.9", []),
         ("clip:1,then,prune:0.9", []),
-        ("3-1-7,then,precode:k=8", ["transform-known+without-random-layers", "transform-known+joint-noise"]),
+        (
+            "3-1-7,then,precode:k=8",
+            ["transform-known+without-random-layers", "transform-known+joint-noise"],
+        ),
         ("dropout:0.5,then,prune:0.9", ["joint-masks+masked"]),
         ("precode:k=8,then,dropout:0.5", ["without-random-layers+joint-masks"]),
-        ("precode:k=8,then,soteria:0.5", ["without-random-layers+without-defended-layers", "joint-noise+without-defended-layers"]),
+        (
+            "precode:k=8,then,soteria:0.5",
+            [
+                "without-random-layers+without-defended-layers",
+                "joint-noise+without-defended-layers",
+            ],
+        ),
         ("gaussian:0.1,then,prune:0.9", ["masked+likelihood"]),
         ("3-1-7,then,prune-feedback:0.9", ["transform-known+masked-rounds"]),
-        ("precode:k=8,then,prune-feedback:0.9", ["without-random-layers+masked", "joint-noise+masked"]),  # no two rounds are alike
-        ("3-1-7,then,prune-feedback:0.9,then,clip:1", ["transform-known+masked"]),  # and here they cannot be added up
+        (
+            "precode:k=8,then,prune-feedback:0.9",
+            ["without-random-layers+masked", "joint-noise+masked"],
+        ),  # no two rounds are alike
+        (
+            "3-1-7,then,prune-feedback:0.9,then,clip:1",
+            ["transform-known+masked"],
+        ),  # and here they cannot be added up
         ("prune:0.9,then,gaussian:0.1", []),  # the zeros are covered
         ("random:3,then,dp:norm=1,multiplier=1", ["transform-known+likelihood"]),
         (
@@ -59,12 +74,21 @@ def dropping(classes, size):
         ),
     ],
 )
-def test_auto_adds_the_strongest_breakers_of_a_chain_in_one_search(defense: str, expected: list[str]) -> None:
+def test_auto_adds_the_strongest_breakers_of_a_chain_in_one_search(
+    defense: str, expected: list[str]
+) -> None:
     assert [name for name in automatic(parse(defense)) if "+" in name] == expected
 
 
 def test_no_chain_has_an_attack_that_does_not_exist_or_whose_name_an_audit_refuses() -> None:
-    parts = ("3-1-7", "precode:k=8", "dropout:0.5", "soteria:0.5", "gaussian:0.1", "prune-feedback:0.9")
+    parts = (
+        "3-1-7",
+        "precode:k=8",
+        "dropout:0.5",
+        "soteria:0.5",
+        "gaussian:0.1",
+        "prune-feedback:0.9",
+    )
     for count in range(1, len(parts) + 1):
         for some in choices(parts, count):
             for name in automatic(parse(",then,".join(some))):
@@ -75,21 +99,37 @@ def test_no_chain_has_an_attack_that_does_not_exist_or_whose_name_an_audit_refus
 def best(defense: str, names: list[str], count: int = 2) -> dict[str, float]:
     """The likeness to the original images, SSIM."""
     split = load("fashion-mnist-mini", "test")
-    batches = [Batch(split.images[i : i + 1].float() / 255, split.labels[i : i + 1]) for i in range(count)]
+    batches = [
+        Batch(split.images[i : i + 1].float() / 255, split.labels[i : i + 1]) for i in range(count)
+    ]
     model = build("mlp", channels=1, size=28, classes=10, mean=split.mean, std=split.std)
     client = Client(model, 10, defense=parse(defense))
-    shared = client.share(batches, generator(1), tell_defense=True, tell_draws=True, rounds=rounds(client.defense, map(find, names)))
+    shared = client.share(
+        batches,
+        generator(1),
+        tell_defense=True,
+        tell_draws=True,
+        rounds=rounds(client.defense, map(find, names)),
+    )
     found = {}
     for name in names:
         attack: Any = replace(find(name), steps=80, frames=0)  # type: ignore[type-var]
         made = attack([granted(one, attack, MEANS) for one, _ in shared], generator(2))
-        found[name] = float(ssim(torch.cat([one.images for one in made]), torch.cat([one.images for one in batches])).mean())
+        found[name] = float(
+            ssim(
+                torch.cat([one.images for one in made]), torch.cat([one.images for one in batches])
+            ).mean()
+        )
     return found
 
 
 def test_a_chain_that_holds_against_the_breaker_of_each_part_falls_to_all_in_one() -> None:
     defense = "3-1-7,then,precode:k=64"
-    *single, both = ["transform-known", "without-random-layers", "transform-known+without-random-layers"]
+    *single, both = [
+        "transform-known",
+        "without-random-layers",
+        "transform-known+without-random-layers",
+    ]
     found = best(defense, [*single, both])
     assert both in automatic(parse(defense))
     assert found[both] > 0.3 + max(found[name] for name in single)
@@ -102,10 +142,22 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "own_dropping_nets:dropping"
 
 
-def prepared(model: str, defense: str = "none", train: bool = True, steps: int = 1, **changes: Any) -> Prepared:
-    job = AuditJob("fashion-mnist-mini", model, ("auto",), 2, defense=defense, protocol=Protocol(steps, train_mode=train), steps=2)
+def prepared(
+    model: str, defense: str = "none", train: bool = True, steps: int = 1, **changes: Any
+) -> Prepared:
+    job = AuditJob(
+        "fashion-mnist-mini",
+        model,
+        ("auto",),
+        2,
+        defense=defense,
+        protocol=Protocol(steps, train_mode=train),
+        steps=2,
+    )
     split = load("fashion-mnist-mini", "test")
-    return prepare(replace(job.on(torch.device("cpu")), **changes), split, split, torch.device("cpu"))
+    return prepare(
+        replace(job.on(torch.device("cpu")), **changes), split, split, torch.device("cpu")
+    )
 
 
 def test_dropout_of_the_model_s_own_meets_its_breakers_in_train_mode(own: str) -> None:
@@ -113,12 +165,22 @@ def test_dropout_of_the_model_s_own_meets_its_breakers_in_train_mode(own: str) -
     assert {"without-random-layers", "joint-masks"} < {*proper.attacks}
     assert {getattr(attack, "steps", 2) for attack in proper.attacks.values()} == {2}
     assert proper.knows()["joint-masks"] == "labels, dropout is on"
-    assert not {"without-random-layers", "joint-masks"} & {*prepared(own, train=False).proper.attacks}
+    assert not {"without-random-layers", "joint-masks"} & {
+        *prepared(own, train=False).proper.attacks
+    }
     assert "joint-masks+masked" in prepared(own, "prune:0.5").proper.attacks
 
 
 def test_an_audit_with_own_dropout_is_made_and_read_back(own: str, tmp_path: Path) -> None:
-    job = AuditJob("fashion-mnist-mini", own, ("auto",), 2, protocol=Protocol(train_mode=True), steps=2, positive=False)
+    job = AuditJob(
+        "fashion-mnist-mini",
+        own,
+        ("auto",),
+        2,
+        protocol=Protocol(train_mode=True),
+        steps=2,
+        positive=False,
+    )
     with pytest.warns(GradveilWarning):  # that the model draws
         first = audit(job, tmp_path / "run", progress=False)
     assert "joint-masks" in {record.attack for record in first.records}
@@ -128,7 +190,9 @@ def test_an_audit_with_own_dropout_is_made_and_read_back(own: str, tmp_path: Pat
 def test_what_auto_adds_for_a_model_is_left_out_where_it_does_not_suit(own: str) -> None:
     made = prepared(own, steps=2)
     assert "draws can be given for 1 step alone" in made.settings["left_out"]["joint-masks"]
-    assert "without-random-layers" in made.proper.attacks and "joint-masks" not in made.proper.attacks
+    assert (
+        "without-random-layers" in made.proper.attacks and "joint-masks" not in made.proper.attacks
+    )
 
 
 @pytest.mark.parametrize(
@@ -151,19 +215,30 @@ def test_why_a_defense_is_impossible_is_said_once(model: str, defense: str, step
 def test_rounds_that_cannot_be_added_up_are_left_out_with_the_reason() -> None:
     made = prepared("lenet", "prune-feedback:0.9,then,clip:1", False)
     assert "masked" in made.proper.attacks and "masked-rounds" not in made.proper.attacks
-    assert "prune-feedback, where nothing after it clips, prunes or adds noise" in made.settings["left_out"]["masked-rounds"]
+    assert (
+        "prune-feedback, where nothing after it clips, prunes or adds noise"
+        in made.settings["left_out"]["masked-rounds"]
+    )
     assert rounds(parse("prune-feedback:0.9,then,clip:1"), [find("masked-rounds")]) == 1
 
 
 def test_layers_that_are_all_random_are_a_short_reason() -> None:
-    reason = prepared("mlp", "precode:k=8,position=0", False).settings["left_out"]["without-random-layers"]
-    assert reason == "every layer with a gradient is random: to leave them out would leave no parameter to match"
+    reason = prepared("mlp", "precode:k=8,position=0", False).settings["left_out"][
+        "without-random-layers"
+    ]
+    assert (
+        reason
+        == "every layer with a gradient is random: to leave them out would leave no parameter to match"
+    )
 
 
 @pytest.mark.parametrize(
     ("attack", "says"),
     [
-        ("masked", "attack masked needs to know the pruned (whether zeros were cut off), which is known only under a defense that prunes"),
+        (
+            "masked",
+            "attack masked needs to know the pruned (whether zeros were cut off), which is known only under a defense that prunes",
+        ),
         ("masked+likelihood", "attack masked+likelihood needs to know the pruned"),
         ("masked-rounds", "attack masked-rounds needs to know the earlier"),
     ],

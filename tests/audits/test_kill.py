@@ -28,7 +28,16 @@ audit(job, Path(sys.argv[1]))
 """
 
 
-JOB = AuditJob("fashion-mnist-mini", "lenet", ("adam-cosine",), 6, policy=Policy.parse("3-1-7"), victims_at_once=2, steps=40, seed=5)
+JOB = AuditJob(
+    "fashion-mnist-mini",
+    "lenet",
+    ("adam-cosine",),
+    6,
+    policy=Policy.parse("3-1-7"),
+    victims_at_once=2,
+    steps=40,
+    seed=5,
+)
 
 
 @pytest.fixture(scope="module")
@@ -43,10 +52,16 @@ def lines(path: Path) -> int:
 def start(out: Path, stop: signal.Signals, after: int) -> subprocess.Popen[bytes]:
     """A process of its own, stopped once it has written more than `after` records."""
     process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(out)], stderr=subprocess.DEVNULL, env=os.environ | {"OMP_NUM_THREADS": "1"}
+        [sys.executable, "-c", SCRIPT, str(out)],
+        stderr=subprocess.DEVNULL,
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     until = time.monotonic() + 120
-    while lines(out / "records.jsonl") <= after and process.poll() is None and time.monotonic() < until:
+    while (
+        lines(out / "records.jsonl") <= after
+        and process.poll() is None
+        and time.monotonic() < until
+    ):
         time.sleep(0.002)
     process.send_signal(stop)
     process.wait(60)
@@ -55,7 +70,10 @@ def start(out: Path, stop: signal.Signals, after: int) -> subprocess.Popen[bytes
 
 @pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
 def test_a_stopped_audit_goes_on_and_loses_and_repeats_nothing(
-    stop: signal.Signals, unbroken: AuditResult, tmp_path: Path, without_times: Callable[[Any], list[Any]]
+    stop: signal.Signals,
+    unbroken: AuditResult,
+    tmp_path: Path,
+    without_times: Callable[[Any], list[Any]],
 ) -> None:
     out = tmp_path / "stopped"
     assert start(out, stop, after=10).returncode != 0
@@ -63,8 +81,12 @@ def test_a_stopped_audit_goes_on_and_loses_and_repeats_nothing(
     assert 0 < len(kept) < len(unbroken.records)
     again = audit(JOB, out, progress=False)
     assert without_times(again.records) == without_times(unbroken.records)
-    assert again.records[: len(kept) // 2] == tuple(kept[: len(kept) // 2])  # kept, not made again: the same seconds
-    assert {path.name for path in (out / "images").iterdir()} == {path.name for path in (unbroken.out / "images").iterdir()}
+    assert again.records[: len(kept) // 2] == tuple(
+        kept[: len(kept) // 2]
+    )  # kept, not made again: the same seconds
+    assert {path.name for path in (out / "images").iterdir()} == {
+        path.name for path in (unbroken.out / "images").iterdir()
+    }
 
 
 def test_two_processes_do_not_audit_into_one_folder(unbroken: AuditResult) -> None:

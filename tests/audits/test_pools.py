@@ -25,10 +25,14 @@ def means() -> Tensor:
 def test_victims_come_first_and_nothing_comes_twice(split: Images, means: Tensor) -> None:
     victims = torch.arange(100, 108)
     pool = make_pool(split, victims, None, means, 1, seed=0)
-    assert torch.equal(pool.indices[:8], victims) and len(pool) == len(split) == len(set(pool.indices.tolist()))
+    assert torch.equal(pool.indices[:8], victims) and len(pool) == len(split) == len(
+        set(pool.indices.tolist())
+    )
 
 
-def test_a_reconstruction_that_is_the_used_image_is_identified(split: Images, means: Tensor) -> None:
+def test_a_reconstruction_that_is_the_used_image_is_identified(
+    split: Images, means: Tensor
+) -> None:
     prepare = Preparation(policy=Policy.parse("3-1-7"))
     victims = torch.arange(20)
     pool = make_pool(split, victims, prepare, means, 1, seed=0)
@@ -39,17 +43,28 @@ def test_a_reconstruction_that_is_the_used_image_is_identified(split: Images, me
     assert pool.identified("used", noise, victims, used).sum() <= 1
 
 
-def test_without_a_policy_used_and_original_candidates_are_the_same(split: Images, means: Tensor) -> None:
+def test_without_a_policy_used_and_original_candidates_are_the_same(
+    split: Images, means: Tensor
+) -> None:
     pool = make_pool(split, torch.arange(4), None, means, 1, seed=0)
-    assert torch.equal(pool.candidates["used"], pool.candidates["original"]) and pool.chance["used"] == pool.chance["original"]
+    assert (
+        torch.equal(pool.candidates["used"], pool.candidates["original"])
+        and pool.chance["used"] == pool.chance["original"]
+    )
 
 
-def test_the_chance_is_what_the_class_mean_reaches_and_grows_with_the_batch(split: Images, means: Tensor) -> None:
+def test_the_chance_is_what_the_class_mean_reaches_and_grows_with_the_batch(
+    split: Images, means: Tensor
+) -> None:
     everything = torch.arange(len(split))
     reached = float(identify(means[split.labels], split.images.float() / 255, everything).mean())
     assert reached > 2 / len(split)  # so chance alone would be too low a bar
-    assert make_pool(split, torch.arange(4), None, means, 1, seed=0).chance["original"] == pytest.approx(reached)
-    assert make_pool(split, torch.arange(4), None, means, 4, seed=0).chance["original"] == pytest.approx(4 * reached)
+    assert make_pool(split, torch.arange(4), None, means, 1, seed=0).chance[
+        "original"
+    ] == pytest.approx(reached)
+    assert make_pool(split, torch.arange(4), None, means, 4, seed=0).chance[
+        "original"
+    ] == pytest.approx(4 * reached)
 
 
 def test_one_image_has_nothing_to_be_told_from(split: Images, means: Tensor) -> None:
@@ -64,4 +79,9 @@ def test_class_means_are_means_and_an_absent_class_gets_the_mean_of_all() -> Non
     torch.testing.assert_close(means[2], images[train.labels == 2].mean(0).float())
     torch.testing.assert_close(means[3], images.mean(0).float())
     torch.testing.assert_close(color, images.mean().float().expand(1, 28, 28))
-    assert list(blind_attacks(means, color)) == ["blind: noise", "blind: grey", "blind: mean color", "blind: class mean"]
+    assert list(blind_attacks(means, color)) == [
+        "blind: noise",
+        "blind: grey",
+        "blind: mean color",
+        "blind: class mean",
+    ]

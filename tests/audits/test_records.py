@@ -13,7 +13,21 @@ SIZES = {("attack", "a", 0): 2, ("attack", "a", 1): 2}
 
 def record(image: int) -> Record:
     scores = {"used": {"psnr": 12.5 + image}, "original": {"psnr": 8.0}}
-    return Record("e", "attack", "a", image // 2, image, "ok", 3, None, 0.25, 500, {"used": 0.002}, scores, 0.1)
+    return Record(
+        "e",
+        "attack",
+        "a",
+        image // 2,
+        image,
+        "ok",
+        3,
+        None,
+        0.25,
+        500,
+        {"used": 0.002},
+        scores,
+        0.1,
+    )
 
 
 @pytest.fixture

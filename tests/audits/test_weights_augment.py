@@ -14,15 +14,28 @@ from gradveil.data import load
 from gradveil.defenses import parse
 from gradveil.models import build
 from gradveil.models.checkpoints import save_checkpoint
-from gradveil.training.jobs import Job
+from gradveil.training.job import TrainingJob
 from gradveil.transforms import Policy
 
 
 def told(folder: Path, **settings: Any) -> Trained:
     """What an audit reads in a checkpoint of such a training."""
-    settings = Job("fashion-mnist-mini", "mlp", **settings).settings() | {"image_size": 28, "test_accuracy": 0.5, "step": 1}
-    save_checkpoint(folder / "model.safetensors", build("mlp", channels=1, size=28, classes=10), settings)
-    job = AuditJob("fashion-mnist-mini", "mlp", ("adam-cosine",), 1, checkpoint=folder / "model.safetensors", defense="3-1-7")
+    settings = TrainingJob("fashion-mnist-mini", "mlp", **settings).settings() | {
+        "image_size": 28,
+        "test_accuracy": 0.5,
+        "step": 1,
+    }
+    save_checkpoint(
+        folder / "model.safetensors", build("mlp", channels=1, size=28, classes=10), settings
+    )
+    job = AuditJob(
+        "fashion-mnist-mini",
+        "mlp",
+        ("adam-cosine",),
+        1,
+        checkpoint=folder / "model.safetensors",
+        defense="3-1-7",
+    )
     found = trained(job, load("fashion-mnist-mini", "test"), torch.device("cpu"))
     assert found is not None
     return found
@@ -40,7 +53,9 @@ def told(folder: Path, **settings: Any) -> Trained:
         ("none", "none"),
     ],
 )
-def test_a_training_without_crop_and_flip_was_under_the_policy_without_them(tmp_path: Path, defense: str, without: str) -> None:
+def test_a_training_without_crop_and_flip_was_under_the_policy_without_them(
+    tmp_path: Path, defense: str, without: str
+) -> None:
     assert told(tmp_path, defense=defense).under == defense
     assert told(tmp_path, defense=defense, augment=False).under == without
     assert canonical([without]) == [without]  # as an audit of that defense calls it

@@ -49,7 +49,9 @@ def test_before_an_audit_each_warning_is_warned_of_and_notes_are_only_returned()
     with pytest.warns(GradveilWarning) as caught:
         found = before_audit(client(Protocol(train_mode=True)), batches(2))
     assert {one.level for one in found} == {"warning", "note"}
-    assert [str(one.message) for one in caught] == [str(one) for one in found if one.level == "warning"]
+    assert [str(one.message) for one in caught] == [
+        str(one) for one in found if one.level == "warning"
+    ]
 
 
 def test_no_batches_and_other_words_for_labels_are_refused() -> None:
@@ -82,6 +84,11 @@ def test_findings_on_a_model_that_draws_do_not_depend_on_torchs_own_generators()
     for number in range(12):
         torch.manual_seed(number)
         state = torch.random.get_rng_state()
-        found.append([(one.name, one.level) for one in diagnose(client(Protocol(train_mode=True)), batches(2))])
+        found.append(
+            [
+                (one.name, one.level)
+                for one in diagnose(client(Protocol(train_mode=True)), batches(2))
+            ]
+        )
         assert torch.equal(torch.random.get_rng_state(), state)
     assert all(one == found[0] for one in found)

@@ -8,26 +8,38 @@ import pytest
 from gradveil.checks import Finding
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer 0.20 imports names that click 8.5 means to remove
+    warnings.simplefilter(
+        "ignore", DeprecationWarning
+    )  # typer 0.20 imports names that click 8.5 means to remove
     from gradveil.cli import run
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the self-check, which is tested elsewhere and takes seconds."""
-    monkeypatch.setattr("gradveil.checks.self_check", lambda _: Finding("note", "self-check", "left out", "nothing"))
+    monkeypatch.setattr(
+        "gradveil.checks.self_check", lambda _: Finding("note", "self-check", "left out", "nothing")
+    )
 
 
 def found(capsys: pytest.CaptureFixture[str], more: str) -> list[dict[str, str]]:
     """The findings named attack."""
-    assert run(f"doctor --data fashion-mnist-mini --model mlp --device cpu --json {more}".split()) == 0
-    return [one for one in json.loads(capsys.readouterr().out)["findings"] if one["name"] == "attack"]
+    assert (
+        run(f"doctor --data fashion-mnist-mini --model mlp --device cpu --json {more}".split()) == 0
+    )
+    return [
+        one for one in json.loads(capsys.readouterr().out)["findings"] if one["name"] == "attack"
+    ]
 
 
 @pytest.mark.parametrize(
     ("more", "means", "breakers"),
     [
-        ("--steps 2 --defense prune:0.95", "adam-cosine was tried", "adam-cosine, masked and closed-form"),
+        (
+            "--steps 2 --defense prune:0.95",
+            "adam-cosine was tried",
+            "adam-cosine, masked and closed-form",
+        ),
         ("--steps 0", "nothing was tried", "adam-cosine and closed-form"),
     ],
 )

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # typer 0.20 imports names that click 8.5 means to remove
+    warnings.simplefilter(
+        "ignore", DeprecationWarning
+    )  # typer 0.20 imports names that click 8.5 means to remove
     from gradveil.cli import run
 
 
@@ -31,7 +33,12 @@ class Outcome:
     def error(self) -> str:
         """The one line that says what is wrong; progress bars aside, there is nothing else."""
         lines = [line for line in self.said.splitlines() if not line.startswith("training ")]
-        assert self.status == 2 and not self.shown and len(lines) == 1 and lines[0].startswith("error: "), self
+        assert (
+            self.status == 2
+            and not self.shown
+            and len(lines) == 1
+            and lines[0].startswith("error: ")
+        ), self
         return lines[0].removeprefix("error: ")
 
 
@@ -39,7 +46,9 @@ Command = Callable[..., Outcome]
 
 
 @pytest.fixture
-def gradveil(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+def gradveil(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Command:
     """In an empty current folder, without data sets from outside."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("GRADVEIL_DATA", raising=False)

@@ -19,8 +19,16 @@ def test_json_is_one_object_and_the_files_it_names_are_there(gradveil: Any) -> N
     outcome = gradveil(f"{QUICK} --policy 3-1-7 --json")
     result = outcome.result
     rows = {(row["kind"], row["attack"], row["truth"]) for row in result["rows"]}
-    assert outcome.status == 0 and {("attack", "adam-cosine", "used"), ("positive", "adam-cosine", "original")} <= rows
-    assert len(rows) == 12 and result["settings"]["steps"] == 3 and result["settings"]["policy"] == "3-1-7" and len(result["notes"]) == 3
+    assert (
+        outcome.status == 0
+        and {("attack", "adam-cosine", "used"), ("positive", "adam-cosine", "original")} <= rows
+    )
+    assert (
+        len(rows) == 12
+        and result["settings"]["steps"] == 3
+        and result["settings"]["policy"] == "3-1-7"
+        and len(result["notes"]) == 3
+    )
     assert all(Path(path).is_file() for path in result["pictures"]) and len(result["pictures"]) == 2
     assert (Path(result["out"]) / "records.jsonl").is_file() and "adam-cosine" in outcome.said
 
@@ -32,12 +40,22 @@ def test_a_second_run_says_the_same_and_attacks_nothing(gradveil: Any) -> None:
 
 def test_people_get_a_table_words_and_the_files(gradveil: Any) -> None:
     outcome = gradveil(QUICK)
-    for part in ("lenet on fashion-mnist-mini", "blind: class mean", "Positive control: adam-cosine", "run/pictures/grid-adam-cosine.png"):
+    for part in (
+        "lenet on fashion-mnist-mini",
+        "blind: class mean",
+        "Positive control: adam-cosine",
+        "run/pictures/grid-adam-cosine.png",
+    ):
         assert part in outcome.shown
 
 
 def test_trained_weights_are_audited(gradveil: Any) -> None:
-    assert gradveil("train --data fashion-mnist-mini --model lenet --epochs 0 --seed 4 --out trained").status == 0
+    assert (
+        gradveil(
+            "train --data fashion-mnist-mini --model lenet --epochs 0 --seed 4 --out trained"
+        ).status
+        == 0
+    )
     found = gradveil(f"{QUICK} --checkpoint trained/model.safetensors --json").result
     plain = gradveil(f"{QUICK}-2 --seed 4 --json").result
     assert found["settings"]["weights_sha256"] == plain["settings"]["weights_sha256"]
@@ -65,11 +83,20 @@ def test_trained_weights_are_audited(gradveil: Any) -> None:
         ("--images many", "Invalid value for '--images'"),
         ("--defense prune:1.5", "share 1.5"),
         ("--defense prune:0.5,then,3-1-7", "put it first"),
-        ("--defense precode:position=nowhere", "unknown position of defense precode:position=nowhere: 'nowhere'"),
-        ("--defense dp:norm=1,multiplier=1 --model resnet20-4 --defense none", "take a model with GroupNorm"),
+        (
+            "--defense precode:position=nowhere",
+            "unknown position of defense precode:position=nowhere: 'nowhere'",
+        ),
+        (
+            "--defense dp:norm=1,multiplier=1 --model resnet20-4 --defense none",
+            "take a model with GroupNorm",
+        ),
         ("--defense prune:0.5 --policy 3", "--policy 3 and --defense prune:0.5: give one of them"),
         ("--defense none --defense none", "defense 'none' is named twice"),
-        ("--defense none --defense prune:0.5 --checkpoint prune:0.5=none.safetensors", "no checkpoint at none.safetensors"),
+        (
+            "--defense none --defense prune:0.5 --checkpoint prune:0.5=none.safetensors",
+            "no checkpoint at none.safetensors",
+        ),
         ("--checkpoint prune:0.5=none.safetensors", "prune:0.5 is not among the defenses audited"),
         ("--clean maybe", "unknown clean 'maybe': choose from no, yes, both"),
         ("--at 0,end", "--at without --run"),
@@ -87,7 +114,9 @@ def test_bad_input_is_one_line_and_leaves_no_folder(gradveil: Any, options: str,
 
 
 def test_a_checkpoint_of_another_shape_is_refused(gradveil: Any) -> None:
-    assert gradveil("train --data fashion-mnist-mini --model mlp --epochs 0 --out trained").status == 0
+    assert (
+        gradveil("train --data fashion-mnist-mini --model mlp --epochs 0 --out trained").status == 0
+    )
     said = error(gradveil(f"{QUICK} --checkpoint trained/model.safetensors"))
     assert "does not fit the model" in said and "saved from mlp on fashion-mnist-mini" in said
 
@@ -95,11 +124,15 @@ def test_a_checkpoint_of_another_shape_is_refused(gradveil: Any) -> None:
 def test_other_settings_are_refused_and_the_first_run_stays(gradveil: Any) -> None:
     gradveil(QUICK)
     records = Path("run/records.jsonl").read_bytes()
-    assert "holds an audit with other settings (other attacks, steps 3 there, 4 here)" in error(gradveil(f"{QUICK} --steps 4"))
+    assert "holds an audit with other settings (other attacks, steps 3 there, 4 here)" in error(
+        gradveil(f"{QUICK} --steps 4")
+    )
     assert Path("run/records.jsonl").read_bytes() == records
 
 
-def test_ctrl_c_is_one_line_and_the_run_goes_on_later(gradveil: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_is_one_line_and_the_run_goes_on_later(
+    gradveil: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from gradveil.audits import runs
 
     def interrupted(*_: object) -> None:
@@ -108,7 +141,10 @@ def test_ctrl_c_is_one_line_and_the_run_goes_on_later(gradveil: Any, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(runs, "append", interrupted)
         outcome = gradveil(QUICK)
-    assert outcome.status == 130 and outcome.said.splitlines()[-1] == "error: stopped; run the same command again to go on"
+    assert (
+        outcome.status == 130
+        and outcome.said.splitlines()[-1] == "error: stopped; run the same command again to go on"
+    )
     assert gradveil(f"{QUICK} --json").status == 0
 
 
@@ -124,9 +160,12 @@ def test_several_defenses_are_one_table_with_their_strongest_attackers(gradveil:
     ]
     pruned = result["parts"][2]
     assert (
-        pruned["knows"] == {"adam-cosine": "labels", "masked": "labels, what is pruned"} and "Conv2d" in pruned["left_out"]["closed-form"]
+        pruned["knows"] == {"adam-cosine": "labels", "masked": "labels, what is pruned"}
+        and "Conv2d" in pruned["left_out"]["closed-form"]
     )
-    assert pruned["strongest"]["attack"] in ("adam-cosine", "masked") and all(Path(path).is_file() for path in result["pictures"])
+    assert pruned["strongest"]["attack"] in ("adam-cosine", "masked") and all(
+        Path(path).is_file() for path in result["pictures"]
+    )
     assert result["certificates"]["prune:0.95, clean gradient"]["overall"]["n"] == 2
     shown = gradveil(asked).shown
     for part in (
@@ -141,26 +180,48 @@ def test_several_defenses_are_one_table_with_their_strongest_attackers(gradveil:
 
 
 def test_checkpoints_of_training_steps_are_one_table_and_one_picture(gradveil: Any) -> None:
-    assert gradveil("train --data fashion-mnist-mini --model lenet --epochs 1 --lr 0.001 --save-at 0,3 --out trained").status == 0
+    assert (
+        gradveil(
+            "train --data fashion-mnist-mini --model lenet --epochs 1 --lr 0.001 --save-at 0,3 --out trained"
+        ).status
+        == 0
+    )
     result = gradveil(f"{QUICK} --run trained --at 0,3,end --json").result
-    assert [(part["step"], part["trained"]["step"]) for part in result["parts"]] == [("0", 0), ("3", 3), ("end", 16)]
+    assert [(part["step"], part["trained"]["step"]) for part in result["parts"]] == [
+        ("0", 0),
+        ("3", 3),
+        ("end", 16),
+    ]
     assert all(part["trained"]["tested"] == 500 for part in result["parts"])
-    assert result["pictures"][-1] == "run/pictures/training-time.png" and Path(result["pictures"][-1]).is_file()
+    assert (
+        result["pictures"][-1] == "run/pictures/training-time.png"
+        and Path(result["pictures"][-1]).is_file()
+    )
     assert "it has 0, 3, end" in error(gradveil(f"{QUICK}-2 --run trained --at 4"))
 
 
 def test_one_defense_is_one_audit_with_an_exact_statement(gradveil: Any) -> None:
     outcome = gradveil(f"{QUICK} --defense gaussian:1e-3 --certify ssim=0.5 --json")
     result = outcome.result
-    assert result["settings"]["defense"] == "gaussian:0.001" and result["certificate"]["overall"]["n"] == 2
-    assert Path("run/records.jsonl").is_file() and any("2 images reached" in note or "n = 2" in note for note in result["notes"])
+    assert (
+        result["settings"]["defense"] == "gaussian:0.001"
+        and result["certificate"]["overall"]["n"] == 2
+    )
+    assert Path("run/records.jsonl").is_file() and any(
+        "2 images reached" in note or "n = 2" in note for note in result["notes"]
+    )
     assert "delta" in gradveil(f"{QUICK} --defense gaussian:1e-3 --certify ssim=0.5").shown
 
 
 def test_as_published_the_clean_gradient_is_attacked(gradveil: Any) -> None:
     plain, clean, noisy = (
         gradveil(f"{QUICK}{number} {more} --json").result
-        for number, more in enumerate(("", "--defense gaussian:1 --clean yes", "--defense gaussian:1"))
+        for number, more in enumerate(
+            ("", "--defense gaussian:1 --clean yes", "--defense gaussian:1")
+        )
     )
-    scores = [[row["psnr"] for row in one["rows"] if row["kind"] == "attack"] for one in (plain, clean, noisy)]
+    scores = [
+        [row["psnr"] for row in one["rows"] if row["kind"] == "attack"]
+        for one in (plain, clean, noisy)
+    ]
     assert scores[0] == scores[1] != scores[2] and clean["settings"]["clean"]

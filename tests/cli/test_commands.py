@@ -11,7 +11,15 @@ from gradveil import __version__, cli
 from gradveil.cli import main
 from gradveil.core.errors import GradveilWarning
 
-COMMANDS = ["train", "audit", "reconstruct", "data list", "data verify", "data fetch", "policy show"]
+COMMANDS = [
+    "train",
+    "audit",
+    "reconstruct",
+    "data list",
+    "data verify",
+    "data fetch",
+    "policy show",
+]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -25,9 +33,16 @@ def test_help_shows_an_example_and_the_shared_options(gradveil: Any, command: st
 
 
 @pytest.mark.parametrize(
-    ("group", "commands"), [("", ("train", "data", "policy")), ("data ", ("list", "verify", "fetch")), ("policy ", ("show",))]
+    ("group", "commands"),
+    [
+        ("", ("train", "data", "policy")),
+        ("data ", ("list", "verify", "fetch")),
+        ("policy ", ("show",)),
+    ],
 )
-def test_help_of_a_group_lists_its_commands(gradveil: Any, group: str, commands: tuple[str, ...]) -> None:
+def test_help_of_a_group_lists_its_commands(
+    gradveil: Any, group: str, commands: tuple[str, ...]
+) -> None:
     outcome = gradveil(f"{group}--help")
     assert outcome.status == 0 and all(command in outcome.shown for command in commands)
 
@@ -58,16 +73,30 @@ def test_bad_usage_is_one_line_and_status_two(gradveil: Any, line: str, says: st
     assert says in gradveil(line).error
 
 
-@pytest.mark.parametrize("command", ["policy show 3", "data list", "data verify fashion-mnist-mini", "train --data x --model mlp"])
-def test_cuda_without_a_gpu_is_one_line(gradveil: Any, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+@pytest.mark.parametrize(
+    "command",
+    ["policy show 3", "data list", "data verify fashion-mnist-mini", "train --data x --model mlp"],
+)
+def test_cuda_without_a_gpu_is_one_line(
+    gradveil: Any, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert gradveil(f"{command} --device cuda").error == "device cuda: this torch sees no GPU; choose cpu or auto"
+    assert (
+        gradveil(f"{command} --device cuda").error
+        == "device cuda: this torch sees no GPU; choose cpu or auto"
+    )
 
 
 @pytest.mark.parametrize("group", ["", "data", "policy"])
-def test_without_a_command_the_help_is_shown_and_the_status_is_two(gradveil: Any, group: str) -> None:
+def test_without_a_command_the_help_is_shown_and_the_status_is_two(
+    gradveil: Any, group: str
+) -> None:
     outcome = gradveil(group)
-    assert outcome.status == 2 and "Usage:" in outcome.shown and outcome.said == "error: no command given: see gradveil --help\n"
+    assert (
+        outcome.status == 2
+        and "Usage:" in outcome.shown
+        and outcome.said == "error: no command given: see gradveil --help\n"
+    )
 
 
 def test_main_exits_with_the_status(capsys: pytest.CaptureFixture[str]) -> None:
@@ -76,7 +105,9 @@ def test_main_exits_with_the_status(capsys: pytest.CaptureFixture[str]) -> None:
     assert stop.value.code == 2 and capsys.readouterr().err.startswith("error: ")
 
 
-def test_an_interrupt_is_one_line_and_status_130(gradveil: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_is_one_line_and_status_130(
+    gradveil: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupt(_: str) -> None:
         raise KeyboardInterrupt
 
@@ -86,7 +117,9 @@ def test_an_interrupt_is_one_line_and_status_130(gradveil: Any, monkeypatch: pyt
     assert outcome.said == "error: stopped; run the same command again to go on\n"
 
 
-def test_a_disk_error_from_anywhere_is_one_line(gradveil: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_error_from_anywhere_is_one_line(
+    gradveil: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(_: str) -> None:
         raise OSError(5, "Input/output error", "some/file")
 
@@ -94,7 +127,9 @@ def test_a_disk_error_from_anywhere_is_one_line(gradveil: Any, monkeypatch: pyte
     assert gradveil("policy show 3").error == "[Errno 5] Input/output error: 'some/file'"
 
 
-def test_a_fault_of_the_program_itself_is_not_hidden(gradveil: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_the_program_itself_is_not_hidden(
+    gradveil: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gradveil.cli.policy.find_device", lambda _: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         gradveil("policy show 3")
@@ -115,7 +150,9 @@ def test_a_reader_that_goes_away_is_no_traceback() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_warning_of_ours_is_one_line_on_the_error_stream(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_warning_of_ours_is_one_line_on_the_error_stream(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def warn(_: object) -> int:
         warnings.warn("taking them one at a time", GradveilWarning, stacklevel=1)
         return 0

@@ -36,8 +36,13 @@ def test_every_data_set_is_listed_with_its_facts(gradveil: Any) -> None:
     result = gradveil("data list --data-root nowhere --json").result
     assert result["root"] == "nowhere"
     assert [entry["name"] for entry in result["datasets"]] == [entry.name for entry in catalog()]
-    assert [entry["name"] for entry in result["datasets"] if entry["here"]] == ["fashion-mnist-mini"]
-    assert all(entry["license"] and entry["layout"] and entry["classes"] > 1 for entry in result["datasets"])
+    assert [entry["name"] for entry in result["datasets"] if entry["here"]] == [
+        "fashion-mnist-mini"
+    ]
+    assert all(
+        entry["license"] and entry["layout"] and entry["classes"] > 1
+        for entry in result["datasets"]
+    )
 
 
 def test_the_table_for_people_shows_whole_names_and_a_header_for_each_column(gradveil: Any) -> None:
@@ -48,7 +53,11 @@ def test_the_table_for_people_shows_whole_names_and_a_header_for_each_column(gra
 
 def test_the_embedded_set_is_right(gradveil: Any) -> None:
     outcome = gradveil("data verify fashion-mnist-mini --json")
-    assert outcome.status == 0 and outcome.result["verified"] is True and len(outcome.result["files"]) == 2
+    assert (
+        outcome.status == 0
+        and outcome.result["verified"] is True
+        and len(outcome.result["files"]) == 2
+    )
 
 
 def test_the_real_cifar100_is_right_until_a_byte_is_changed(gradveil: Any, cifar: Path) -> None:
@@ -64,9 +73,16 @@ def test_the_real_cifar100_is_right_until_a_byte_is_changed(gradveil: Any, cifar
     outcome = gradveil(line)
     assert outcome.status == 1 and outcome.result["verified"] is False and not outcome.said
     assert [check["path"] for check in outcome.result["files"] if not check["ok"]] == [str(changed)]
-    for command in (line.replace(" --json", ""), f"train --data cifar100 --model mlp --data-root {cifar}"):
+    for command in (
+        line.replace(" --json", ""),
+        f"train --data cifar100 --model mlp --data-root {cifar}",
+    ):
         outcome = gradveil(command)
-        assert outcome.status and str(changed) in outcome.shown + outcome.said and "corrupted" in outcome.shown + outcome.said
+        assert (
+            outcome.status
+            and str(changed) in outcome.shown + outcome.said
+            and "corrupted" in outcome.shown + outcome.said
+        )
     assert not Path("runs").exists()
 
 
@@ -75,11 +91,18 @@ def test_a_truncated_file_is_told_by_verify_and_by_train(gradveil: Any, cifar: P
         file.truncate(5_000)
     outcome = gradveil(f"data verify cifar100 --data-root {cifar}")
     assert outcome.status == 1 and "truncated: 5000 of" in outcome.shown
-    assert "truncated: 5000 of" in gradveil(f"train --data cifar100 --model mlp --data-root {cifar} --out run").error
+    assert (
+        "truncated: 5000 of"
+        in gradveil(f"train --data cifar100 --model mlp --data-root {cifar} --out run").error
+    )
 
 
-@pytest.mark.parametrize("name", [entry.name for entry in catalog() if entry.name != "fashion-mnist-mini"])
-def test_missing_data_is_status_one_for_verify_and_a_hint_for_train(gradveil: Any, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize(
+    "name", [entry.name for entry in catalog() if entry.name != "fashion-mnist-mini"]
+)
+def test_missing_data_is_status_one_for_verify_and_a_hint_for_train(
+    gradveil: Any, tmp_path: Path, name: str
+) -> None:
     outcome = gradveil(f"data verify {name} --data-root nowhere --json")
     assert outcome.status == 1 and outcome.result["verified"] is False
     error = gradveil(f"train --data {name} --model mlp --data-root nowhere --out run").error

@@ -15,7 +15,11 @@ def test_every_defence_is_listed_with_a_line_and_its_paper(gradveil: Any) -> Non
 
 def test_people_get_a_table_with_what_to_type(gradveil: Any) -> None:
     outcome = gradveil("defenses list")
-    assert outcome.status == 0 and "prune:0.95" in outcome.shown and "precode:k=256,beta=1e-3" in outcome.shown
+    assert (
+        outcome.status == 0
+        and "prune:0.95" in outcome.shown
+        and "precode:k=256,beta=1e-3" in outcome.shown
+    )
     assert ",then," in outcome.shown
 
 

@@ -16,7 +16,11 @@ MINI = "doctor --data fashion-mnist-mini --device cpu"
 
 def saved(path: Path, **settings: Any) -> Path:
     split = load("fashion-mnist-mini", "test")
-    save_checkpoint(path, build("lenet", channels=1, size=28, classes=10, mean=split.mean, std=split.std), settings)
+    save_checkpoint(
+        path,
+        build("lenet", channels=1, size=28, classes=10, mean=split.mean, std=split.std),
+        settings,
+    )
     return path
 
 
@@ -24,35 +28,63 @@ def test_programs_get_every_finding_and_what_was_silent(gradveil: Any) -> None:
     outcome = gradveil(f"{MINI} --model lenet --steps 0 --json")
     assert outcome.status == 0 and outcome.result["errors"] == 0
     found = outcome.result["findings"]
-    assert [(one["level"], one["name"]) for one in found] == [("note", "accuracy"), ("note", "self-check")]
+    assert [(one["level"], one["name"]) for one in found] == [
+        ("note", "accuracy"),
+        ("note", "self-check"),
+    ]
     assert {*found[0]} == {"level", "name", "means", "do"}
-    assert len(outcome.result["silent"]) == len(CHECKS) - 2 and outcome.result["skipped"] == ["attack above blind"]  # no attack was run
+    assert len(outcome.result["silent"]) == len(CHECKS) - 2 and outcome.result["skipped"] == [
+        "attack above blind"
+    ]  # no attack was run
 
 
-def test_people_get_two_lines_for_each_finding_the_worst_first_and_the_self_check_last(gradveil: Any) -> None:
-    outcome = gradveil(f"{MINI} --model mlp --steps 0 --defense dropout:0.5 --labels inferred --batch-size 2")
+def test_people_get_two_lines_for_each_finding_the_worst_first_and_the_self_check_last(
+    gradveil: Any,
+) -> None:
+    outcome = gradveil(
+        f"{MINI} --model mlp --steps 0 --defense dropout:0.5 --labels inferred --batch-size 2"
+    )
     lines = outcome.shown.splitlines()
     levels = [line.split()[0] for line in lines if not line.startswith(" ")]
-    assert outcome.status == 0 and levels[-3:] == ["well", "skipped", "note"] and levels[:-3] == sorted(levels[:-3], reverse=True)
-    assert "dropout" in outcome.shown and "random shares" in outcome.shown and "self-check" in lines[-2]
+    assert (
+        outcome.status == 0
+        and levels[-3:] == ["well", "skipped", "note"]
+        and levels[:-3] == sorted(levels[:-3], reverse=True)
+    )
+    assert (
+        "dropout" in outcome.shown
+        and "random shares" in outcome.shown
+        and "self-check" in lines[-2]
+    )
 
 
-def test_a_checkpoint_at_chance_trained_with_a_scaled_loss_is_told_twice(gradveil: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_at_chance_trained_with_a_scaled_loss_is_told_twice(
+    gradveil: Any, tmp_path: Path
+) -> None:
     path = saved(tmp_path / "model.safetensors", loss_scale=0.5)
-    found = gradveil(f"{MINI} --model lenet --steps 0 --json --checkpoint {path}").result["findings"]
+    found = gradveil(f"{MINI} --model lenet --steps 0 --json --checkpoint {path}").result[
+        "findings"
+    ]
     warned = {one["name"]: one["means"] for one in found if one["level"] == "warning"}
     assert set(warned) == {"loss", "accuracy"} and "0.5 times" in warned["loss"]
 
 
 def test_an_attack_above_blind_is_silent(gradveil: Any) -> None:
-    assert "attack above blind" in gradveil(f"{MINI} --model mlp --attack closed-form --json").result["silent"]
+    assert (
+        "attack above blind"
+        in gradveil(f"{MINI} --model mlp --attack closed-form --json").result["silent"]
+    )
 
 
 def test_an_error_among_the_findings_gives_status_1(gradveil: Any, tmp_path: Path) -> None:
     lines = "from torch import nn\ndef make(classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(9, classes))\n"
     (tmp_path / "too_narrow_net.py").write_text(lines)
     outcome = gradveil(f"{MINI} --model too_narrow_net:make --steps 0 --json")
-    assert outcome.status == 1 and outcome.result["errors"] == 1 and "attack above blind" in outcome.result["skipped"]
+    assert (
+        outcome.status == 1
+        and outcome.result["errors"] == 1
+        and "attack above blind" in outcome.result["skipped"]
+    )
     assert [one["name"] for one in outcome.result["findings"]] == ["model and images", "self-check"]
 
 

@@ -9,8 +9,8 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from gradveil.core.gradients import cross_entropy
 from gradveil.data import load
+from gradveil.engine.gradients import cross_entropy
 from gradveil.models import build
 
 
@@ -28,7 +28,9 @@ def update(tmp_path: Path) -> tuple[Path, Path]:
     return before, after
 
 
-def test_a_clients_picture_comes_back_from_two_files(gradveil: Any, update: tuple[Path, Path], tmp_path: Path) -> None:
+def test_a_clients_picture_comes_back_from_two_files(
+    gradveil: Any, update: tuple[Path, Path], tmp_path: Path
+) -> None:
     out = tmp_path / "found"
     options = f"--before {update[0]} --after {update[1]} --data fashion-mnist-mini --model lenet --steps 25 --out {out} --json"
     outcome = gradveil(f"reconstruct {options}")
@@ -39,7 +41,9 @@ def test_a_clients_picture_comes_back_from_two_files(gradveil: Any, update: tupl
     assert np.abs(found - truth).mean() < 10
 
 
-def test_two_equal_files_are_refused(gradveil: Any, update: tuple[Path, Path], tmp_path: Path) -> None:
+def test_two_equal_files_are_refused(
+    gradveil: Any, update: tuple[Path, Path], tmp_path: Path
+) -> None:
     outcome = gradveil(
         f"reconstruct --before {update[0]} --after {update[0]} --data fashion-mnist-mini --model lenet --out {tmp_path / 'o'}"
     )

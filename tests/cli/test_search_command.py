@@ -41,14 +41,24 @@ def trained(gradveil: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> N
     monkeypatch.delitem(sys.modules, "own_cli_nets", raising=False)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr("gradveil.audits.pools.CANDIDATES", 20)  # quicker
-    assert gradveil("train --data fashion-mnist-mini --model own_cli_nets:linear --epochs 0 --seed 7 --out trained").status == 0
+    assert (
+        gradveil(
+            "train --data fashion-mnist-mini --model own_cli_nets:linear --epochs 0 --seed 7 --out trained"
+        ).status
+        == 0
+    )
 
 
 @pytest.mark.usefixtures("trained")
 def test_json_is_one_object_and_the_policies_it_found_defend_other_commands(gradveil: Any) -> None:
     outcome = gradveil(f"{QUICK} --json")
     result = outcome.result
-    assert outcome.status == 0 and len(result["trials"]) == 8 and len(result["kept"]) == 4 and len(result["words"]) == 2
+    assert (
+        outcome.status == 0
+        and len(result["trials"]) == 8
+        and len(result["kept"]) == 4
+        and len(result["words"]) == 2
+    )
     assert all(Path(path).is_file() for path in result["files"].values()) and "8/8" in outcome.said
     audit = "audit --data fashion-mnist-mini --model own_cli_nets:linear --attack closed-form --images 1 --json"
     for number, (option, policy) in enumerate((("", "hybrid"), (":best", "best"))):
@@ -70,8 +80,13 @@ def test_json_is_one_object_and_the_policies_it_found_defend_other_commands(grad
         assert part in again.shown
     assert not again.said
     said = error(gradveil(f"{QUICK} --keep 2"))
-    assert "run holds a search with other settings (keep 4 there, 2 here): choose another --out" in said
-    assert "no policy '9' in run/policies.toml: choose hybrid, best" in error(gradveil(f"{audit} --defense run/policies.toml:9 --out a9"))
+    assert (
+        "run holds a search with other settings (keep 4 there, 2 here): choose another --out"
+        in said
+    )
+    assert "no policy '9' in run/policies.toml: choose hybrid, best" in error(
+        gradveil(f"{audit} --defense run/policies.toml:9 --out a9")
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,7 +120,11 @@ def test_bad_input_is_one_line_and_leaves_no_folder(gradveil: Any, options: str,
 @pytest.mark.usefixtures("trained")
 def test_a_threshold_that_nothing_passes_ends_and_says_what_to_do(gradveil: Any) -> None:
     said = error(gradveil(f"{QUICK} --trials 2 --keep 1 --threshold 5"))
-    assert "0 of 8 policies qualify, 1 are wanted: the threshold is 5, the best accuracy score -" in said and "lower --threshold" in said
+    assert (
+        "0 of 8 policies qualify, 1 are wanted: the threshold is 5, the best accuracy score -"
+        in said
+        and "lower --threshold" in said
+    )
 
 
 def start(arguments: str) -> subprocess.Popen[bytes]:
@@ -119,11 +138,18 @@ def start(arguments: str) -> subprocess.Popen[bytes]:
 def test_killed_twice_it_ends_with_the_policies_of_an_unbroken_search(gradveil: Any) -> None:
     """Once among the trials, once among the audits."""
     command = QUICK.replace("--trials 8", "--trials 20").replace("--out run", "--out killed")
-    moments = (Path("killed/study.journal"), 5_000), (Path("killed/confirm/semi-trained-random/records.jsonl"), 0)
+    moments = (
+        (Path("killed/study.journal"), 5_000),
+        (Path("killed/confirm/semi-trained-random/records.jsonl"), 0),
+    )
     for path, size in moments:
         process = start(command)
         until = time.monotonic() + 60
-        while not (path.is_file() and path.stat().st_size > size) and process.poll() is None and time.monotonic() < until:
+        while (
+            not (path.is_file() and path.stat().st_size > size)
+            and process.poll() is None
+            and time.monotonic() < until
+        ):
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
         assert process.wait(30) == -signal.SIGKILL

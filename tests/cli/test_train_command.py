@@ -13,12 +13,22 @@ def below(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def test_json_is_one_object_and_progress_goes_to_the_error_stream(gradveil: Any, tmp_path: Path) -> None:
+def test_json_is_one_object_and_progress_goes_to_the_error_stream(
+    gradveil: Any, tmp_path: Path
+) -> None:
     outcome = gradveil(f"{QUICK} --epochs 2 --out run --save-at 0,1,4 --json")
     result = outcome.result
-    assert outcome.status == 0 and result["steps"] == 4 and result["epochs"] == 2 and len(result["history"]) == 2
+    assert (
+        outcome.status == 0
+        and result["steps"] == 4
+        and result["epochs"] == 2
+        and len(result["history"]) == 2
+    )
     assert result["accuracy"] == result["history"][-1]["test_accuracy"]
-    assert Path(result["checkpoint"]).is_file() and (tmp_path / "run" / "steps" / "step-000004.safetensors").is_file()
+    assert (
+        Path(result["checkpoint"]).is_file()
+        and (tmp_path / "run" / "steps" / "step-000004.safetensors").is_file()
+    )
     assert outcome.said.startswith("training ") and "4/4" in outcome.said.replace("…", "4/4")
 
 
@@ -35,19 +45,33 @@ def test_a_second_run_says_the_same_and_trains_nothing(gradveil: Any) -> None:
 
 
 def test_the_folder_is_named_after_data_model_and_seed(gradveil: Any) -> None:
-    assert gradveil(f"{QUICK} --epochs 0 --seed 7 --json").result["out"] == "runs/train-fashion-mnist-mini-lenet-7"
+    assert (
+        gradveil(f"{QUICK} --epochs 0 --seed 7 --json").result["out"]
+        == "runs/train-fashion-mnist-mini-lenet-7"
+    )
 
 
 def test_no_epochs_give_the_untrained_model(gradveil: Any) -> None:
     outcome = gradveil(f"{QUICK} --epochs 0 --save-at 0 --out run")
-    assert outcome.status == 0 and "after 0 epochs (0 steps)" in outcome.shown and "metrics" not in outcome.shown
+    assert (
+        outcome.status == 0
+        and "after 0 epochs (0 steps)" in outcome.shown
+        and "metrics" not in outcome.shown
+    )
 
 
 def test_the_defense_is_said_and_with_dp_sgd_epsilon(gradveil: Any) -> None:
     line = f"{QUICK} --epochs 1 --out run --defense dp:norm=1,multiplier=1.5 --delta 0.01"
     result = gradveil(f"{line} --json").result
-    assert result["defense"] == "dp:norm=1,multiplier=1.5" and result["delta"] == 0.01 and 0.5 < result["epsilon"] < 5
-    assert f"epsilon {result['epsilon']:.4g} at delta 0.01, by Opacus' accountant" in gradveil(line).shown
+    assert (
+        result["defense"] == "dp:norm=1,multiplier=1.5"
+        and result["delta"] == 0.01
+        and 0.5 < result["epsilon"] < 5
+    )
+    assert (
+        f"epsilon {result['epsilon']:.4g} at delta 0.01, by Opacus' accountant"
+        in gradveil(line).shown
+    )
 
 
 def test_without_a_defense_there_is_no_epsilon(gradveil: Any) -> None:
@@ -78,12 +102,27 @@ def test_without_a_defense_there_is_no_epsilon(gradveil: Any) -> None:
         ("--policy 3-99", "transformation 99 is out of range: choose 0 to 49"),
         ("--policy prune:0.9", "'prune:0.9' is no transformation"),
         ("--defense 3-99", "transformation 99 is out of range: choose 0 to 49"),
-        ("--defense nonsense", "unknown defense 'nonsense': choose from none, policy, random, prune"),
-        ("--defense prune:1.5", "defense prune: share 1.5; it must be from 0 (nothing is cut) to below 1"),
-        ("--defense prune:0.9 --policy 3-1", "policy 3-1 and defense prune:0.9: give one; for a chain, --defense 3-1,then,prune:0.9"),
+        (
+            "--defense nonsense",
+            "unknown defense 'nonsense': choose from none, policy, random, prune",
+        ),
+        (
+            "--defense prune:1.5",
+            "defense prune: share 1.5; it must be from 0 (nothing is cut) to below 1",
+        ),
+        (
+            "--defense prune:0.9 --policy 3-1",
+            "policy 3-1 and defense prune:0.9: give one; for a chain, --defense 3-1,then,prune:0.9",
+        ),
         ("--defense prune:0.9,then,3-1", "3-1 changes the images, which come before the gradients"),
-        ("--defense precode:position=nowhere", "unknown position of defense precode:position=nowhere: 'nowhere': choose from features"),
-        ("--defense dp:norm=1,multiplier=1 --model convnet", "features.1 is a BatchNorm2d, which mixes samples in training"),
+        (
+            "--defense precode:position=nowhere",
+            "unknown position of defense precode:position=nowhere: 'nowhere': choose from features",
+        ),
+        (
+            "--defense dp:norm=1,multiplier=1 --model convnet",
+            "features.1 is a BatchNorm2d, which mixes samples in training",
+        ),
         ("--defense prune:0.9 --delta 0.1", "delta 0.1: it is for DP-SGD's epsilon"),
         ("--data nonsense", "unknown dataset 'nonsense': choose from"),
         ("--data folder:nowhere", "no folder nowhere"),
@@ -122,7 +161,9 @@ def test_a_run_with_other_settings_is_not_overwritten(gradveil: Any, tmp_path: P
         ("full", "full is not empty and holds no training run: choose another --out"),
     ],
 )
-def test_a_place_that_is_taken_is_told_and_left_alone(gradveil: Any, tmp_path: Path, out: str, says: str) -> None:
+def test_a_place_that_is_taken_is_told_and_left_alone(
+    gradveil: Any, tmp_path: Path, out: str, says: str
+) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "notes").write_text("mine")
@@ -130,10 +171,15 @@ def test_a_place_that_is_taken_is_told_and_left_alone(gradveil: Any, tmp_path: P
     assert below(tmp_path) == ["file", "full", "full/notes"]
 
 
-def test_a_folder_that_may_not_be_written_is_told(gradveil: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_may_not_be_written_is_told(
+    gradveil: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(tempfile, "mkstemp", refuse)
-    assert gradveil(f"{QUICK} --epochs 1 --out run").error == "cannot write run/settings.json: Permission denied; choose another folder"
+    assert (
+        gradveil(f"{QUICK} --epochs 1 --out run").error
+        == "cannot write run/settings.json: Permission denied; choose another folder"
+    )
     assert below(tmp_path) in ([], ["run"])

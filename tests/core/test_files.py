@@ -61,7 +61,9 @@ def test_the_old_file_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
-def test_an_exception_in_the_block_leaves_the_folder_as_it_was(tmp_path: Path, error: type[BaseException]) -> None:
+def test_an_exception_in_the_block_leaves_the_folder_as_it_was(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
     path = tmp_path / "file"
     path.write_text("old")
     with pytest.raises(error), replacing(path) as temporary:
@@ -73,7 +75,9 @@ def test_an_exception_in_the_block_leaves_the_folder_as_it_was(tmp_path: Path, e
 def test_a_write_that_ends_half_way_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_text("old")
-    refused = pytest.raises(GradveilError, match=r"^cannot write .*file: File too large; choose another folder$")
+    refused = pytest.raises(
+        GradveilError, match=r"^cannot write .*file: File too large; choose another folder$"
+    )
     with refused, files_of_at_most(1_000):
         write_bytes(path, bytes(5_000))
     assert path.read_text() == "old" and names(tmp_path) == ["file"]
@@ -89,7 +93,9 @@ def test_a_write_that_ends_half_way_leaves_the_old_file_and_nothing_else(tmp_pat
         (errno.EIO, "Input/output error; choose another folder"),
     ],
 )
-def test_a_disk_that_cannot_be_written_is_told_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, says: str) -> None:
+def test_a_disk_that_cannot_be_written_is_told_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, says: str
+) -> None:
     monkeypatch.setattr(tempfile, "mkstemp", failing(code))
     with pytest.raises(GradveilError, match=says) as caught:
         write_text(tmp_path / "file", "text")

@@ -7,11 +7,23 @@ import torch
 
 from gradveil.core.seeds import derived, generator, signs
 
-PATHS: list[tuple[int | str, ...]] = [(), ("train",), ("train", 0), ("train", 1), ("train", "1"), ("train1",), (1, "train"), ("test", 0)]
+PATHS: list[tuple[int | str, ...]] = [
+    (),
+    ("train",),
+    ("train", 0),
+    ("train", 1),
+    ("train", "1"),
+    ("train1",),
+    (1, "train"),
+    ("test", 0),
+]
 
 
 def test_every_seed_and_path_has_a_stream_of_its_own() -> None:
-    drawn = [tuple(torch.rand(4, generator=generator(seed, *path)).tolist()) for seed, path in itertools.product((0, 1), PATHS)]
+    drawn = [
+        tuple(torch.rand(4, generator=generator(seed, *path)).tolist())
+        for seed, path in itertools.product((0, 1), PATHS)
+    ]
     assert len(set(drawn)) == len(drawn)
 
 
@@ -35,7 +47,9 @@ def test_a_derived_seed_fits_a_generator(seed: int) -> None:
 
 
 def test_a_derived_seed_is_the_same_on_every_machine() -> None:
-    assert derived(7, "train", 3) == 3_148_392_589_650_361_772  # the first 63 bits of sha256("(7, 'train', 3)")
+    assert (
+        derived(7, "train", 3) == 3_148_392_589_650_361_772
+    )  # the first 63 bits of sha256("(7, 'train', 3)")
 
 
 def test_signs_are_one_or_minus_one_in_equal_shares() -> None:

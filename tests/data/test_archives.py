@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from gradveil.core.errors import GradveilError
-from gradveil.data.archives import Archive, unpack
-from gradveil.data.files import File
+from gradveil.data.files import Archive, File, unpack
 
 MEMBERS = r"set/(a|sub/\w+\.JPEG)"
 
@@ -47,10 +46,22 @@ def everything(root: Path) -> set[str]:
 def test_wanted_members_are_unpacked_and_others_left(tmp_path: Path, make: object) -> None:
     root = tmp_path / "root"
     root.mkdir()
-    members = {"set/a": b"1", "set/sub/x.JPEG": b"2", "set/other": b"3", "../evil": b"4", "set/../../evil": b"5", "/evil": b"6"}
-    archive = tar(root / "set.tar.gz", members) if make is tar else zipped(root / "set.zip", members)
+    members = {
+        "set/a": b"1",
+        "set/sub/x.JPEG": b"2",
+        "set/other": b"3",
+        "../evil": b"4",
+        "set/../../evil": b"5",
+        "/evil": b"6",
+    }
+    archive = (
+        tar(root / "set.tar.gz", members) if make is tar else zipped(root / "set.zip", members)
+    )
     unpack(root, archive)
-    assert everything(root) == {archive.file.path, "set/a", "set/sub/x.JPEG"} and (root / "set/sub/x.JPEG").read_bytes() == b"2"
+    assert (
+        everything(root) == {archive.file.path, "set/a", "set/sub/x.JPEG"}
+        and (root / "set/sub/x.JPEG").read_bytes() == b"2"
+    )
     assert everything(tmp_path) == {f"root/{name}" for name in everything(root)}
 
 
@@ -58,8 +69,19 @@ def test_links_in_an_archive_are_not_followed(tmp_path: Path) -> None:
     root, outside = tmp_path / "root", tmp_path / "outside"
     root.mkdir()
     outside.mkdir()
-    unpack(root, tar(root / "set.tar.gz", {"set/sub/x.JPEG": b"2"}, links={"set/sub": str(outside), "set/a": str(outside / "a")}))
-    assert not list(outside.iterdir()) and not (root / "set/a").exists() and (root / "set/sub/x.JPEG").read_bytes() == b"2"
+    unpack(
+        root,
+        tar(
+            root / "set.tar.gz",
+            {"set/sub/x.JPEG": b"2"},
+            links={"set/sub": str(outside), "set/a": str(outside / "a")},
+        ),
+    )
+    assert (
+        not list(outside.iterdir())
+        and not (root / "set/a").exists()
+        and (root / "set/sub/x.JPEG").read_bytes() == b"2"
+    )
 
 
 def test_an_archive_with_another_checksum_is_not_unpacked(tmp_path: Path) -> None:
@@ -71,7 +93,10 @@ def test_an_archive_with_another_checksum_is_not_unpacked(tmp_path: Path) -> Non
 
 
 def test_an_archive_that_ends_early_leaves_nothing(tmp_path: Path) -> None:
-    tar(tmp_path / "set.tar.gz", {"set/a": bytes(1 << 16), "set/sub/x.JPEG": hashlib.sha512(b"").digest() * 4000})
+    tar(
+        tmp_path / "set.tar.gz",
+        {"set/a": bytes(1 << 16), "set/sub/x.JPEG": hashlib.sha512(b"").digest() * 4000},
+    )
     (tmp_path / "set.tar.gz").write_bytes((tmp_path / "set.tar.gz").read_bytes()[:-120])
     with pytest.raises(GradveilError, match=r"cannot unpack .*set\.tar\.gz"):
         unpack(tmp_path, described(tmp_path / "set.tar.gz"))

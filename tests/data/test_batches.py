@@ -6,7 +6,7 @@ from torch import Generator, Tensor
 
 from gradveil.core import GradveilError
 from gradveil.core.seeds import generator
-from gradveil.data.batches import AHEAD, Batches
+from gradveil.data.images import AHEAD, Batches
 
 
 def numbered(count: int) -> tuple[Tensor, Tensor]:
@@ -21,7 +21,9 @@ def flattened(batches: Batches) -> tuple[list[int], list[int]]:
     return pixels.round().int().tolist(), torch.cat([batch.labels for batch in parts]).tolist()
 
 
-@pytest.mark.parametrize(("count", "size"), [(10, 3), (10, 10), (10, 99), (1, 1), (AHEAD + 5, 1), (200, 3), (10, 10**20)])
+@pytest.mark.parametrize(
+    ("count", "size"), [(10, 3), (10, 10), (10, 99), (1, 1), (AHEAD + 5, 1), (200, 3), (10, 10**20)]
+)
 def test_every_image_comes_once_with_its_label(count: int, size: int) -> None:
     images, labels = flattened(Batches(*numbered(count), size, generator(0)))
     assert images == labels and sorted(labels) == list(range(count))
@@ -44,7 +46,9 @@ def test_the_order_is_a_permutation_drawn_first_from_the_generator() -> None:
 
 
 def test_the_batch_size_does_not_change_the_order() -> None:
-    assert flattened(Batches(*numbered(50), 1, generator(4))) == flattened(Batches(*numbered(50), 50, generator(4)))
+    assert flattened(Batches(*numbered(50), 1, generator(4))) == flattened(
+        Batches(*numbered(50), 50, generator(4))
+    )
 
 
 def test_a_second_pass_over_one_generator_has_another_order() -> None:

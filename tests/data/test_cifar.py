@@ -15,8 +15,7 @@ import torch
 from gradveil.core.errors import GradveilError
 from gradveil.data import load, verify
 from gradveil.data.cifar import CIFAR10, CIFAR100, Cifar
-from gradveil.data.files import File
-from gradveil.data.pickles import loads
+from gradveil.data.files import File, loads
 
 Root = Callable[[str], Path]
 
@@ -40,7 +39,14 @@ def small(root: Path, dataset: Cifar) -> Cifar:
             b"filenames": [b"a.png"] * 20,
         }
         write(root / path, content)
-    write(root / dataset.meta, {dataset.names_key.encode(): [f"class {number}".encode() for number in range(dataset.classes)]})
+    write(
+        root / dataset.meta,
+        {
+            dataset.names_key.encode(): [
+                f"class {number}".encode() for number in range(dataset.classes)
+            ]
+        },
+    )
     return expecting(root, dataset)
 
 
@@ -51,7 +57,10 @@ def write(path: Path, content: object) -> None:
 
 def expecting(root: Path, dataset: Cifar) -> Cifar:
     sums = [(file.path, (root / file.path).read_bytes()) for file in dataset.files]
-    return replace(dataset, files=tuple(File(path, hashlib.md5(data).hexdigest(), len(data)) for path, data in sums))
+    return replace(
+        dataset,
+        files=tuple(File(path, hashlib.md5(data).hexdigest(), len(data)) for path, data in sums),
+    )
 
 
 def test_real_cifar100_has_500_training_and_100_test_images_of_each_class(real: Root) -> None:
@@ -73,7 +82,11 @@ def test_real_cifar100_pixels_have_the_published_spread(real: Root) -> None:
 
 def test_a_real_cifar100_file_with_one_byte_changed_is_named(real: Root, tmp_path: Path) -> None:
     root = real("cifar-100-python")
-    shutil.copytree(root / "cifar-100-python", tmp_path / "cifar-100-python", ignore=shutil.ignore_patterns("train"))
+    shutil.copytree(
+        root / "cifar-100-python",
+        tmp_path / "cifar-100-python",
+        ignore=shutil.ignore_patterns("train"),
+    )
     (tmp_path / "cifar-100-python/train").symlink_to(root / "cifar-100-python/train")
     assert verify("cifar100", tmp_path).ok
     with (tmp_path / "cifar-100-python/test").open("rb+") as file:
@@ -83,7 +96,11 @@ def test_a_real_cifar100_file_with_one_byte_changed_is_named(real: Root, tmp_pat
         file.write(bytes([byte ^ 1]))
     state = verify("cifar100", tmp_path)
     wrong = [check for check in state.files if not check.ok]
-    assert not state.ok and [check.path.name for check in wrong] == ["test"] and "corrupted" in wrong[0].problem
+    assert (
+        not state.ok
+        and [check.path.name for check in wrong] == ["test"]
+        and "corrupted" in wrong[0].problem
+    )
     with pytest.raises(GradveilError, match=r"cifar-100-python/test: corrupted"):
         load("cifar100", "test", root=tmp_path)
 
@@ -91,7 +108,10 @@ def test_a_real_cifar100_file_with_one_byte_changed_is_named(real: Root, tmp_pat
 def test_cifar10_joins_its_five_batches_in_order(tmp_path: Path) -> None:
     dataset = small(tmp_path, CIFAR10)
     images, labels, classes = dataset.pixels(tmp_path, "train")
-    assert images.shape == (100, 3, 32, 32) and labels.tolist() == [number % 10 for number in range(20)] * 5
+    assert (
+        images.shape == (100, 3, 32, 32)
+        and labels.tolist() == [number % 10 for number in range(20)] * 5
+    )
     third = pickle.loads((tmp_path / "cifar-10-batches-py/data_batch_3").read_bytes())
     assert (images[40:60].reshape(20, -1) == third[b"data"]).all()
     assert classes[9] == "class 9" and dataset.verify(tmp_path).ok
@@ -117,7 +137,9 @@ def test_a_truncated_file_is_called_truncated(tmp_path: Path) -> None:
         dataset.pixels(tmp_path, "train")
 
 
-def test_a_file_with_another_checksum_is_never_unpickled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_with_another_checksum_is_never_unpickled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mark = tmp_path / "mark"
     dataset = small(tmp_path, CIFAR100)
     write(tmp_path / "cifar-100-python/train", Malicious(mark))
@@ -159,6 +181,9 @@ def test_a_pickle_cut_short_is_refused() -> None:
 
 def test_a_batch_whose_labels_do_not_fit_its_images_is_refused(tmp_path: Path) -> None:
     dataset = small(tmp_path, CIFAR100)
-    write(tmp_path / "cifar-100-python/train", {b"data": np.zeros((3, 3072), np.uint8), b"fine_labels": [1, 2]})
+    write(
+        tmp_path / "cifar-100-python/train",
+        {b"data": np.zeros((3, 3072), np.uint8), b"fine_labels": [1, 2]},
+    )
     with pytest.raises(GradveilError, match="not a batch of CIFAR-100"):
         expecting(tmp_path, dataset).pixels(tmp_path, "train")

@@ -24,7 +24,9 @@ def photos(tmp_path: Path) -> Path:
     for place in ("train/a", "train/b", "test/a", "test/b"):
         (tmp_path / "photos" / place).mkdir(parents=True)
         for number in range(4):
-            Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8)).save(tmp_path / "photos" / place / f"{number}.png")
+            Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8)).save(
+                tmp_path / "photos" / place / f"{number}.png"
+            )
     return tmp_path / "photos"
 
 
@@ -32,10 +34,14 @@ def stamps(cache: Path) -> dict[str, int]:
     return {path.name: path.stat().st_mtime_ns for path in cache.iterdir()}
 
 
-def test_a_second_load_reads_the_cache_and_writes_nothing(photos: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_load_reads_the_cache_and_writes_nothing(
+    photos: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = load(str(photos))
     before = stamps(cache)
-    monkeypatch.setattr("gradveil.data.folder.opened", lambda path: pytest.fail(f"{path} was decoded again"))
+    monkeypatch.setattr(
+        "gradveil.data.folder.opened", lambda path: pytest.fail(f"{path} was decoded again")
+    )
     second = load(str(photos))
     assert len(before) == 3 and stamps(cache) == before
     assert torch.equal(first.images, second.images) and torch.equal(first.labels, second.labels)
@@ -57,7 +63,11 @@ def test_a_source_touched_is_read_again(photos: Path, cache: Path) -> None:
 
 
 def test_splits_and_sizes_have_entries_of_their_own(photos: Path, cache: Path) -> None:
-    assert load(str(photos)).size == 8 and load(str(photos), image_size=4).size == 4 and len(load(str(photos), "test")) == 8
+    assert (
+        load(str(photos)).size == 8
+        and load(str(photos), image_size=4).size == 4
+        and len(load(str(photos), "test")) == 8
+    )
     assert len(stamps(cache)) == 9
 
 
@@ -80,11 +90,17 @@ class FullDisk(io.FileIO):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_full_disk_is_one_line_and_leaves_no_file(photos: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_one_line_and_leaves_no_file(
+    photos: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real: Callable[..., Any] = Path.open
 
     def opened(path: Path, mode: str = "r", *rest: Any, **named: Any) -> Any:
-        return FullDisk(path, "w") if mode == "wb" and cache in path.parents else real(path, mode, *rest, **named)
+        return (
+            FullDisk(path, "w")
+            if mode == "wb" and cache in path.parents
+            else real(path, mode, *rest, **named)
+        )
 
     monkeypatch.setattr(Path, "open", opened)
     with pytest.raises(GradveilError, match=r"no space left on the disk .*GRADVEIL_CACHE") as error:
@@ -107,7 +123,10 @@ def build(photos: str, cache: str, gate: Any, results: Any) -> None:
 def test_two_processes_that_build_at_once_are_both_right(photos: Path, cache: Path) -> None:
     context = multiprocessing.get_context("forkserver")
     gate, results = context.Barrier(2), context.Queue()
-    workers = [context.Process(target=build, args=(str(photos), str(cache), gate, results)) for _ in range(2)]
+    workers = [
+        context.Process(target=build, args=(str(photos), str(cache), gate, results))
+        for _ in range(2)
+    ]
     for worker in workers:
         worker.start()
     sums = {results.get(timeout=60) for _ in workers}
@@ -117,7 +136,9 @@ def test_two_processes_that_build_at_once_are_both_right(photos: Path, cache: Pa
     assert sums == {load(str(photos)).images.sum().item()} and len(stamps(cache)) == 3
 
 
-def test_the_cache_folder_follows_the_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_cache_folder_follows_the_variables(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     assert cache_folder() == tmp_path / "cache"
     monkeypatch.delenv("GRADVEIL_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))

@@ -9,10 +9,18 @@ from PIL import Image
 
 from gradveil.core.errors import GradveilError
 from gradveil.data import load, verify
-from gradveil.data.pixels import in_test
+from gradveil.data.decode import in_test
 
 
-def fill(folder: Path, count: int, *, mode: str = "RGB", size: tuple[int, int] = (8, 8), suffix: str = "png", seed: int = 0) -> None:
+def fill(
+    folder: Path,
+    count: int,
+    *,
+    mode: str = "RGB",
+    size: tuple[int, int] = (8, 8),
+    suffix: str = "png",
+    seed: int = 0,
+) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
     for number in range(count):
@@ -40,17 +48,25 @@ def parted(tmp_path: Path) -> Path:
 def test_a_folder_is_loaded_by_prefix_or_by_path(photos: Path) -> None:
     for name in (f"folder:{photos}", str(photos)):
         found = load(name)
-        assert found.classes == ("cat", "dog") and found.name == f"folder:{photos}" and found.channels == 3
+        assert (
+            found.classes == ("cat", "dog")
+            and found.name == f"folder:{photos}"
+            and found.channels == 3
+        )
 
 
 def test_content_divides_a_folder_and_every_image_is_in_one_split(photos: Path) -> None:
     train, test = load(str(photos)), load(str(photos), "test")
     content = [{image.numpy().tobytes() for image in part.images} for part in (train, test)]
-    assert len(content[0] | content[1]) == 60 and not content[0] & content[1] and 2 <= len(test) <= 24
+    assert (
+        len(content[0] | content[1]) == 60 and not content[0] & content[1] and 2 <= len(test) <= 24
+    )
 
 
 def test_the_division_by_content_does_not_depend_on_the_size_asked_for(photos: Path) -> None:
-    assert [load(str(photos), image_size=size).labels.tolist() for size in (4, 16)] == [load(str(photos)).labels.tolist()] * 2
+    assert [load(str(photos), image_size=size).labels.tolist() for size in (4, 16)] == [
+        load(str(photos)).labels.tolist()
+    ] * 2
 
 
 def test_given_splits_are_kept(parted: Path) -> None:
@@ -127,7 +143,9 @@ def test_other_files_are_ignored_and_counted(photos: Path) -> None:
     (photos / "cat/notes.txt").write_text("x")
     (photos / "dog/.DS_Store").write_text("x")
     state = verify(str(photos))
-    assert state.ok and "60 images, 2 classes" in state.note and "2 other files ignored" in state.note
+    assert (
+        state.ok and "60 images, 2 classes" in state.note and "2 other files ignored" in state.note
+    )
     assert len(load(str(photos))) + len(load(str(photos), "test")) == 60
 
 

@@ -9,8 +9,8 @@ from PIL import Image
 
 from gradveil.core.errors import GradveilError
 from gradveil.data import load, verify
+from gradveil.data.decode import in_test
 from gradveil.data.medical_mnist import MEDICAL_MNIST
-from gradveil.data.pixels import in_test
 
 Root = Callable[[str], Path]
 IDS = ("n00000002", "n00000001")
@@ -19,7 +19,9 @@ IDS = ("n00000002", "n00000001")
 def picture(path: Path, seed: int, *, grey: bool = False, size: int = 64) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     shape = (size, size) if grey else (size, size, 3)
-    Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, np.uint8)).save(path, "JPEG")
+    Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, np.uint8)).save(
+        path, "JPEG"
+    )
 
 
 @pytest.fixture
@@ -34,7 +36,9 @@ def tiny(tmp_path: Path) -> Path:
         picture(folder / f"val/images/val_{number}.JPEG", 100 + number)
     (folder / "wnids.txt").write_text("".join(f"{wnid}\n" for wnid in IDS))
     (folder / "words.txt").write_text("n00000001\tgoldfish, Carassius\nn00000002\tbullfrog\n")
-    (folder / "val/val_annotations.txt").write_text("".join(f"val_{n}.JPEG\t{IDS[n % 2]}\t0\t0\t1\t1\n" for n in range(4)))
+    (folder / "val/val_annotations.txt").write_text(
+        "".join(f"val_{n}.JPEG\t{IDS[n % 2]}\t0\t0\t1\t1\n" for n in range(4))
+    )
     return root
 
 
@@ -44,14 +48,21 @@ def medical(tmp_path: Path) -> Path:
     root = tmp_path / "root"
     for number, layout in enumerate(MEDICAL_MNIST.layout):
         for image in range(40):
-            picture(root / Path(layout).parent / f"{image:06}.jpeg", 1000 * number + max(image, 1), grey=True)
+            picture(
+                root / Path(layout).parent / f"{image:06}.jpeg",
+                1000 * number + max(image, 1),
+                grey=True,
+            )
     return root
 
 
 def test_tiny_imagenet_labels_follow_the_sorted_ids_and_the_annotations(tiny: Path) -> None:
     train, test = load("tiny-imagenet", root=tiny), load("tiny-imagenet", "test", root=tiny)
     assert train.images.shape == (24, 3, 64, 64) and train.labels.tolist() == [0] * 12 + [1] * 12
-    assert test.labels.tolist() == [1, 0, 1, 0] and train.classes == ("goldfish, Carassius", "bullfrog")
+    assert test.labels.tolist() == [1, 0, 1, 0] and train.classes == (
+        "goldfish, Carassius",
+        "bullfrog",
+    )
     assert (train.images[3, 0] == train.images[3, 1]).all()
     with Image.open(tiny / "tiny-imagenet-200/train/n00000001/images/n00000001_10.JPEG") as image:
         assert (train.images[10].permute(1, 2, 0).numpy() == np.asarray(image)).all()
@@ -86,7 +97,9 @@ def test_an_unknown_class_in_the_annotations_is_an_error(tiny: Path) -> None:
 
 def test_annotations_cannot_point_outside_their_folder(tiny: Path, tmp_path: Path) -> None:
     picture(tmp_path / "outside.JPEG", 1)
-    (tiny / "tiny-imagenet-200/val/val_annotations.txt").write_text("../../../../outside.JPEG\tn00000001\n")
+    (tiny / "tiny-imagenet-200/val/val_annotations.txt").write_text(
+        "../../../../outside.JPEG\tn00000001\n"
+    )
     with pytest.raises(GradveilError, match="tiny-imagenet is not in"):
         load("tiny-imagenet", "test", root=tiny)
 
@@ -98,7 +111,9 @@ def test_a_missing_class_of_tiny_imagenet_is_named(tiny: Path) -> None:
     assert not verify("tiny-imagenet", tiny).ok
 
 
-def test_medical_mnist_divides_by_content_so_that_no_duplicate_is_in_both_splits(medical: Path) -> None:
+def test_medical_mnist_divides_by_content_so_that_no_duplicate_is_in_both_splits(
+    medical: Path,
+) -> None:
     train, test = load("medical-mnist", root=medical), load("medical-mnist", "test", root=medical)
     assert len(train) + len(test) == 240 and 0.1 < len(test) / 240 < 0.3
     content = [{image.numpy().tobytes() for image in part.images} for part in (train, test)]
@@ -121,12 +136,18 @@ def test_medical_mnist_with_too_few_images_says_so(medical: Path) -> None:
             path.unlink()
     with Image.open(medical / "medical-mnist/CXR/000005.jpeg") as image:
         lacking = "train" if in_test(np.asarray(image).tobytes()) else "test"
-    with pytest.raises(GradveilError, match=f"too few images: by content, the {lacking} split lacks"):
+    with pytest.raises(
+        GradveilError, match=f"too few images: by content, the {lacking} split lacks"
+    ):
         load("medical-mnist", lacking, root=medical)
 
 
-@pytest.mark.parametrize(("name", "folder"), [("tiny-imagenet", "tiny-imagenet-200"), ("medical-mnist", "medical-mnist")])
-def test_the_constants_are_those_of_the_real_training_pixels(real: Root, name: str, folder: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "folder"), [("tiny-imagenet", "tiny-imagenet-200"), ("medical-mnist", "medical-mnist")]
+)
+def test_the_constants_are_those_of_the_real_training_pixels(
+    real: Root, name: str, folder: str
+) -> None:
     found = load(name, root=real(folder))
     pixels = found.images[::4].double() / 255
     assert pixels.mean((0, 2, 3)).tolist() == pytest.approx(found.mean, abs=0.01)

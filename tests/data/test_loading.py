@@ -11,7 +11,10 @@ from gradveil.data.images import balanced
 
 
 def test_an_unknown_name_lists_the_choices() -> None:
-    with pytest.raises(GradveilError, match=r"unknown dataset 'cifar': choose from cifar10, cifar100, .*folder:PATH"):
+    with pytest.raises(
+        GradveilError,
+        match=r"unknown dataset 'cifar': choose from cifar10, cifar100, .*folder:PATH",
+    ):
         load("cifar")
     with pytest.raises(GradveilError, match="unknown dataset ''"):
         verify("")
@@ -38,7 +41,9 @@ def test_an_image_size_out_of_range_is_an_error(size: int) -> None:
 
 def test_a_fraction_is_balanced_and_depends_on_the_seed_alone() -> None:
     whole = load("fashion-mnist-mini")
-    tenth, again, other = (load("fashion-mnist-mini", fraction=0.1, seed=seed) for seed in (3, 3, 4))
+    tenth, again, other = (
+        load("fashion-mnist-mini", fraction=0.1, seed=seed) for seed in (3, 3, 4)
+    )
     assert tenth.labels.bincount().tolist() == [20] * 10
     assert torch.equal(tenth.images, again.images) and not torch.equal(tenth.images, other.images)
     assert (tenth.classes, tenth.mean, tenth.split) == (whole.classes, whole.mean, whole.split)
@@ -47,7 +52,11 @@ def test_a_fraction_is_balanced_and_depends_on_the_seed_alone() -> None:
 def test_a_fraction_keeps_the_order_and_rounds_each_class_but_never_to_nothing() -> None:
     labels = torch.tensor([0] * 10 + [1] * 3 + [2] + [0] * 5)
     kept = balanced(labels, 0.2, seed=0)
-    assert kept.tolist() == sorted(set(kept.tolist())) and labels[kept].bincount().tolist() == [3, 1, 1]
+    assert kept.tolist() == sorted(set(kept.tolist())) and labels[kept].bincount().tolist() == [
+        3,
+        1,
+        1,
+    ]
 
 
 def test_a_smaller_fraction_is_part_of_a_larger_one() -> None:
@@ -58,18 +67,26 @@ def test_a_smaller_fraction_is_part_of_a_larger_one() -> None:
 def test_selected_images_keep_their_labels() -> None:
     whole = load("fashion-mnist-mini")
     part = whole.select([7, 3])
-    assert torch.equal(part.images, whole.images[[7, 3]]) and part.labels.tolist() == [7, 3] and len(whole.select([])) == 0
+    assert (
+        torch.equal(part.images, whole.images[[7, 3]])
+        and part.labels.tolist() == [7, 3]
+        and len(whole.select([])) == 0
+    )
 
 
 def test_selecting_what_is_not_there_is_an_error() -> None:
     whole = load("fashion-mnist-mini", "test")
-    with pytest.raises(GradveilError, match="no image 500 in fashion-mnist-mini test: choose from 0 to 499"):
+    with pytest.raises(
+        GradveilError, match="no image 500 in fashion-mnist-mini test: choose from 0 to 499"
+    ):
         whole.select([0, 500])
     with pytest.raises(GradveilError, match=r"torch\.bool cannot select"):
         whole.select(whole.labels == 3)
 
 
-def test_the_root_is_the_one_given_else_the_variables_else_the_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_root_is_the_one_given_else_the_variables_else_the_home(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_DATA_HOME", raising=False)
     assert find_root() == tmp_path / ".local/share/gradveil"
@@ -82,16 +99,24 @@ def test_the_root_is_the_one_given_else_the_variables_else_the_home(monkeypatch:
 
 @pytest.mark.parametrize("dataset", catalog(), ids=lambda dataset: dataset.name)
 def test_every_dataset_states_its_facts(dataset: Dataset) -> None:
-    assert len(dataset.mean) == len(dataset.std) == dataset.channels and dataset.train > dataset.test > 0
-    assert dataset.title and dataset.license and dataset.citation and dataset.layout and dataset.home
+    assert (
+        len(dataset.mean) == len(dataset.std) == dataset.channels
+        and dataset.train > dataset.test > 0
+    )
+    assert (
+        dataset.title and dataset.license and dataset.citation and dataset.layout and dataset.home
+    )
     assert all(file.url and len(file.md5) == 32 for file in dataset.downloads)
 
 
-@pytest.mark.parametrize("name", [dataset.name for dataset in catalog() if dataset.name != "fashion-mnist-mini"])
+@pytest.mark.parametrize(
+    "name", [dataset.name for dataset in catalog() if dataset.name != "fashion-mnist-mini"]
+)
 def test_every_dataset_that_is_not_there_says_so_in_one_line(name: str, tmp_path: Path) -> None:
     for split in ("train", "test"):
         with pytest.raises(
-            GradveilError, match=f"{name} is not in {tmp_path}: .*gradveil data fetch {name} --data-root {tmp_path}"
+            GradveilError,
+            match=f"{name} is not in {tmp_path}: .*gradveil data fetch {name} --data-root {tmp_path}",
         ) as error:
             load(name, split, root=tmp_path)
         assert "\n" not in str(error.value)

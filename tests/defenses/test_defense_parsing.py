@@ -45,9 +45,13 @@ TEXTS: dict[str, Defense] = {
     "soteria:0.8": Soteria(0.8),
     "soteria:0.8,layer=head": Soteria(0.8, "head"),
     "precode:k=256,beta=1e-3,position=features": Precode(),
-    "precode:k=64,position=features.1|features,bits=yes": Precode(64, position="features.1|features", bits=True),
+    "precode:k=64,position=features.1|features,bits=yes": Precode(
+        64, position="features.1|features", bits=True
+    ),
     "dropout:0.5": DropoutDefense(0.5),
-    "3-1-7+43-18-18,then,clip:1,then,gaussian:0.1": Chain((HYBRID, Clipping(1.0), GaussianNoise(0.1))),
+    "3-1-7+43-18-18,then,clip:1,then,gaussian:0.1": Chain(
+        (HYBRID, Clipping(1.0), GaussianNoise(0.1))
+    ),
     "precode:position=features.1,then,precode": Chain((Precode(position="features.1"), Precode())),
     "none,then,prune:0.5": Pruning(0.5),
 }
@@ -72,7 +76,9 @@ def test_policies_of_a_search_are_read_from_its_file(tmp_path: Path) -> None:
 
 def test_a_list_in_python_is_a_chain_and_chains_in_it_are_opened() -> None:
     assert chain([]) == Defense() and chain([Pruning(0.5)]) == Pruning(0.5)
-    assert chain([parse("3-1-7,then,clip:1"), Pruning(0.5)]) == parse("3-1-7,then,clip:1,then,prune:0.5")
+    assert chain([parse("3-1-7,then,clip:1"), Pruning(0.5)]) == parse(
+        "3-1-7,then,clip:1,then,prune:0.5"
+    )
 
 
 def test_a_position_may_be_a_number() -> None:
@@ -82,7 +88,10 @@ def test_a_position_may_be_a_number() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("prune:1.5", "defense prune: share 1.5; it must be from 0 (nothing is cut) to below 1 (in 'prune:1.5'; prune has share)"),
+        (
+            "prune:1.5",
+            "defense prune: share 1.5; it must be from 0 (nothing is cut) to below 1 (in 'prune:1.5'; prune has share)",
+        ),
         ("prune:1", "share 1; it must be"),
         ("prune:nan", "share nan; it must be"),
         ("prune:-0.1", "share -0.1"),
@@ -104,7 +113,10 @@ def test_a_position_may_be_a_number() -> None:
         ("precode:k=2.5", "k is '2.5'; expected a whole number"),
         ("precode:beta=-1", "beta -1"),
         ("precode:bits=maybe", "bits is 'maybe'; expected yes or no"),
-        ("precode:256", "there is no setting '256'; precode has k, beta, position, modules, bits, seed"),
+        (
+            "precode:256",
+            "there is no setting '256'; precode has k, beta, position, modules, bits, seed",
+        ),
         ("precode:position=a|a", "position 'a|a'; each bottleneck needs a position of its own"),
         ("precode:modules=2,position=a|b", "modules 2 at 'a|b'"),
         ("random:0", "count 0; there must be at least 1"),
@@ -116,10 +128,19 @@ def test_a_position_may_be_a_number() -> None:
         ("Prune:0.5", "unknown defense 'Prune'"),
         ("", "unknown defense ''"),
         ("prune:0.5,then,", "unknown defense ''"),
-        ("prune:0.9,then,3-1-7", "3-1-7 changes the images, which come before the gradients that prune:0.9 changes; put it first"),
-        ("clip:1,then,dropout:0.5", "dropout:0.5 changes the model, which comes before the gradients"),
+        (
+            "prune:0.9,then,3-1-7",
+            "3-1-7 changes the images, which come before the gradients that prune:0.9 changes; put it first",
+        ),
+        (
+            "clip:1,then,dropout:0.5",
+            "dropout:0.5 changes the model, which comes before the gradients",
+        ),
         ("gaussian:0.1,then,clip:1", "clip:1 would clip the noise of gaussian:0.1 too; clip first"),
-        ("dp:norm=1,multiplier=1,then,clip:1", "clip:1 would clip the noise of dp:norm=1,multiplier=1 too"),
+        (
+            "dp:norm=1,multiplier=1,then,clip:1",
+            "clip:1 would clip the noise of dp:norm=1,multiplier=1 too",
+        ),
         ("prune:0.5,then,dp:norm=1,multiplier=1", "it must come before prune:0.5"),
         ("precode,then,precode:k=3", "two PRECODE modules at position 'features'"),
         ("3-1-7,then,random", "would crop and flip twice"),

@@ -7,14 +7,18 @@ import torch
 from scipy import stats
 from torch import Tensor, nn
 
-from gradveil.core.gradients import cross_entropy
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Knowledge
 from gradveil.defenses import GaussianNoise, LaplacianNoise, Moment, Pruning, chain
 from gradveil.defenses.noise import Noise
+from gradveil.engine.gradients import cross_entropy
 
-MOMENT = Moment(nn.Linear(1, 1), Batch(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long)), cross_entropy)
-COUNT = 100_000  # a scale 5% off moves the distribution by 0.009 (Laplace); 100,000 draws tell 0.005
+MOMENT = Moment(
+    nn.Linear(1, 1), Batch(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long)), cross_entropy
+)
+COUNT = (
+    100_000  # a scale 5% off moves the distribution by 0.009 (Laplace); 100,000 draws tell 0.005
+)
 MODEL = nn.Linear(1, 1)
 
 
@@ -24,12 +28,18 @@ def added(defense: Noise, value: float = 3.0) -> Tensor:
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1e-2, 2.0])
-@pytest.mark.parametrize(("kind", "law"), [(GaussianNoise, stats.norm), (LaplacianNoise, stats.laplace)])
-def test_noise_has_the_stated_law_and_scale(kind: type[Noise], law: stats.rv_continuous, scale: float) -> None:
+@pytest.mark.parametrize(
+    ("kind", "law"), [(GaussianNoise, stats.norm), (LaplacianNoise, stats.laplace)]
+)
+def test_noise_has_the_stated_law_and_scale(
+    kind: type[Noise], law: stats.rv_continuous, scale: float
+) -> None:
     noise = added(kind(scale)) / scale
     assert stats.kstest(noise.numpy(), law.cdf).pvalue > 0.01
     assert float(noise.std()) == pytest.approx(law.std(), rel=0.03)
-    assert stats.kstest(noise.numpy() * 1.05, law.cdf).pvalue < 0.01, "the test can tell a scale that is 5% off"
+    assert stats.kstest(noise.numpy() * 1.05, law.cdf).pvalue < 0.01, (
+        "the test can tell a scale that is 5% off"
+    )
 
 
 def test_the_sum_of_squares_of_gaussian_noise_is_chi_squared() -> None:
@@ -41,11 +51,17 @@ def test_the_sum_of_squares_of_gaussian_noise_is_chi_squared() -> None:
 def test_tensors_get_noise_of_their_own(kind: type[Noise]) -> None:
     clean = {name: torch.zeros(1000) for name in "ab"}
     found = kind(1.0).protect_gradients(clean, MOMENT, None, generator(0))[0]
-    assert abs(float(torch.corrcoef(torch.stack([found["a"], found["b"]]))[0, 1])) < 4 / math.sqrt(1000)
+    assert abs(float(torch.corrcoef(torch.stack([found["a"], found["b"]]))[0, 1])) < 4 / math.sqrt(
+        1000
+    )
 
 
 def test_noise_of_scale_zero_changes_nothing_and_is_not_random() -> None:
-    assert not bool(added(GaussianNoise(0)).any()) and not GaussianNoise(0).random and LaplacianNoise(1).random
+    assert (
+        not bool(added(GaussianNoise(0)).any())
+        and not GaussianNoise(0).random
+        and LaplacianNoise(1).random
+    )
     assert GaussianNoise(0).tell(Knowledge(), MODEL).noise is None
 
 
@@ -64,9 +80,14 @@ def test_two_gaussian_noises_are_told_as_the_one_that_they_are() -> None:
     both = chain([GaussianNoise(0.3), GaussianNoise(0.4)])
     told = both.tell(Knowledge(), MODEL).noise
     assert told is not None and told[0] == "gaussian" and told[1] == pytest.approx(0.5)
-    noise = both.protect_gradients({"w": torch.zeros(COUNT)}, MOMENT, both.start(), generator(5))[0]["w"]
+    noise = both.protect_gradients({"w": torch.zeros(COUNT)}, MOMENT, both.start(), generator(5))[
+        0
+    ]["w"]
     assert float(noise.std()) == pytest.approx(told[1], rel=0.02)
 
 
 def test_noise_of_scale_zero_covers_no_zeros() -> None:
-    assert chain([GaussianNoise(0.1), Pruning(0.5), GaussianNoise(0)]).tell(Knowledge(), MODEL).pruned is True
+    assert (
+        chain([GaussianNoise(0.1), Pruning(0.5), GaussianNoise(0)]).tell(Knowledge(), MODEL).pruned
+        is True
+    )

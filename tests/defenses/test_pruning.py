@@ -6,13 +6,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradveil.core.gradients import Gradients, cross_entropy
 from gradveil.core.seeds import generator
-from gradveil.core.types import Batch
+from gradveil.core.types import Batch, Gradients
 from gradveil.defenses import FeedbackPruning, Moment, Pruning
 from gradveil.defenses.pruning import Residuals, kept
+from gradveil.engine.gradients import cross_entropy
 
-MOMENT = Moment(nn.Linear(1, 1), Batch(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long)), cross_entropy)
+MOMENT = Moment(
+    nn.Linear(1, 1), Batch(torch.zeros(1, 1), torch.zeros(1, dtype=torch.long)), cross_entropy
+)
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -30,14 +32,26 @@ def test_pruning_keeps_the_largest_share_of_each_layer(share: float) -> None:
         value = gradients[name]
         order = value.abs().flatten().sort(descending=True).indices
         largest = order[: value.numel() - int(share * value.numel() + 1e-9)]
-        expected = torch.zeros(value.numel(), dtype=torch.float64).scatter(0, largest, value.flatten()[largest])
+        expected = torch.zeros(value.numel(), dtype=torch.float64).scatter(
+            0, largest, value.flatten()[largest]
+        )
         assert torch.equal(found.flatten(), expected)
 
 
 @pytest.mark.parametrize(
-    ("count", "share", "zeros"), [(10, 0.7, 7), (100, 0.29, 29), (1, 0.999, 0), (10, 0.999, 9), (3, 0.34, 1), (10, 0.99999999, 9)]
+    ("count", "share", "zeros"),
+    [
+        (10, 0.7, 7),
+        (100, 0.29, 29),
+        (1, 0.999, 0),
+        (10, 0.999, 9),
+        (3, 0.34, 1),
+        (10, 0.99999999, 9),
+    ],
 )
-def test_exactly_the_stated_number_of_entries_becomes_zero(count: int, share: float, zeros: int) -> None:
+def test_exactly_the_stated_number_of_entries_becomes_zero(
+    count: int, share: float, zeros: int
+) -> None:
     assert int((pruned({"w": normal(count)}, share)["w"] == 0).sum()) == zeros
 
 
@@ -58,7 +72,9 @@ def test_twenty_million_entries_in_one_tensor_are_pruned_exactly_and_in_seconds(
     assert values[mask].abs().min() >= values[~mask].abs().max()
 
 
-def shared_over_rounds(defense: FeedbackPruning, rounds: list[Tensor]) -> tuple[list[Tensor], Residuals]:
+def shared_over_rounds(
+    defense: FeedbackPruning, rounds: list[Tensor]
+) -> tuple[list[Tensor], Residuals]:
     state, shared = defense.start(), []
     for value in rounds:
         found, state = defense.protect_gradients({"w": value}, MOMENT, state, generator(0))
@@ -100,4 +116,6 @@ def test_with_feedback_nothing_is_lost(momentum: float) -> None:
 
 def test_the_first_round_with_feedback_is_plain_pruning() -> None:
     value = normal(50)
-    assert torch.equal(shared_over_rounds(FeedbackPruning(0.8), [value])[0][0], pruned({"w": value}, 0.8)["w"])
+    assert torch.equal(
+        shared_over_rounds(FeedbackPruning(0.8), [value])[0][0], pruned({"w": value}, 0.8)["w"]
+    )

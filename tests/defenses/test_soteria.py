@@ -5,11 +5,11 @@ import torch
 from torch import nn
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.gradients import cross_entropy, gradient
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Knowledge
 from gradveil.defenses import Moment, Soteria, chain
 from gradveil.defenses.soteria import sensitivities
+from gradveil.engine.gradients import cross_entropy, gradient
 from gradveil.models import build
 
 
@@ -28,7 +28,9 @@ def head(model: nn.Module) -> nn.Linear:
 
 def test_the_rule_equals_a_loop_over_features_and_images(moment: Moment) -> None:
     found = sensitivities(moment, head(moment.model))
-    body = nn.Sequential(moment.model.get_submodule("normalize"), moment.model.get_submodule("features"))
+    body = nn.Sequential(
+        moment.model.get_submodule("normalize"), moment.model.get_submodule("features")
+    )
     expected = torch.zeros(head(moment.model).in_features, dtype=torch.float64)
     for image in moment.batch.images:
         x = image[None].requires_grad_()
@@ -40,7 +42,9 @@ def test_the_rule_equals_a_loop_over_features_and_images(moment: Moment) -> None
 
 
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.8, 0.99])
-def test_the_columns_of_the_least_sensitive_features_become_zero_and_nothing_else(moment: Moment, share: float) -> None:
+def test_the_columns_of_the_least_sensitive_features_become_zero_and_nothing_else(
+    moment: Moment, share: float
+) -> None:
     clean = gradient(moment.model, cross_entropy, moment.batch.images, moment.batch.labels)
     found, _ = Soteria(share).protect_gradients(clean, moment, None, generator(0))
     order = sensitivities(moment, head(moment.model)).argsort()
@@ -57,15 +61,22 @@ def test_another_layer_can_be_named_and_the_attacker_told_of_it() -> None:
     batch = Batch(torch.rand(1, 1, 4, 4, generator=generator(0)), torch.tensor([2]))
     clean = gradient(model, cross_entropy, batch.images, batch.labels)
     defense = Soteria(0.5, layer="features.3")
-    found, _ = defense.protect_gradients(clean, Moment(model, batch, cross_entropy), None, generator(0))
-    assert [name for name in clean if not torch.equal(found[name], clean[name])] == ["features.3.weight"]
+    found, _ = defense.protect_gradients(
+        clean, Moment(model, batch, cross_entropy), None, generator(0)
+    )
+    assert [name for name in clean if not torch.equal(found[name], clean[name])] == [
+        "features.3.weight"
+    ]
     assert defense.tell(Knowledge(), model).defended_layers == ("features.3.weight",)
     assert Soteria(0.5).tell(Knowledge(), model).defended_layers == ("head.weight",)
 
 
 def test_an_attacker_is_told_of_the_layers_of_two_soterias() -> None:
     model = build("mlp", channels=1, size=4, classes=5)
-    for second, layers in ((Soteria(0.2, layer="features.3"), ("head.weight", "features.3.weight")), (Soteria(0.2), ("head.weight",))):
+    for second, layers in (
+        (Soteria(0.2, layer="features.3"), ("head.weight", "features.3.weight")),
+        (Soteria(0.2), ("head.weight",)),
+    ):
         assert chain([Soteria(0.5), second]).tell(Knowledge(), model).defended_layers == layers
 
 

@@ -63,12 +63,18 @@ def test_a_class_gets_the_settings_its_signature_names(module: str) -> None:
 
 
 def test_a_factory_with_open_keywords_gets_all_three(module: str) -> None:
-    assert getattr(make(f"{module}:everything"), "settings", None) == {"channels": 3, "size": 8, "classes": 7}
+    assert getattr(make(f"{module}:everything"), "settings", None) == {
+        "channels": 3,
+        "size": 8,
+        "classes": 7,
+    }
 
 
 def test_a_seed_fixes_the_weights_of_a_users_model(module: str) -> None:
     before = torch.get_rng_state()
-    first, again, other = (make(f"{module}:nothing", seed).state_dict()["weight"] for seed in (1, 1, 2))
+    first, again, other = (
+        make(f"{module}:nothing", seed).state_dict()["weight"] for seed in (1, 1, 2)
+    )
     assert torch.equal(first, again) and not torch.equal(first, other)
     assert torch.equal(before, torch.get_rng_state())
 
@@ -106,9 +112,16 @@ def test_a_module_that_is_not_there_is_named(reference: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "kind"), [("def (", "SyntaxError"), ("import nowhere_at_all", "ModuleNotFoundError"), ("1 / 0", "ZeroDiv")]
+    ("source", "kind"),
+    [
+        ("def (", "SyntaxError"),
+        ("import nowhere_at_all", "ModuleNotFoundError"),
+        ("1 / 0", "ZeroDiv"),
+    ],
 )
-def test_a_module_that_fails_to_import_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, kind: str) -> None:
+def test_a_module_that_fails_to_import_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, kind: str
+) -> None:
     name = f"broken_model_{kind.lower()}"
     (tmp_path / f"{name}.py").write_text(source)
     monkeypatch.chdir(tmp_path)

@@ -23,7 +23,11 @@ def linear(inputs: int, outputs: int) -> int:
 def resnet_count(channels: int, _size: int, classes: int) -> int:
     total = conv(channels, 64, 3, bias=False) + 2 * 64
     for inputs, width in ((64, 64), (64, 128), (128, 256)):
-        total += conv(inputs, width, 3, bias=False) + 5 * conv(width, width, 3, bias=False) + 6 * 2 * width
+        total += (
+            conv(inputs, width, 3, bias=False)
+            + 5 * conv(width, width, 3, bias=False)
+            + 6 * 2 * width
+        )
         if inputs != width:
             total += conv(inputs, width, 1, bias=False) + 2 * width
     return total + linear(256, classes)
@@ -31,7 +35,9 @@ def resnet_count(channels: int, _size: int, classes: int) -> int:
 
 def convnet_count(channels: int, size: int, classes: int) -> int:
     widths = [channels, 64, 128, 128, 256, 256, 256, 256, 256, 256]
-    return sum(conv(i, o, 3) + 2 * o for i, o in pairwise(widths)) + linear(256 * (size // 3 // 3) ** 2, classes)
+    return sum(conv(i, o, 3) + 2 * o for i, o in pairwise(widths)) + linear(
+        256 * (size // 3 // 3) ** 2, classes
+    )
 
 
 def lenet_count(channels: int, size: int, classes: int) -> int:
@@ -48,10 +54,18 @@ def vit_count(channels: int, size: int, classes: int) -> int:
     return conv(channels, 192, 4) + 192 * (size // 4) ** 2 + 6 * layer + norm + linear(192, classes)
 
 
-COUNTS = {"resnet20-4": resnet_count, "convnet": convnet_count, "lenet": lenet_count, "mlp": mlp_count, "vit": vit_count}
+COUNTS = {
+    "resnet20-4": resnet_count,
+    "convnet": convnet_count,
+    "lenet": lenet_count,
+    "mlp": mlp_count,
+    "vit": vit_count,
+}
 
 
-def make(name: str, channels: int = 3, size: int = 16, classes: int = 10, seed: int = 0) -> nn.Module:
+def make(
+    name: str, channels: int = 3, size: int = 16, classes: int = 10, seed: int = 0
+) -> nn.Module:
     return models.build(name, channels=channels, size=size, classes=classes, seed=seed)
 
 
@@ -75,7 +89,9 @@ def test_a_batch_gives_the_logits_of_its_images_one_by_one(name: str) -> None:
     images = torch.rand(3, 2, 12, 12, dtype=torch.float64)
     logits = model(images)
     assert logits.shape == (3, 5)
-    torch.testing.assert_close(logits, torch.cat([model(image[None]) for image in images]), rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        logits, torch.cat([model(image[None]) for image in images]), rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.parametrize("name", models.names())
@@ -99,14 +115,18 @@ def test_the_gradient_can_be_differentiated_again(name: str) -> None:
     images = torch.rand(2, 1, 12, 12, requires_grad=True)
     loss = nn.functional.cross_entropy(model(images), torch.tensor([0, 2]))
     gradients = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
-    (second,) = torch.autograd.grad(sum((g.square().sum() for g in gradients), torch.tensor(0.0)), images)
+    (second,) = torch.autograd.grad(
+        sum((g.square().sum() for g in gradients), torch.tensor(0.0)), images
+    )
     assert bool(second.isfinite().all()) and bool((second.abs().sum(dim=(1, 2, 3)) > 0).all())
 
 
 @pytest.mark.parametrize("name", models.names())
 def test_every_layer_with_weights_is_used_once_and_nothing_works_in_place(name: str) -> None:
     model = make(name)
-    calls: dict[str, int] = {key: 0 for key, module in model.named_modules() if list(module.parameters(recurse=False))}
+    calls: dict[str, int] = {
+        key: 0 for key, module in model.named_modules() if list(module.parameters(recurse=False))
+    }
     for key, module in model.named_modules():
         assert not getattr(module, "inplace", False)
         if key in calls:
@@ -141,10 +161,14 @@ def test_a_checkpoint_carries_the_normalization() -> None:
 def test_lenet_weights_and_biases_fill_plus_minus_one_half() -> None:
     values = torch.cat([p.detach().flatten() for p in make("lenet", 3, 32, 100).parameters()])
     assert 0.499 < values.abs().max() <= 0.5
-    assert values.mean().abs() < 0.01 and values.std().item() == pytest.approx(1 / 12**0.5, rel=0.01)
+    assert values.mean().abs() < 0.01 and values.std().item() == pytest.approx(
+        1 / 12**0.5, rel=0.01
+    )
 
 
-@pytest.mark.parametrize(("name", "least"), [("resnet20-4", 4), ("convnet", 9), ("lenet", 4), ("mlp", 1), ("vit", 4)])
+@pytest.mark.parametrize(
+    ("name", "least"), [("resnet20-4", 4), ("convnet", 9), ("lenet", 4), ("mlp", 1), ("vit", 4)]
+)
 def test_the_smallest_size_works_and_one_less_names_it(name: str, least: int) -> None:
     assert make(name, 1, least, 2).eval()(torch.rand(2, 1, least, least)).shape == (2, 2)
     with pytest.raises(GradveilError, match=rf"^size is {least - 1}: .*at least {least}"):
@@ -172,5 +196,8 @@ def test_settings_that_make_no_sense_are_refused(settings: dict[str, object], me
 
 
 def test_an_unknown_name_lists_the_choices() -> None:
-    with pytest.raises(GradveilError, match=r"unknown model 'resnet': choose from resnet20-4, .*vit, package.module:factory"):
+    with pytest.raises(
+        GradveilError,
+        match=r"unknown model 'resnet': choose from resnet20-4, .*vit, package.module:factory",
+    ):
         make("resnet")

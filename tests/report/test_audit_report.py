@@ -11,22 +11,62 @@ from PIL import Image
 from rich.console import Console
 
 from gradveil.audits import AuditJob, AuditResult, Record, audit
+from gradveil.report.audit import audit_tables, controls_in_words
 from gradveil.report.pictures import draw_audit
-from gradveil.report.tables import audit_tables, controls_in_words
 from gradveil.transforms import Policy
 
 
-def record(kind: str, attack: str, image: int, over: float, identified: bool, status: str = "ok") -> Record:
-    scores = {"mse": 0.1, "psnr": 12.0 + over, "ssim": 0.4, "psnr_affine": 13.0, "over_blind": over, "identified": float(identified)}
-    both = {"used": scores, "original": scores | {"psnr": 5.0, "over_blind": -7.0, "identified": 0.0}} if status == "ok" else {}
-    return Record("e", kind, attack, 0, image, status, 1, 1, 0.2, 500, {"used": 0.002, "original": 0.002}, both, 0.1)
+def record(
+    kind: str, attack: str, image: int, over: float, identified: bool, status: str = "ok"
+) -> Record:
+    scores = {
+        "mse": 0.1,
+        "psnr": 12.0 + over,
+        "ssim": 0.4,
+        "psnr_affine": 13.0,
+        "over_blind": over,
+        "identified": float(identified),
+    }
+    both = (
+        {"used": scores, "original": scores | {"psnr": 5.0, "over_blind": -7.0, "identified": 0.0}}
+        if status == "ok"
+        else {}
+    )
+    return Record(
+        "e",
+        kind,
+        attack,
+        0,
+        image,
+        status,
+        1,
+        1,
+        0.2,
+        500,
+        {"used": 0.002, "original": 0.002},
+        both,
+        0.1,
+    )
 
 
-def made(out: Path, *, works: bool, policy: str = "3-1-7", extra: Sequence[Record] = ()) -> AuditResult:
-    settings = {"model": "lenet", "data": "fashion-mnist-mini", "policy": policy, "labels": "known", "seed": 0}
-    attack = [record("attack", "adam-cosine", i, 3 + i / 10 if works else -2 - i / 10, works) for i in range(8)]
+def made(
+    out: Path, *, works: bool, policy: str = "3-1-7", extra: Sequence[Record] = ()
+) -> AuditResult:
+    settings = {
+        "model": "lenet",
+        "data": "fashion-mnist-mini",
+        "policy": policy,
+        "labels": "known",
+        "seed": 0,
+    }
+    attack = [
+        record("attack", "adam-cosine", i, 3 + i / 10 if works else -2 - i / 10, works)
+        for i in range(8)
+    ]
     blind = [record("blind", "blind: class mean", i, 0.0, False) for i in range(8)]
-    positive = [record("positive", "adam-cosine", i, 5.0 if works else -5.0, works) for i in range(4)]
+    positive = [
+        record("positive", "adam-cosine", i, 5.0 if works else -5.0, works) for i in range(4)
+    ]
     return AuditResult(out, settings, (*positive, *blind, *attack, *extra))
 
 
@@ -42,12 +82,21 @@ def shown(result: AuditResult, width: int = 80) -> str:
 def test_names_numbers_and_flags_are_whole_in_eighty_columns(tmp_path: Path) -> None:
     text = shown(made(tmp_path, works=False))
     assert max(map(len, text.splitlines())) <= 80
-    for part in ("adam-cosine", "blind: class mean", "positive:", "9.65 ± 0.24", "no better", "than blind"):
+    for part in (
+        "adam-cosine",
+        "blind: class mean",
+        "positive:",
+        "9.65 ± 0.24",
+        "no better",
+        "than blind",
+    ):
         assert part in text
 
 
 def test_a_policy_brings_a_second_table_against_the_originals(tmp_path: Path) -> None:
-    assert "Against the original images" in shown(made(tmp_path, works=True)) and "5.00 ± 0.00" in shown(made(tmp_path, works=True))
+    assert "Against the original images" in shown(
+        made(tmp_path, works=True)
+    ) and "5.00 ± 0.00" in shown(made(tmp_path, works=True))
     assert "original" not in shown(made(tmp_path, works=True, policy="none"))
 
 
@@ -59,15 +108,25 @@ def test_an_attack_that_works_is_not_flagged_against_the_images_it_saw(tmp_path:
 def test_failed_images_are_flagged_and_counted(tmp_path: Path) -> None:
     extra = [record("attack", "adam-cosine", 8, 0, False, "failed: every restart diverged")]
     assert "1 failed" in shown(made(tmp_path, works=True, extra=extra), 120)
-    assert any("8 of 9 identified" in line and "1 failed" in line for line in controls_in_words(made(tmp_path, works=True, extra=extra)))
+    assert any(
+        "8 of 9 identified" in line and "1 failed" in line
+        for line in controls_in_words(made(tmp_path, works=True, extra=extra))
+    )
 
 
 def test_an_attack_of_failures_alone_has_no_numbers(tmp_path: Path) -> None:
     result = made(tmp_path, works=True, policy="none")
-    failed = tuple(replace(one, status="failed: x", scores={}) if one.kind == "attack" else one for one in result.records)
+    failed = tuple(
+        replace(one, status="failed: x", scores={}) if one.kind == "attack" else one
+        for one in result.records
+    )
     text = shown(replace(result, records=failed), 120)
     (line,) = (line for line in text.splitlines() if line.startswith("adam-cosine"))
-    assert line.split()[:7] == ["adam-cosine", "8", "-", "-", "-", "-", "-"] and "no better" in line and "8 failed" in text
+    assert (
+        line.split()[:7] == ["adam-cosine", "8", "-", "-", "-", "-", "-"]
+        and "no better" in line
+        and "8 failed" in text
+    )
 
 
 @pytest.mark.parametrize(
@@ -77,7 +136,9 @@ def test_an_attack_of_failures_alone_has_no_numbers(tmp_path: Path) -> None:
         (False, ("it fails even there", "its positive control fails too")),
     ],
 )
-def test_words_say_what_the_controls_mean(tmp_path: Path, works: bool, says: tuple[str, ...]) -> None:
+def test_words_say_what_the_controls_mean(
+    tmp_path: Path, works: bool, says: tuple[str, ...]
+) -> None:
     lines = controls_in_words(made(tmp_path, works=works))
     assert len(lines) == 3 and all("\n" not in line for line in lines) and "class mean" in lines[0]
     assert all(any(part in line for line in lines) for part in says)
@@ -86,12 +147,26 @@ def test_words_say_what_the_controls_mean(tmp_path: Path, works: bool, says: tup
 @pytest.mark.parametrize(
     ("over", "hits", "says"),
     [
-        (-4.1, 3, "-4.10 dB over blind, 3 of 4 identified: clearly better than chance by identification (p = 3.2e-08): the attack works."),
-        (-4.1, 0, "0 of 4 identified: it fails even there, so low scores of it say nothing about the model."),
-        (4.1, 0, "0 of 4 identified: it fails even there, so low scores of it say nothing about the model."),  # of four, not enough
+        (
+            -4.1,
+            3,
+            "-4.10 dB over blind, 3 of 4 identified: clearly better than chance by identification (p = 3.2e-08): the attack works.",
+        ),
+        (
+            -4.1,
+            0,
+            "0 of 4 identified: it fails even there, so low scores of it say nothing about the model.",
+        ),
+        (
+            4.1,
+            0,
+            "0 of 4 identified: it fails even there, so low scores of it say nothing about the model.",
+        ),  # of four, not enough
     ],
 )
-def test_a_positive_control_works_by_what_was_seen_of_it(tmp_path: Path, over: float, hits: int, says: str) -> None:
+def test_a_positive_control_works_by_what_was_seen_of_it(
+    tmp_path: Path, over: float, hits: int, says: str
+) -> None:
     positive = [record("positive", "dlg", i, over, i < hits) for i in range(4)]
     lines = controls_in_words(made(tmp_path, works=True, extra=positive))
     assert any(line.startswith("Positive control: dlg") and line.endswith(says) for line in lines)
@@ -100,7 +175,10 @@ def test_a_positive_control_works_by_what_was_seen_of_it(tmp_path: Path, over: f
 def test_a_positive_control_of_many_images_may_work_by_decibels_alone(tmp_path: Path) -> None:
     positive = [record("positive", "dlg", i, 1.0 + i, False) for i in range(8)]
     lines = controls_in_words(made(tmp_path, works=True, extra=positive))
-    assert any(line.endswith("clearly better than chance by dB over blind (p = 0.0039): the attack works.") for line in lines)
+    assert any(
+        line.endswith("clearly better than chance by dB over blind (p = 0.0039): the attack works.")
+        for line in lines
+    )
 
 
 def test_flags_stand_on_one_line_where_there_is_room(tmp_path: Path) -> None:
@@ -108,9 +186,21 @@ def test_flags_stand_on_one_line_where_there_is_room(tmp_path: Path) -> None:
 
 
 def test_pictures_show_truth_and_reconstructions_over_several_chunks(tmp_path: Path) -> None:
-    job = AuditJob("fashion-mnist-mini", "lenet", ("adam-cosine",), 3, policy=Policy.parse("3"), victims_at_once=2, steps=3)
+    job = AuditJob(
+        "fashion-mnist-mini",
+        "lenet",
+        ("adam-cosine",),
+        3,
+        policy=Policy.parse("3"),
+        victims_at_once=2,
+        steps=3,
+    )
     paths = draw_audit(audit(job, tmp_path / "run", progress=False))
     assert [path.name for path in paths] == ["grid-adam-cosine.png", "frames-adam-cosine.png"]
     for path in paths:
         with Image.open(path) as picture:
-            assert picture.format == "PNG" and min(picture.size) > 200 and len(np.unique(np.asarray(picture.convert("L")))) > 50
+            assert (
+                picture.format == "PNG"
+                and min(picture.size) > 200
+                and len(np.unique(np.asarray(picture.convert("L")))) > 50
+            )

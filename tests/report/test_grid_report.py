@@ -12,33 +12,85 @@ from rich.table import Table
 
 from gradveil.audits import AuditResult, Case, GridResult, Part, Record, Threshold, certify
 from gradveil.audits.weights import Trained
-from gradveil.report.certificates import certificate_table, certificates_in_words
-from gradveil.report.grids import grid_in_words, grid_tables
-from gradveil.report.timelines import draw_timeline
+from gradveil.report.audit import (
+    certificate_table,
+    certificates_in_words,
+    grid_in_words,
+    grid_tables,
+)
+from gradveil.report.pictures import draw_timeline
 
 N = 16
-SETTINGS = {"model": "lenet", "data": "fashion-mnist-mini", "policy": "none", "labels": "known", "seed": 0, "images": N}
+SETTINGS = {
+    "model": "lenet",
+    "data": "fashion-mnist-mini",
+    "policy": "none",
+    "labels": "known",
+    "seed": 0,
+    "images": N,
+}
 
 
-def records(kind: str, attack: str, hits: int, over: float, count: int = N, original: int = 0) -> list[Record]:
+def records(
+    kind: str, attack: str, hits: int, over: float, count: int = N, original: int = 0
+) -> list[Record]:
     made = []
     for image in range(count):
-        scores = {"mse": 0.1, "psnr": 12.0 + over, "ssim": 0.4, "psnr_affine": 13.0, "over_blind": over, "identified": float(image < hits)}
-        both = {"used": scores, "original": scores | {"psnr": 17.0, "identified": float(image < original)}}
-        made.append(Record("e", kind, attack, 0, image, "ok", 1, 1, 0.2, 500, {"used": 0.002, "original": 0.002}, both, 0.1))
+        scores = {
+            "mse": 0.1,
+            "psnr": 12.0 + over,
+            "ssim": 0.4,
+            "psnr_affine": 13.0,
+            "over_blind": over,
+            "identified": float(image < hits),
+        }
+        both = {
+            "used": scores,
+            "original": scores | {"psnr": 17.0, "identified": float(image < original)},
+        }
+        made.append(
+            Record(
+                "e",
+                kind,
+                attack,
+                0,
+                image,
+                "ok",
+                1,
+                1,
+                0.2,
+                500,
+                {"used": 0.002, "original": 0.002},
+                both,
+                0.1,
+            )
+        )
     return made
 
 
 def part(
-    defense: str, attacks: list[list[Record]], *, clean: bool = False, step: str | None = None, trained: Trained | None = None
+    defense: str,
+    attacks: list[list[Record]],
+    *,
+    clean: bool = False,
+    step: str | None = None,
+    trained: Trained | None = None,
 ) -> Part:
     knows = {
         "masked": "labels, what is pruned",
         "transform-known": "labels, policy and its draws",
         "averaged": "labels, gaussian noise 0.001",
     }
-    more = {"defense": defense, "clean": clean, "knows": knows, "left_out": {"closed-form": "the first layer is of type Conv2d"}}
-    rows = (*records("blind", "blind: class mean", 0, 0.0), *(record for attack in attacks for record in attack))
+    more = {
+        "defense": defense,
+        "clean": clean,
+        "knows": knows,
+        "left_out": {"closed-form": "the first layer is of type Conv2d"},
+    }
+    rows = (
+        *records("blind", "blind: class mean", 0, 0.0),
+        *(record for attack in attacks for record in attack),
+    )
     case = Case(defense, clean, step, None if trained is None else Path("model.safetensors"))
     return Part(case, AuditResult(Path("run") / case.folder, SETTINGS | more, rows), trained)
 
@@ -50,17 +102,33 @@ def result() -> GridResult:
         Path("run"),
         dict(SETTINGS),
         (
-            part("none", [positive, records("attack", "adam-cosine", 12, 130.0)], trained=Trained(0.912, 10_000, "none", 400)),
-            part("prune:0.95", [records("attack", "adam-cosine", 12, 2.0)], clean=True, trained=Trained(0.9, 10_000, "prune:0.95", 400)),
+            part(
+                "none",
+                [positive, records("attack", "adam-cosine", 12, 130.0)],
+                trained=Trained(0.912, 10_000, "none", 400),
+            ),
+            part(
+                "prune:0.95",
+                [records("attack", "adam-cosine", 12, 2.0)],
+                clean=True,
+                trained=Trained(0.9, 10_000, "prune:0.95", 400),
+            ),
             part(
                 "prune:0.95",
                 [records("attack", "adam-cosine", 0, -5.0), records("attack", "masked", 9, -3.0)],
                 trained=Trained(0.9, 10_000, "prune:0.95", 400),
             ),
-            part("3-1-7+43-18-18", [records("attack", "transform-known", 0, -5.0, original=7)], trained=Trained(0.88, 10_000, "none", 400)),
+            part(
+                "3-1-7+43-18-18",
+                [records("attack", "transform-known", 0, -5.0, original=7)],
+                trained=Trained(0.88, 10_000, "none", 400),
+            ),
             part(
                 "gaussian:0.001,then,prune:0.9",
-                [records("attack", "averaged", 1, 0.1), records("attack", "without-defended-layers", 1, 0.4)],
+                [
+                    records("attack", "averaged", 1, 0.1),
+                    records("attack", "without-defended-layers", 1, 0.4),
+                ],
             ),
         ),
     )
@@ -96,7 +164,12 @@ def test_no_name_or_number_is_cut(result: GridResult, width: int) -> None:
         assert whole in text
 
 
-LONG = ("prune-feedback:0.99", "gaussian:0.001", "dp:norm=1,multiplier=1.1,sample_rate=0.0128", "3-1-7+43-18-18,then,laplacian:0.0001")
+LONG = (
+    "prune-feedback:0.99",
+    "gaussian:0.001",
+    "dp:norm=1,multiplier=1.1,sample_rate=0.0128",
+    "3-1-7+43-18-18,then,laplacian:0.0001",
+)
 
 
 def column(text: str) -> str:
@@ -106,8 +179,13 @@ def column(text: str) -> str:
 
 @pytest.mark.parametrize("width", [80, 100, 160, 200])
 def test_defenses_take_the_room_there_is_and_are_broken_at_commas(width: int) -> None:
-    attacks = [records("attack", "without-defended-layers", 9, 130.0), records("attack", "averaged", 1, 10.0)]
-    grid = GridResult(Path("run"), dict(SETTINGS), tuple(part(defense, attacks) for defense in LONG))
+    attacks = [
+        records("attack", "without-defended-layers", 9, 130.0),
+        records("attack", "averaged", 1, 10.0),
+    ]
+    grid = GridResult(
+        Path("run"), dict(SETTINGS), tuple(part(defense, attacks) for defense in LONG)
+    )
     found = {one.case.defense: certify(one.audit, Threshold("psnr", 15)) for one in grid.parts}
     for table in [*grid_tables(grid)[:2], certificate_table(found)]:
         text = shown([table], width)
@@ -118,17 +196,42 @@ def test_defenses_take_the_room_there_is_and_are_broken_at_commas(width: int) ->
 
 
 @pytest.mark.parametrize("width", [78, 80, 100])
-def test_a_title_is_broken_at_a_comma_and_only_where_the_terminal_ends(result: GridResult, width: int) -> None:
+def test_a_title_is_broken_at_a_comma_and_only_where_the_terminal_ends(
+    result: GridResult, width: int
+) -> None:
     (first, *_) = shown(grid_tables(result), width).splitlines()
-    assert first == "What is left of each defense: lenet on fashion-mnist-mini, labels known," + (" seed 0" if width >= 80 else "")
+    assert first == "What is left of each defense: lenet on fashion-mnist-mini, labels known," + (
+        " seed 0" if width >= 80 else ""
+    )
 
 
 def test_the_result_of_a_defense_is_its_strongest_attacker(result: GridResult) -> None:
     text = shown(grid_tables(result)[:1])
-    assert line(text, "none").split() == ["none", "91.2%", "adam-cosine", "142.0", "+130.0", "0.400", "12/16"]
-    assert line(text, "masked").split() == ["prune:0.95", "90.0%", "masked", "9.0", "-3.0", "0.400", "9/16"]
-    assert "7/16" in line(text, "3-1-7+43-18-18", "88.0%*", "transform-known") and "(original image)" in text
-    assert "without-defended-layers" in text and "averaged" not in text  # as many identified, more decibels
+    assert line(text, "none").split() == [
+        "none",
+        "91.2%",
+        "adam-cosine",
+        "142.0",
+        "+130.0",
+        "0.400",
+        "12/16",
+    ]
+    assert line(text, "masked").split() == [
+        "prune:0.95",
+        "90.0%",
+        "masked",
+        "9.0",
+        "-3.0",
+        "0.400",
+        "9/16",
+    ]
+    assert (
+        "7/16" in line(text, "3-1-7+43-18-18", "88.0%*", "transform-known")
+        and "(original image)" in text
+    )
+    assert (
+        "without-defended-layers" in text and "averaged" not in text
+    )  # as many identified, more decibels
 
 
 def test_every_attacker_has_a_row_and_those_no_better_than_blind_a_mark(result: GridResult) -> None:
@@ -145,20 +248,38 @@ def test_words_name_what_a_reader_would_not_expect(result: GridResult) -> None:
     assert line("\n".join(lines), "as published").startswith("prune:0.95, clean gradient: ")
     assert "3-1-7+43-18-18: * the accuracy is that of a model trained under none." in lines
     assert "gaussian:0.001,then,prune:0.9: the model is untrained." in lines
-    assert any(one.startswith("Positive control: adam-cosine") and "4 of 4 identified" in one for one in lines)
+    assert any(
+        one.startswith("Positive control: adam-cosine") and "4 of 4 identified" in one
+        for one in lines
+    )
 
 
 def test_a_certificate_shows_counts_bounds_and_what_is_open(result: GridResult) -> None:
     asked = Threshold("psnr", 15, delta=0.05, gamma=0.05)
-    found = {one.case.defense: certify(one.audit, asked, trained=one.own, baseline=result.baselines[None]) for one in result.parts}
+    found = {
+        one.case.defense: certify(
+            one.audit, asked, trained=one.own, baseline=result.baselines[None]
+        )
+        for one in result.parts
+    }
     text = shown([certificate_table(found)])
-    assert max(map(len, text.splitlines())) <= 80 and "16/16" in line(text, "transform-known", "original")
+    assert max(map(len, text.splitlines())) <= 80 and "16/16" in line(
+        text, "transform-known", "original"
+    )
     assert "0.171" in line(text, "masked") and "16/16" in line(text, "any of them", "either")
     lines = certificates_in_words(found, result.parts[0].audit)
     pruned = line("\n".join(lines), "prune:0.95: ")
-    assert "0 of n = 16 images reached psnr=15" in pruned and "undecided: delta 0.05 undecided at n = 16, gamma 0.05 holds" in pruned
-    assert "not private: delta 0.05 does not hold, gamma 0.05 not tested" in line("\n".join(lines), "3-1-7+43-18-18: ")
-    assert lines[-1].startswith("Not tested: other attacks") and "the 16 of fashion-mnist-mini test" in lines[-1]
+    assert (
+        "0 of n = 16 images reached psnr=15" in pruned
+        and "undecided: delta 0.05 undecided at n = 16, gamma 0.05 holds" in pruned
+    )
+    assert "not private: delta 0.05 does not hold, gamma 0.05 not tested" in line(
+        "\n".join(lines), "3-1-7+43-18-18: "
+    )
+    assert (
+        lines[-1].startswith("Not tested: other attacks")
+        and "the 16 of fashion-mnist-mini test" in lines[-1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -166,13 +287,21 @@ def test_a_certificate_shows_counts_bounds_and_what_is_open(result: GridResult) 
     [
         (None, 0.1, ". gamma 0.1 holds; delta was not asked for."),
         (0.05, None, ". delta 0.05 does not hold; gamma was not asked for."),
-        (0.05, 0.1, ". (psnr=15, 0.05, 0.1): not private: delta 0.05 does not hold, gamma 0.1 holds."),
+        (
+            0.05,
+            0.1,
+            ". (psnr=15, 0.05, 0.1): not private: delta 0.05 does not hold, gamma 0.1 holds.",
+        ),
         (None, None, "each side 95%)."),
     ],
 )
-def test_only_delta_and_gamma_together_decide_on_privacy(result: GridResult, delta: float | None, gamma: float | None, says: str) -> None:
+def test_only_delta_and_gamma_together_decide_on_privacy(
+    result: GridResult, delta: float | None, gamma: float | None, says: str
+) -> None:
     one = result.parts[0]  # without a defense, and reconstructed
-    found = certify(one.audit, Threshold("psnr", 15, delta, gamma), trained=one.own, baseline=one.own)
+    found = certify(
+        one.audit, Threshold("psnr", 15, delta, gamma), trained=one.own, baseline=one.own
+    )
     (said, *_) = certificates_in_words({"none": found}, one.audit)
     assert says in said and ("private" in said) == (delta is not None and gamma is not None)
     assert certificates_in_words({"none": found}, one.audit)[0].endswith(says)
@@ -185,15 +314,30 @@ def test_a_threshold_that_a_guess_reaches_is_flagged(result: GridResult) -> None
 
 
 @pytest.mark.parametrize(
-    ("steps", "scale", "first"), [(("0", "10", "400"), "symlog", -0.25), (("50", "400"), "log", 50 / 1.4), (("400",), "log", 400 / 1.4)]
+    ("steps", "scale", "first"),
+    [
+        (("0", "10", "400"), "symlog", -0.25),
+        (("50", "400"), "log", 50 / 1.4),
+        (("400",), "log", 400 / 1.4),
+    ],
 )
 def test_the_axis_of_training_starts_at_the_first_step_asked_for_and_shows_every_point(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, steps: tuple[str, ...], scale: str, first: float
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    steps: tuple[str, ...],
+    scale: str,
+    first: float,
 ) -> None:
     figures: list[Figure] = []
-    monkeypatch.setattr("gradveil.report.timelines.save_figure", lambda figure, _: figures.append(figure))
+    monkeypatch.setattr(
+        "gradveil.report.pictures.save_figure", lambda figure, _: figures.append(figure)
+    )
     many = [f"prune:0.{digit}" for digit in range(1, 9)]
-    parts = [part(defense, [records("attack", "masked", 4, 1.0)], step=step) for defense in many for step in steps]
+    parts = [
+        part(defense, [records("attack", "masked", 4, 1.0)], step=step)
+        for defense in many
+        for step in steps
+    ]
     draw_timeline(GridResult(tmp_path, dict(SETTINGS), tuple(parts)))
     for axis in figures[0].axes:
         low, high = axis.get_xlim()
@@ -201,9 +345,16 @@ def test_the_axis_of_training_starts_at_the_first_step_asked_for_and_shows_every
         assert low < axis.dataLim.x0 and axis.dataLim.x1 < high
 
 
-def test_leakage_over_training_is_a_picture_with_a_line_for_each_defense_and_attack(tmp_path: Path) -> None:
+def test_leakage_over_training_is_a_picture_with_a_line_for_each_defense_and_attack(
+    tmp_path: Path,
+) -> None:
     parts = [
-        part(defense, [records("attack", attack, 16 - 5 * place, 3.0 - place)], step=step, trained=Trained(0.1, 500, "none", at))
+        part(
+            defense,
+            [records("attack", attack, 16 - 5 * place, 3.0 - place)],
+            step=step,
+            trained=Trained(0.1, 500, "none", at),
+        )
         for defense, attack in (("none", "adam-cosine"), ("prune:0.95", "masked"))
         for place, (step, at) in enumerate((("0", 0), ("10", 10), ("end", 400)))
     ]
@@ -211,5 +362,11 @@ def test_leakage_over_training_is_a_picture_with_a_line_for_each_defense_and_att
     assert [one.step for one in result.parts] == [0, 10, 400] * 2
     assert "step end (400)" in shown(grid_tables(result))
     with Image.open(draw_timeline(result)) as picture:
-        colors = {tuple(color) for color in np.asarray(picture.convert("RGB")).reshape(-1, 3).tolist()}
-        assert picture.format == "PNG" and min(picture.size) > 500 and {(31, 119, 180), (255, 127, 14)} <= colors
+        colors = {
+            tuple(color) for color in np.asarray(picture.convert("RGB")).reshape(-1, 3).tolist()
+        }
+        assert (
+            picture.format == "PNG"
+            and min(picture.size) > 500
+            and {(31, 119, 180), (255, 127, 14)} <= colors
+        )

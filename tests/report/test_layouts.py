@@ -6,7 +6,7 @@ import re
 import pytest
 from rich.console import Console
 
-from gradveil.report.layouts import Fitted, broken
+from gradveil.report.layout import Fitted, broken
 
 TEXTS = (
     "prune-feedback:0.99",
@@ -55,18 +55,27 @@ def shown(table: Fitted, width: int) -> list[str]:
 
 @pytest.fixture
 def table() -> Fitted:
-    made = Fitted("A title that is longer than its table, seed 0", ("defense", "attacker", "dB"), {0: 4, 1: 11})
+    made = Fitted(
+        "A title that is longer than its table, seed 0",
+        ("defense", "attacker", "dB"),
+        {0: 4, 1: 11},
+    )
     made.row("prune:0.95,then,clip:1", "adam-cosine [x]", "12.5")
     return made
 
 
 def test_a_table_takes_the_room_it_needs_and_its_title_the_whole_line(table: Fitted) -> None:
     title, _, _, row = shown(table, 60)
-    assert title == "A title that is longer than its table, seed 0" and row == "prune:0.95,then,clip:1 adam-cosine [x] 12.5"
+    assert (
+        title == "A title that is longer than its table, seed 0"
+        and row == "prune:0.95,then,clip:1 adam-cosine [x] 12.5"
+    )
 
 
 def test_the_first_column_gives_way_then_the_next_and_numbers_never(table: Fitted) -> None:
     assert shown(table, 34)[-2:] == ["prune:0.95,   adam-cosine [x] 12.5", "then,clip:1"]
     assert shown(table, 28)[-2:] == ["prune:0.95, adam-cosine 12.5", "then,clip:1 [x]"]
     assert all("12.5" in "".join(shown(table, width)) for width in (22, 24, 26))
-    assert shown(table, 60)[-1] == "prune:0.95,then,clip:1 adam-cosine [x] 12.5"  # a table can be shown again, wider
+    assert (
+        shown(table, 60)[-1] == "prune:0.95,then,clip:1 adam-cosine [x] 12.5"
+    )  # a table can be shown again, wider

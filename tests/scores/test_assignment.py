@@ -23,8 +23,12 @@ def test_assign_recovers_a_permutation_under_noise() -> None:
 
 def test_assign_reaches_the_least_total_error_of_all_permutations() -> None:
     found, truth = batch(5, "found"), batch(5, "truth")
-    best = min(float(scores.mse(found[list(order)], truth).sum()) for order in permutations(range(5)))
-    assert float(scores.mse(found[scores.assign(found, truth)], truth).sum()) == pytest.approx(best, rel=1e-12)
+    best = min(
+        float(scores.mse(found[list(order)], truth).sum()) for order in permutations(range(5))
+    )
+    assert float(scores.mse(found[scores.assign(found, truth)], truth).sum()) == pytest.approx(
+        best, rel=1e-12
+    )
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, 1e30])
@@ -37,5 +41,7 @@ def test_broken_reconstructions_take_the_places_left_over(bad: float) -> None:
 
 
 def test_batches_of_different_lengths_are_refused() -> None:
-    with pytest.raises(GradveilError, match=r"found has shape \(3, 3, 6, 6\) and truth \(4, 3, 6, 6\)"):
+    with pytest.raises(
+        GradveilError, match=r"found has shape \(3, 3, 6, 6\) and truth \(4, 3, 6, 6\)"
+    ):
         scores.assign(batch(3, "found"), batch(4, "truth"))

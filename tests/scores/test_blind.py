@@ -15,14 +15,20 @@ def images(count: int = 3, name: str = "truth") -> Tensor:
 
 def test_over_blind_subtracts_the_best_guess_of_each_image() -> None:
     truth, found, guesses = images(), images(name="found"), images(5, "guesses")
-    expected = [scores.psnr(found, truth)[i] - max(scores.psnr(g[None], truth[i : i + 1])[0] for g in guesses) for i in range(3)]
+    expected = [
+        scores.psnr(found, truth)[i]
+        - max(scores.psnr(g[None], truth[i : i + 1])[0] for g in guesses)
+        for i in range(3)
+    ]
     torch.testing.assert_close(scores.over_blind(found, truth, guesses), torch.stack(expected))
 
 
 def test_guesses_for_each_image_equal_the_same_guesses_for_all() -> None:
     truth, found, guesses = images(), images(name="found"), images(5, "guesses")
     shared = scores.over_blind(found, truth, guesses)
-    torch.testing.assert_close(scores.over_blind(found, truth, guesses.expand(3, -1, -1, -1, -1)), shared)
+    torch.testing.assert_close(
+        scores.over_blind(found, truth, guesses.expand(3, -1, -1, -1, -1)), shared
+    )
     own = torch.stack([guesses, guesses.flip(0), truth.mean(0).expand_as(guesses)])
     assert scores.over_blind(found, truth, own)[:2].equal(shared[:2]) and not torch.isclose(
         scores.over_blind(found, truth, own)[2], shared[2]
@@ -41,12 +47,17 @@ def test_exact_and_broken_reconstructions_have_defined_scores() -> None:
     found = truth.clone()
     found[1, 0, 0, 0], found[2, 0, 0, 0], found[3, 0, 0, 0] = 0.4, torch.nan, torch.inf
     result = scores.over_blind(found, truth, scores.gray((3, 8, 8)))
-    assert result[0] == 0 and result[1] == -torch.inf and result[2].isnan() and result[3] == -torch.inf
+    assert (
+        result[0] == 0 and result[1] == -torch.inf and result[2].isnan() and result[3] == -torch.inf
+    )
 
 
 def test_the_mean_color_is_the_best_single_color_for_a_data_set() -> None:
     truth = images(6)
-    errors = [float(scores.mse((scores.mean_color(truth) + shift).expand_as(truth), truth).mean()) for shift in (-0.01, 0.0, 0.01)]
+    errors = [
+        float(scores.mse((scores.mean_color(truth) + shift).expand_as(truth), truth).mean())
+        for shift in (-0.01, 0.0, 0.01)
+    ]
     assert errors[1] < min(errors[0], errors[2])
     assert scores.mean_color(truth).flatten(2).std(dim=2).max() == 0
 
@@ -54,19 +65,28 @@ def test_the_mean_color_is_the_best_single_color_for_a_data_set() -> None:
 def test_the_mean_image_and_class_means_are_means() -> None:
     truth, labels = images(5), torch.tensor([7, 2, 7, 2, 2])
     torch.testing.assert_close(scores.mean_image(truth)[0], sum(truth, torch.zeros(())) / 5)
-    torch.testing.assert_close(scores.class_means(truth, labels), torch.stack([truth[[1, 3, 4]].mean(0), truth[[0, 2]].mean(0)]))
+    torch.testing.assert_close(
+        scores.class_means(truth, labels),
+        torch.stack([truth[[1, 3, 4]].mean(0), truth[[0, 2]].mean(0)]),
+    )
 
 
 def test_noise_is_uniform_and_drawn_from_the_generator() -> None:
     drawn, again = (scores.noise((3, 32, 32), 4, generator(5)) for _ in range(2))
     assert drawn.equal(again) and drawn.shape == (4, 3, 32, 32)
-    assert drawn.min() >= 0 and drawn.max() < 1 and drawn.var().item() == pytest.approx(1 / 12, rel=0.03)
+    assert (
+        drawn.min() >= 0
+        and drawn.max() < 1
+        and drawn.var().item() == pytest.approx(1 / 12, rel=0.03)
+    )
 
 
 def test_guesses_of_another_shape_are_refused() -> None:
     truth = images()
     for guesses in (images(2)[:, :1], images(2)[0], images(2).expand(2, -1, -1, -1, -1), images(0)):
-        with pytest.raises(GradveilError, match=r"guesses has shape .*expected \(guesses, 3, 8, 8\)"):
+        with pytest.raises(
+            GradveilError, match=r"guesses has shape .*expected \(guesses, 3, 8, 8\)"
+        ):
             scores.over_blind(truth, truth, guesses)
 
 

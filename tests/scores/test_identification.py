@@ -12,7 +12,7 @@ from torch import Tensor
 from gradveil import scores
 from gradveil.core import GradveilError
 from gradveil.core.seeds import generator
-from gradveil.scores.filters import smooth
+from gradveil.scores.images import smooth
 
 
 def drawn(count: int, *shape: int, name: str) -> Tensor:
@@ -55,14 +55,19 @@ def test_degraded_copies_are_identified(pictures: Tensor, kind: str) -> None:
 def test_noise_is_identified_by_chance_alone(pictures: Tensor) -> None:
     trials = torch.rand(2000, 3, 24, 24, generator=generator(0, "chance"))
     index = torch.arange(2000) % 200
-    assert scores.identify(trials, pictures.float(), index).mean() < 0.0125  # 0.005 by chance; 0.0125 is 4.8 sigma away
+    assert (
+        scores.identify(trials, pictures.float(), index).mean() < 0.0125
+    )  # 0.005 by chance; 0.0125 is 4.8 sigma away
     assert scores.rank(trials, pictures.float(), index).mean().item() == pytest.approx(100.5, abs=6)
 
 
 def test_rank_counts_the_candidates_that_are_nearer(pictures: Tensor) -> None:
     found = pictures[:5] + 0.8 * drawn(5, 3, 24, 24, name="rank")
     made, known = scores.signatures(found), scores.signatures(pictures)
-    expected = [1 + sum(float(made[i] @ other) > float(made[i] @ known[7]) for other in known) for i in range(5)]
+    expected = [
+        1 + sum(float(made[i] @ other) > float(made[i] @ known[7]) for other in known)
+        for i in range(5)
+    ]
     assert scores.rank(found, pictures, torch.full((5,), 7)).tolist() == expected
 
 
@@ -111,10 +116,19 @@ def test_places_that_are_not_candidates_are_refused(pictures: Tensor) -> None:
         scores.signatures(pictures.long())
 
 
-@pytest.mark.skipif("GRADVEIL_DATA" not in os.environ, reason="set GRADVEIL_DATA to the folder with FashionMNIST/raw")
+@pytest.mark.skipif(
+    "GRADVEIL_DATA" not in os.environ,
+    reason="set GRADVEIL_DATA to the folder with FashionMNIST/raw",
+)
 def test_noisy_and_repainted_clothes_are_identified_among_a_thousand() -> None:
-    raw = gzip.decompress((Path(os.environ["GRADVEIL_DATA"]) / "FashionMNIST/raw/t10k-images-idx3-ubyte.gz").read_bytes())
-    clothes = torch.from_numpy(np.frombuffer(raw, np.uint8, 1000 * 784, 16).reshape(1000, 1, 28, 28) / 255).float()
+    raw = gzip.decompress(
+        (
+            Path(os.environ["GRADVEIL_DATA"]) / "FashionMNIST/raw/t10k-images-idx3-ubyte.gz"
+        ).read_bytes()
+    )
+    clothes = torch.from_numpy(
+        np.frombuffer(raw, np.uint8, 1000 * 784, 16).reshape(1000, 1, 28, 28) / 255
+    ).float()
     noise = drawn(*clothes.shape, name="clothes").float()
     assert share(clothes + 0.3 * noise, clothes) > 0.99
     assert share(0.5 * clothes + 0.3, clothes) > 0.99

@@ -34,9 +34,15 @@ def pairs(shape: tuple[int, int, int]) -> tuple[Tensor, Tensor]:
 def test_mse_and_psnr_equal_scikit_image(shape: tuple[int, int, int]) -> None:
     found, truth = pairs(shape)
     both = list(zip(found.numpy(), truth.numpy(), strict=True))
-    np.testing.assert_allclose(scores.mse(found, truth).numpy(), [oracle.mean_squared_error(t, f) for f, t in both], rtol=1e-12)
     np.testing.assert_allclose(
-        scores.psnr(found, truth).numpy(), [oracle.peak_signal_noise_ratio(t, f, data_range=1) for f, t in both], rtol=1e-12
+        scores.mse(found, truth).numpy(),
+        [oracle.mean_squared_error(t, f) for f, t in both],
+        rtol=1e-12,
+    )
+    np.testing.assert_allclose(
+        scores.psnr(found, truth).numpy(),
+        [oracle.peak_signal_noise_ratio(t, f, data_range=1) for f, t in both],
+        rtol=1e-12,
     )
 
 
@@ -44,13 +50,26 @@ def test_mse_and_psnr_equal_scikit_image(shape: tuple[int, int, int]) -> None:
 @pytest.mark.parametrize("shape", SHAPES)
 def test_ssim_equals_scikit_image(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
     found, truth = (x.to(dtype) for x in pairs(shape))
-    settings = {"gaussian_weights": True, "sigma": 1.5, "use_sample_covariance": False, "data_range": 1, "channel_axis": 0}
-    expected = [oracle.structural_similarity(t, f, **settings) for f, t in zip(found.double().numpy(), truth.double().numpy(), strict=True)]
+    settings = {
+        "gaussian_weights": True,
+        "sigma": 1.5,
+        "use_sample_covariance": False,
+        "data_range": 1,
+        "channel_axis": 0,
+    }
+    expected = [
+        oracle.structural_similarity(t, f, **settings)
+        for f, t in zip(found.double().numpy(), truth.double().numpy(), strict=True)
+    ]
     np.testing.assert_allclose(scores.ssim(found, truth).numpy(), expected, atol=1e-9)
 
 
-@pytest.mark.parametrize(("shape", "width"), [((1, 10, 10), 9), ((2, 9, 20), 9), ((1, 4, 4), 3), ((3, 1, 1), 1)])
-def test_ssim_of_small_images_uses_the_largest_odd_window_that_fits(shape: tuple[int, int, int], width: int) -> None:
+@pytest.mark.parametrize(
+    ("shape", "width"), [((1, 10, 10), 9), ((2, 9, 20), 9), ((1, 4, 4), 3), ((3, 1, 1), 1)]
+)
+def test_ssim_of_small_images_uses_the_largest_odd_window_that_fits(
+    shape: tuple[int, int, int], width: int
+) -> None:
     found, truth = pairs(shape)
     place = np.arange(width) - width // 2
     kernel = np.exp(-(place**2) / (2 * 1.5**2))
@@ -61,10 +80,20 @@ def test_ssim_of_small_images_uses_the_largest_odd_window_that_fits(shape: tuple
         for c in range(shape[0]):
             for row in range(shape[1] - width + 1):
                 for column in range(shape[2] - width + 1):
-                    x, y = (plane[c, row : row + width, column : column + width] for plane in (f, t))
+                    x, y = (
+                        plane[c, row : row + width, column : column + width] for plane in (f, t)
+                    )
                     mx, my = (kernel * x).sum(), (kernel * y).sum()
-                    vx, vy, cov = (kernel * (x - mx) ** 2).sum(), (kernel * (y - my) ** 2).sum(), (kernel * (x - mx) * (y - my)).sum()
-                    values.append((2 * mx * my + 1e-4) * (2 * cov + 9e-4) / ((mx**2 + my**2 + 1e-4) * (vx + vy + 9e-4)))
+                    vx, vy, cov = (
+                        (kernel * (x - mx) ** 2).sum(),
+                        (kernel * (y - my) ** 2).sum(),
+                        (kernel * (x - mx) * (y - my)).sum(),
+                    )
+                    values.append(
+                        (2 * mx * my + 1e-4)
+                        * (2 * cov + 9e-4)
+                        / ((mx**2 + my**2 + 1e-4) * (vx + vy + 9e-4))
+                    )
         expected.append(np.mean(values))
     np.testing.assert_allclose(scores.ssim(found, truth).numpy(), expected, atol=1e-9)
 
@@ -89,7 +118,9 @@ def test_psnr_affine_sees_through_any_mix_of_the_colors(dtype: torch.dtype) -> N
     assert (scores.psnr_affine(found, truth) > 100).all() and (scores.psnr(found, truth) < 15).all()
 
 
-@pytest.mark.parametrize("kind", ["constant", "gray in color", "two colors", "tiny contrast", "unrelated"])
+@pytest.mark.parametrize(
+    "kind", ["constant", "gray in color", "two colors", "tiny contrast", "unrelated"]
+)
 def test_psnr_affine_is_never_below_the_best_single_color(kind: str) -> None:
     truth = images((3, 16, 16)).float()
     plane = images((1, 16, 16), name="plane").float()
@@ -127,7 +158,9 @@ def test_a_batch_scores_as_its_images_one_by_one(score: Score) -> None:
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf, 1e200])
 @pytest.mark.parametrize("score", [scores.psnr, scores.ssim, scores.psnr_affine])
-def test_a_broken_reconstruction_never_beats_a_blind_one_and_spoils_no_other(score: Score, bad: float) -> None:
+def test_a_broken_reconstruction_never_beats_a_blind_one_and_spoils_no_other(
+    score: Score, bad: float
+) -> None:
     found, truth = pairs((3, 16, 16))
     clean = score(found, truth)
     found[1, 0, 3, 3] = bad
@@ -145,9 +178,13 @@ def test_the_error_of_a_broken_reconstruction_is_not_finite(bad: float) -> None:
 @pytest.mark.parametrize("score", ALL)
 def test_images_of_the_wrong_kind_are_refused(score: Score) -> None:
     truth = images((3, 16, 16))
-    with pytest.raises(GradveilError, match=r"found has shape \(4, 3, 16, 16\) and truth \(2, 3, 16, 16\)"):
+    with pytest.raises(
+        GradveilError, match=r"found has shape \(4, 3, 16, 16\) and truth \(2, 3, 16, 16\)"
+    ):
         score(truth, truth[:2])
-    with pytest.raises(GradveilError, match=r"found is uint8 of shape .*expected floats in \[0, 1\]"):
+    with pytest.raises(
+        GradveilError, match=r"found is uint8 of shape .*expected floats in \[0, 1\]"
+    ):
         score((truth * 255).byte(), truth)
     with pytest.raises(GradveilError, match=r"truth is float64 of shape \(3, 16, 16\)"):
         score(truth, truth[0])

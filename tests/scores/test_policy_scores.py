@@ -17,33 +17,52 @@ from gradveil.data import load
 from gradveil.models import build
 from gradveil.scores import accuracy_score, privacy_score
 from gradveil.scores.accuracy import AccuracyScorer, correlation_scores, jacobians
-from gradveil.scores.estimates import Estimate
 from gradveil.scores.privacy import PrivacyScorer
-from gradveil.scores.scorers import image_blocks, prepared
+from gradveil.scores.scorer import Estimate, image_blocks, prepared
 from gradveil.transforms import Policy
 
 SHIFT = Policy.parse("3-1-7")
 
 
-def plain_similarity(model: nn.Module, image: Tensor, label: Tensor, noise: Tensor, points: int, rule: str) -> list[float]:
+def plain_similarity(
+    model: nn.Module, image: Tensor, label: Tensor, noise: Tensor, points: int, rule: str
+) -> list[float]:
     """GradSim at each point by plain autograd, one gradient at a time."""
 
     def slopes(x: Tensor) -> list[Tensor]:
-        found = torch.autograd.grad(F.cross_entropy(model(x[None]), label[None]), list(model.parameters()))
-        return [part.double() for part in found]  # a cosine over millions of floats would lose digits
+        found = torch.autograd.grad(
+            F.cross_entropy(model(x[None]), label[None]), list(model.parameters())
+        )
+        return [
+            part.double() for part in found
+        ]  # a cosine over millions of floats would lose digits
 
     def together(parts: list[Tensor]) -> list[Tensor]:
         return parts if rule == "code" else [torch.cat([part.flatten() for part in parts])]
 
     target = together(slopes(image))
-    found = [together(slopes((1 - k / points) * noise + k / points * image)) for k in range(points + 1)]
-    pairs = [[F.cosine_similarity(f.flatten(), t.flatten(), dim=0) for f, t in zip(one, target, strict=True)] for one in found]
+    found = [
+        together(slopes((1 - k / points) * noise + k / points * image)) for k in range(points + 1)
+    ]
+    pairs = [
+        [
+            F.cosine_similarity(f.flatten(), t.flatten(), dim=0)
+            for f, t in zip(one, target, strict=True)
+        ]
+        for one in found
+    ]
     return [float(torch.stack(pair).mean()) for pair in pairs]
 
 
-def plain_privacy(model: nn.Module, image: Tensor, label: Tensor, noise: Tensor, points: int, rule: str) -> float:
+def plain_privacy(
+    model: nn.Module, image: Tensor, label: Tensor, noise: Tensor, points: int, rule: str
+) -> float:
     heights = plain_similarity(model, image, label, noise, points, rule)
-    return float(np.trapezoid(heights, dx=1 / points)) if rule == "code" else sum(heights[:-1]) / points
+    return (
+        float(np.trapezoid(heights, dx=1 / points))
+        if rule == "code"
+        else sum(heights[:-1]) / points
+    )
 
 
 def plain_accuracy(model: nn.Module, images: Tensor, labels: Tensor, std: Tensor) -> float:
@@ -61,7 +80,15 @@ def plain_accuracy(model: nn.Module, images: Tensor, labels: Tensor, std: Tensor
 
 
 def untrained(name: str, size: int = 32, channels: int = 3) -> nn.Module:
-    return build(name, channels=channels, size=size, classes=10, mean=(0.4,) * channels, std=(0.2, 0.3, 0.25)[:channels], seed=0).eval()
+    return build(
+        name,
+        channels=channels,
+        size=size,
+        classes=10,
+        mean=(0.4,) * channels,
+        std=(0.2, 0.3, 0.25)[:channels],
+        seed=0,
+    ).eval()
 
 
 def pixels(count: int, size: int = 32, channels: int = 3) -> tuple[Tensor, Tensor]:
@@ -79,16 +106,22 @@ def test_the_privacy_score_is_the_plain_loops_in_float64(model: str, rule: str) 
     used = prepared(images, [SHIFT], 5, 0, True)[0]
     noise = torch.rand(used.shape, generator=generator(5, "noise", 0))
     found = scorer.lines(used.double() / 255, labels, noise.double())
-    assert float(found) == pytest.approx(plain_privacy(net, used[0].double() / 255, labels[0], noise[0].double(), 3, rule), rel=1e-9)
+    assert float(found) == pytest.approx(
+        plain_privacy(net, used[0].double() / 255, labels[0], noise[0].double(), 3, rule), rel=1e-9
+    )
 
 
 @pytest.mark.parametrize("rule", ["code", "paper"])
 @pytest.mark.parametrize(("model", "count"), [("resnet20-4", 5), ("convnet", 3)])
-def test_on_real_images_in_float32_the_privacy_score_is_the_loops(model: str, count: int, rule: str, data_root: Path) -> None:
+def test_on_real_images_in_float32_the_privacy_score_is_the_loops(
+    model: str, count: int, rule: str, data_root: Path
+) -> None:
     """To 1e-5 for most images. One may be off by more: where a unit's input is within rounding of zero, or two inputs of a maximum are, a
     gradient jumps, and two ways to add up the same floats fall on two sides. In float64 both ways agree (the test above)."""
     test = load("cifar100", "test", root=data_root)
-    net = build(model, channels=3, size=32, classes=100, mean=test.mean, std=test.std, seed=0).eval()
+    net = build(
+        model, channels=3, size=32, classes=100, mean=test.mean, std=test.std, seed=0
+    ).eval()
     images, labels = test.images[200 : 200 + 5 * count : 5], test.labels[200 : 200 + 5 * count : 5]
     scorer = PrivacyScorer(net, images, labels, rule=rule, points=6, seed=1)
     found = scorer.estimates([SHIFT])[0]["privacy"]
@@ -111,7 +144,11 @@ def test_a_value_depends_on_neither_the_other_policies_nor_the_pass_it_shares() 
     small = PrivacyScorer(net, images, labels, points=4)
     object.__setattr__(small, "_most", 5)
     assert torch.allclose(small.score(policies, 1)["privacy"], together, atol=1e-6)
-    assert not torch.allclose(PrivacyScorer(net, images, labels, points=4, seed=1).score(policies, 1)["privacy"], together, atol=1e-3)
+    assert not torch.allclose(
+        PrivacyScorer(net, images, labels, points=4, seed=1).score(policies, 1)["privacy"],
+        together,
+        atol=1e-3,
+    )
 
 
 def test_an_image_that_does_not_change_is_worth_one() -> None:
@@ -139,13 +176,18 @@ def test_modes_and_weights_of_the_model_stay() -> None:
     before = copy.deepcopy(net.state_dict())
     privacy_score(net, images[:2], labels[:2], SHIFT)
     accuracy_score(net, images, labels, SHIFT, batches=2)
-    assert net.training and all(torch.equal(before[name], value) for name, value in net.state_dict().items())
+    assert net.training and all(
+        torch.equal(before[name], value) for name, value in net.state_dict().items()
+    )
 
 
 def test_scorers_can_be_sent_to_another_process() -> None:
     images, labels = pixels(20, size=8)
     net = untrained("mlp", size=8)
-    for scorer in (PrivacyScorer(net, images, labels, points=3), AccuracyScorer(net, images, labels, batches=2)):
+    for scorer in (
+        PrivacyScorer(net, images, labels, points=3),
+        AccuracyScorer(net, images, labels, batches=2),
+    ):
         first = scorer.score([SHIFT], 0)
         again = pickle.loads(pickle.dumps(scorer)).score([SHIFT], 0)
         assert all(torch.equal(first[name], again[name]) for name in scorer.names)
@@ -178,7 +220,9 @@ def test_one_image_of_each_class_counts_and_all_where_asked() -> None:
     for number, part in enumerate(chosen):
         batch = labels[number * 20 : number * 20 + 20].tolist()
         assert [int(labels[place]) for place in part] == list(dict.fromkeys(batch))
-    assert [len(part) for part in AccuracyScorer(net, images, labels, batches=2, distinct=False).chosen] == [20, 20]
+    assert [
+        len(part) for part in AccuracyScorer(net, images, labels, batches=2, distinct=False).chosen
+    ] == [20, 20]
 
 
 @pytest.mark.parametrize("kind", ["identical", "grey", "one repeated", "black"])
@@ -200,9 +244,13 @@ def test_the_accuracy_score_is_real_and_finite_for_degenerate_images(kind: str) 
 def test_uncorrelated_rows_give_the_largest_score_and_equal_ones_the_smallest() -> None:
     rows = torch.eye(8, 64)
     rows = rows - rows.mean(1, keepdim=True)
-    best = float(correlation_scores(torch.linalg.qr(torch.randn(64, 8, generator=generator(0)))[0].T[None]))
+    best = float(
+        correlation_scores(torch.linalg.qr(torch.randn(64, 8, generator=generator(0)))[0].T[None])
+    )
     same = float(correlation_scores(rows[:1].repeat(8, 1)[None]))
-    assert -8.6 < best <= -8 and same == pytest.approx(-(math.log(8 + 1e-5) + 1 / (8 + 1e-5) + 7 * (math.log(1e-5) + 1e5)), rel=1e-6)
+    assert -8.6 < best <= -8 and same == pytest.approx(
+        -(math.log(8 + 1e-5) + 1 / (8 + 1e-5) + 7 * (math.log(1e-5) + 1e5)), rel=1e-6
+    )
 
 
 def test_a_row_of_zeros_resembles_no_other() -> None:
@@ -216,7 +264,9 @@ def test_jacobians_are_those_of_single_images_in_normalized_space() -> None:
     net = untrained("lenet")
     found = jacobians(net, images.float() / 255)
     for row, image in zip(found, images, strict=True):
-        z = ((image.float() / 255 - 0.4) / torch.tensor([0.2, 0.3, 0.25]).view(3, 1, 1))[None].requires_grad_()
+        z = ((image.float() / 255 - 0.4) / torch.tensor([0.2, 0.3, 0.25]).view(3, 1, 1))[
+            None
+        ].requires_grad_()
         plain = torch.autograd.grad(net.head(net.features(z)).sum(), z)[0]  # type: ignore[operator]
         assert torch.allclose(row, plain.flatten(), rtol=1e-4, atol=1e-7)
 
@@ -231,7 +281,9 @@ def test_blocks_add_up_and_start_small() -> None:
 def test_an_estimate_knows_its_error() -> None:
     values = (1.0, 2.0, 4.0)
     found = Estimate(values)
-    assert found.mean == pytest.approx(7 / 3) and found.error == pytest.approx(float(np.std(values, ddof=1)) / math.sqrt(3))
+    assert found.mean == pytest.approx(7 / 3) and found.error == pytest.approx(
+        float(np.std(values, ddof=1)) / math.sqrt(3)
+    )
     assert Estimate((1.0,)).error is None
     with pytest.raises(GradveilError, match="at least one"):
         Estimate(())

@@ -48,11 +48,36 @@ def postgres() -> Iterator[str]:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     try:
-        made: list[str | Path] = [initdb, "-D", folder / "data", "-U", "gradveil", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]
+        made: list[str | Path] = [
+            initdb,
+            "-D",
+            folder / "data",
+            "-U",
+            "gradveil",
+            "-A",
+            "trust",
+            "-E",
+            "UTF8",
+            "--locale=C",
+            "--no-sync",
+        ]
         subprocess.run(made, check=True, stdout=subprocess.DEVNULL, user=user, cwd=folder)
-        quick = ["-c", "fsync=off", "-c", "listen_addresses=127.0.0.1", "-c", f"port={port}", "-c", "unix_socket_directories="]
+        quick = [
+            "-c",
+            "fsync=off",
+            "-c",
+            "listen_addresses=127.0.0.1",
+            "-c",
+            f"port={port}",
+            "-c",
+            "unix_socket_directories=",
+        ]
         process = subprocess.Popen(
-            [server, "-D", folder / "data", *quick], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL, user=user, cwd=folder
+            [server, "-D", folder / "data", *quick],
+            stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            user=user,
+            cwd=folder,
         )
         try:
             wait_for(port, process)
@@ -70,7 +95,9 @@ def wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
     until = time.monotonic() + 30
     while process.poll() is None and time.monotonic() < until:
         try:
-            psycopg2.connect(host="127.0.0.1", port=port, user="gradveil", dbname="postgres", connect_timeout=2).close()
+            psycopg2.connect(
+                host="127.0.0.1", port=port, user="gradveil", dbname="postgres", connect_timeout=2
+            ).close()
             return
         except psycopg2.OperationalError:
             time.sleep(0.1)

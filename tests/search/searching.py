@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gradveil.core.seeds import derived
-from gradveil.search.studies import Study, Trial
+from gradveil.search.space import Trial
+from gradveil.search.study import Study
 from gradveil.transforms import Policy
 
 SETTINGS = {"score": "toy", "images": 5}
@@ -31,7 +32,12 @@ def state(trial: Trial) -> str:
     return "scored" if trial.number % 4 else "inaccurate"
 
 
-def join(storage: str | Path, sampler: str = "random", settings: Mapping[str, object] = SETTINGS, seed: int = SEED) -> Study:
+def join(
+    storage: str | Path,
+    sampler: str = "random",
+    settings: Mapping[str, object] = SETTINGS,
+    seed: int = SEED,
+) -> Study:
     objectives = ("privacy", "accuracy") if sampler == "nsga2" else ("privacy",)
     return Study.open(storage, "toy", settings, sampler, seed, objectives)
 

@@ -23,15 +23,16 @@ from gradveil.audits.results import AuditResult
 from gradveil.core import GradveilError
 from gradveil.core.errors import GradveilWarning
 from gradveil.core.seeds import generator
-from gradveil.scores.scorers import Scorer
-from gradveil.search.clusters import RayEngine
-from gradveil.search.connections import connect, disconnect
-from gradveil.search.engines import LocalEngine
+from gradveil.scores.scorer import Scorer
+from gradveil.search.engine import LocalEngine
+from gradveil.search.ray import RayEngine, connect, disconnect
 from gradveil.transforms import Policy
 
 ray = pytest.importorskip("ray")
 # Ray leaves files open; the warning comes whenever they are collected, in whichever test.
-pytestmark = pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
+)
 
 PATIENCE = 60.0  # seconds
 POLICIES = [Policy.parse(str(index)) for index in range(11)]
@@ -53,7 +54,10 @@ class Toy(Scorer):
         time.sleep(self.seconds)
         if self.fails:
             raise GradveilError("the toy is broken: mend it")
-        rows = [torch.rand(self.blocks[block], generator=generator(0, str(policy)), dtype=torch.float64) for policy in policies]
+        rows = [
+            torch.rand(self.blocks[block], generator=generator(0, str(policy)), dtype=torch.float64)
+            for policy in policies
+        ]
         return {"privacy": torch.stack(rows)}
 
 
@@ -64,7 +68,9 @@ def calls(folder: Path) -> list[tuple[int, str]]:
 
 def processes() -> set[int]:
     """Of Ray, on this machine."""
-    lines = {path: path.joinpath("cmdline") for path in Path("/proc").iterdir() if path.name.isdigit()}
+    lines = {
+        path: path.joinpath("cmdline") for path in Path("/proc").iterdir() if path.name.isdigit()
+    }
     found = set()
     for path, line in lines.items():
         try:
@@ -85,7 +91,14 @@ def cluster() -> Iterator[None]:
     ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])
     with warnings.catch_warnings():  # of what later versions will do
         warnings.simplefilter("ignore")
-        ray.init(address="local", num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level=logging.CRITICAL)
+        ray.init(
+            address="local",
+            num_cpus=2,
+            num_gpus=0,
+            include_dashboard=False,
+            log_to_driver=False,
+            logging_level=logging.CRITICAL,
+        )
         gc.collect()  # Ray leaves files open, which would be warned of whenever they are collected
     yield
     ray.cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
@@ -105,13 +118,17 @@ def expected(tmp_path: Path) -> Tensor:
 
 
 @pytest.mark.usefixtures("cluster")
-def test_two_workers_give_what_one_process_gives_and_are_let_go(tmp_path: Path, expected: Tensor) -> None:
+def test_two_workers_give_what_one_process_gives_and_are_let_go(
+    tmp_path: Path, expected: Tensor
+) -> None:
     with RayEngine({"leak": Toy(tmp_path, 0.1)}) as engine:
         assert engine.workers == 2
         found = engine.score("leak", POLICIES, 0)
         assert engine.score("leak", [], 0)["privacy"].shape == (0, 7)
         until = time.monotonic() + PATIENCE
-        while len({pid for pid, _ in calls(tmp_path)}) < 2 and time.monotonic() < until:  # on a busy machine the second starts late
+        while (
+            len({pid for pid, _ in calls(tmp_path)}) < 2 and time.monotonic() < until
+        ):  # on a busy machine the second starts late
             assert engine.score("leak", POLICIES, 0)["privacy"].equal(expected)
     assert found["privacy"].equal(expected)
     assert len({pid for pid, _ in calls(tmp_path)}) == 2
@@ -130,7 +147,10 @@ def test_work_of_a_killed_worker_is_done_again(tmp_path: Path, expected: Tensor)
 
     killer = threading.Thread(target=kill)
     killer.start()
-    with RayEngine({"leak": Toy(tmp_path, 0.3)}) as engine, pytest.warns(GradveilWarning, match="a worker of the Ray cluster was lost"):
+    with (
+        RayEngine({"leak": Toy(tmp_path, 0.3)}) as engine,
+        pytest.warns(GradveilWarning, match="a worker of the Ray cluster was lost"),
+    ):
         found = engine.score("leak", POLICIES, 0)
     killer.join()
     assert found["privacy"].equal(expected)
@@ -141,28 +161,45 @@ def test_work_of_a_killed_worker_is_done_again(tmp_path: Path, expected: Tensor)
 
 @pytest.mark.usefixtures("cluster")
 def test_an_error_of_a_scorer_comes_through_as_itself_in_one_line(tmp_path: Path) -> None:
-    with RayEngine({"leak": Toy(tmp_path, fails=True)}) as engine, pytest.raises(GradveilError) as caught:
+    with (
+        RayEngine({"leak": Toy(tmp_path, fails=True)}) as engine,
+        pytest.raises(GradveilError) as caught,
+    ):
         engine.score("leak", POLICIES, 0)
     assert type(caught.value) is GradveilError and str(caught.value) == "the toy is broken: mend it"
 
 
 @pytest.mark.usefixtures("cluster")
-def test_audits_on_a_cluster_write_the_records_of_local_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_audits_on_a_cluster_write_the_records_of_local_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    jobs = [AuditJob("fashion-mnist-mini", "mlp", ("closed-form",), 2, seed=seed) for seed in (1, 2)]
+    jobs = [
+        AuditJob("fashion-mnist-mini", "mlp", ("closed-form",), 2, seed=seed) for seed in (1, 2)
+    ]
     LocalEngine({}).audits([(job, tmp_path / f"local-{job.seed}") for job in jobs], None, "cpu")
     with RayEngine({}) as engine:
         engine.audits([(job, Path(f"ray-{job.seed}")) for job in jobs], None, "cpu")
         with pytest.raises(GradveilError, match=r"^[^\n]*unknown model[^\n]*$"):
-            engine.audits([(AuditJob("fashion-mnist-mini", "nonesuch", ("closed-form",), 2), Path("bad"))], None, "cpu")
+            engine.audits(
+                [(AuditJob("fashion-mnist-mini", "nonesuch", ("closed-form",), 2), Path("bad"))],
+                None,
+                "cpu",
+            )
     for seed in (1, 2):
-        local, far = (AuditResult.read(tmp_path / f"{where}-{seed}").records for where in ("local", "ray"))
+        local, far = (
+            AuditResult.read(tmp_path / f"{where}-{seed}").records for where in ("local", "ray")
+        )
         assert [record.scores for record in far] == [record.scores for record in local]
 
 
 @pytest.mark.parametrize(
     ("address", "words"),
-    [("nonsense", "write host:6379"), ("127.0.0.1:{port}", "no cluster answers"), ("ray://127.0.0.1:{port}", "no cluster answers")],
+    [
+        ("nonsense", "write host:6379"),
+        ("127.0.0.1:{port}", "no cluster answers"),
+        ("ray://127.0.0.1:{port}", "no cluster answers"),
+    ],
 )
 def test_an_address_without_a_cluster_is_refused_at_once(address: str, words: str) -> None:
     with socket.socket() as taken:

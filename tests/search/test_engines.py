@@ -10,8 +10,8 @@ from torch import Tensor
 from gradveil.audits import AuditJob
 from gradveil.audits.results import AuditResult
 from gradveil.core import GradveilError
-from gradveil.scores.scorers import Scorer
-from gradveil.search.engines import LocalEngine
+from gradveil.scores.scorer import Scorer
+from gradveil.search.engine import LocalEngine
 from gradveil.transforms import Policy
 
 POLICIES = [Policy.parse(text) for text in ("none", "3", "3-1-7", "43-18-18", "2-2")]
@@ -29,7 +29,12 @@ class Lengths(Scorer):
 
     def score(self, policies: Sequence[Policy], block: int) -> Mapping[str, Tensor]:
         self.asked.append((len(policies), block))
-        lengths = torch.tensor([[len(policy.members[0]) + index / 10 for index in range(self.blocks[block])] for policy in policies])
+        lengths = torch.tensor(
+            [
+                [len(policy.members[0]) + index / 10 for index in range(self.blocks[block])]
+                for policy in policies
+            ]
+        )
         return {"length": lengths.double(), "twice": 2 * lengths.double()}
 
 
@@ -45,7 +50,10 @@ def test_units_are_scored_one_by_one_and_joined_in_order() -> None:
 
 def test_no_policies_give_no_rows() -> None:
     found = LocalEngine({"leak": Lengths()}).score("leak", [], 0)
-    assert {name: tuple(table.shape) for name, table in found.items()} == {"length": (0, 3), "twice": (0, 3)}
+    assert {name: tuple(table.shape) for name, table in found.items()} == {
+        "length": (0, 3),
+        "twice": (0, 3),
+    }
 
 
 def test_an_unknown_scorer_is_named_beside_the_choices() -> None:
@@ -56,4 +64,7 @@ def test_an_unknown_scorer_is_named_beside_the_choices() -> None:
 def test_audits_go_to_their_folders(tmp_path: Path) -> None:
     job = AuditJob("fashion-mnist-mini", "mlp", ("closed-form",), 2)
     LocalEngine({}).audits([(job, tmp_path / "a"), (job, tmp_path / "b")], None, "cpu")
-    assert AuditResult.read(tmp_path / "a").records[0].key == AuditResult.read(tmp_path / "b").records[0].key
+    assert (
+        AuditResult.read(tmp_path / "a").records[0].key
+        == AuditResult.read(tmp_path / "b").records[0].key
+    )

@@ -2,8 +2,8 @@
 
 import pytest
 
-from gradveil.search.hybrids import distinct, functions, make_hybrid
-from gradveil.search.notes import hybrid_note, idle_note
+from gradveil.search.results import hybrid_note, idle_note
+from gradveil.search.space import distinct, functions, make_hybrid
 from gradveil.transforms import Policy
 
 
@@ -20,11 +20,17 @@ def policies(*texts: str) -> list[Policy]:
         (("24", "42-3", "48", "15"), 2, "24+15"),  # the same shift under three numbers
         (("9", "22-3", "15"), 2, "9+15"),  # equalize has no magnitude
         (("none", "3", "15"), 2, "3+15"),
-        (("3-1", "28", "39-28", "0-29", "1-7", "15"), 2, "3-1+15"),  # these change nothing: solarize(0), color(0), inverted twice
+        (
+            ("3-1", "28", "39-28", "0-29", "1-7", "15"),
+            2,
+            "3-1+15",
+        ),  # these change nothing: solarize(0), color(0), inverted twice
         (("3-28", "28-15"), 2, "3-28+28-15"),
     ],
 )
-def test_members_come_best_first_and_share_no_function(ranked: tuple[str, ...], members: int, hybrid: str) -> None:
+def test_members_come_best_first_and_share_no_function(
+    ranked: tuple[str, ...], members: int, hybrid: str
+) -> None:
     found, why = make_hybrid(policies(*ranked), members)
     assert str(found) == hybrid and not why
     assert found is not None
@@ -47,7 +53,13 @@ def test_where_two_cannot_stand_together_it_says_why(ranked: tuple[str, ...], wh
 
 
 def test_of_equal_policies_the_first_counts() -> None:
-    assert distinct(policies("3", "24", "42", "3", "3-24", "24-3", "none", "none")) == [0, 1, 4, 5, 6]
+    assert distinct(policies("3", "24", "42", "3", "3-24", "24-3", "none", "none")) == [
+        0,
+        1,
+        4,
+        5,
+        6,
+    ]
     assert distinct(policies("47-46-39", "29-9", "28-47-46", "47-39-9", "29-28-0", "28")) == [0, 4]
 
 
@@ -62,18 +74,27 @@ def test_a_member_that_was_not_kept_is_named_with_its_rank() -> None:
     hybrid, _ = make_hybrid(ranked, 2)
     assert str(hybrid) == "48-3+21-15"
     (note,) = hybrid_note(ranked, 2, hybrid)
-    assert note == "member 21-15 of the hybrid ranks 4 of 5: others before it share a function with a member or change nothing"
-    assert hybrid_note(ranked, 2, hybrid, race=True) == (note + "; one that the race dropped might have stood before it",)
+    assert (
+        note
+        == "member 21-15 of the hybrid ranks 4 of 5: others before it share a function with a member or change nothing"
+    )
+    assert hybrid_note(ranked, 2, hybrid, race=True) == (
+        note + "; one that the race dropped might have stood before it",
+    )
     assert not hybrid_note(ranked, 4, hybrid) and not hybrid_note(ranked, 2, None)
 
 
 def test_kept_policies_that_change_nothing_are_named() -> None:
     kept = policies("3", "0-0-28", "27")
     assert idle_note(kept) == ("kept, but no defence, since it changes no image: 0-0-28",)
-    assert idle_note(kept, channels=1) == ("kept, but no defence, since it changes no image: 0-0-28, 27",)
+    assert idle_note(kept, channels=1) == (
+        "kept, but no defence, since it changes no image: 0-0-28, 27",
+    )
     assert idle_note(policies("3-28", "3")) == ()
 
 
 def test_a_member_right_behind_the_others_needs_no_reason() -> None:
     ranked = policies("3", "15", "1")
-    assert hybrid_note(ranked, 1, make_hybrid(ranked, 2)[0]) == ("member 15 of the hybrid ranks 2 of 3",)
+    assert hybrid_note(ranked, 1, make_hybrid(ranked, 2)[0]) == (
+        "member 15 of the hybrid ranks 2 of 3",
+    )

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from gradveil.core.errors import GradveilError, GradveilWarning
-from gradveil.search.files import policies_text, trials_text
-from gradveil.search.results import Found, Quantity, SearchResult
+from gradveil.search.results import Found, Quantity, SearchResult, policies_text, trials_text
 from gradveil.transforms import Policy
 
 
@@ -42,14 +41,26 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("which", "policy"), [("hybrid", "3-1-7+43-18-18"), ("best", "3-1-7"), ("1", "3-1-7"), ("2", "43-18-18"), ("3", "none")]
+    ("which", "policy"),
+    [
+        ("hybrid", "3-1-7+43-18-18"),
+        ("best", "3-1-7"),
+        ("1", "3-1-7"),
+        ("2", "43-18-18"),
+        ("3", "none"),
+    ],
 )
 def test_a_policy_is_found_by_its_name_or_rank(path: Path, which: str, policy: str) -> None:
     assert Policy.load(path, which) == Policy.find(f"{path}:{which}") == Policy.parse(policy)
 
 
 def test_without_a_name_it_is_the_hybrid(path: Path) -> None:
-    assert str(Policy.load(path)) == str(Policy.load(str(path))) == str(Policy.find(str(path))) == "3-1-7+43-18-18"
+    assert (
+        str(Policy.load(path))
+        == str(Policy.load(str(path)))
+        == str(Policy.find(str(path)))
+        == "3-1-7+43-18-18"
+    )
 
 
 def test_what_is_no_path_is_a_policy() -> None:
@@ -59,13 +70,21 @@ def test_what_is_no_path_is_a_policy() -> None:
 def test_without_a_hybrid_the_best_is_used_and_said(tmp_path: Path) -> None:
     path = tmp_path / "policies.toml"
     path.write_text(policies_text(result(hybrid=None)))
-    with pytest.warns(GradveilWarning, match=r"holds no hybrid \(only one policy was kept\): the best policy, 3-1-7, is used"):
+    with pytest.warns(
+        GradveilWarning,
+        match=r"holds no hybrid \(only one policy was kept\): the best policy, 3-1-7, is used",
+    ):
         assert str(Policy.load(path)) == "3-1-7"
 
 
 def test_the_file_holds_settings_and_figures_with_n_and_error(path: Path) -> None:
     read = tomllib.loads(path.read_text())
-    assert read["search"] == {"data": "fashion-mnist-mini", "race": True, "threshold": -85.0, "trials": 10}
+    assert read["search"] == {
+        "data": "fashion-mnist-mini",
+        "race": True,
+        "threshold": -85.0,
+        "trials": 10,
+    }
     first = read["policy"][0]
     assert first == {
         "rank": 1,
@@ -83,8 +102,15 @@ def test_any_name_survives_the_way_through_the_file(name: str) -> None:
 
 def test_every_trial_is_a_line_of_the_table() -> None:
     lines = trials_text(result()).splitlines()
-    assert lines[0] == "trial,policy,state,over_blind_mean,over_blind_error,over_blind_n,accuracy_mean,accuracy_error,accuracy_n"
-    assert lines[1] == "4,3-1-7,scored,-1.23456789,0.25,8,-63.0,,1" and lines[4].startswith("5,9,dropped,7.0") and len(lines) == 5
+    assert (
+        lines[0]
+        == "trial,policy,state,over_blind_mean,over_blind_error,over_blind_n,accuracy_mean,accuracy_error,accuracy_n"
+    )
+    assert (
+        lines[1] == "4,3-1-7,scored,-1.23456789,0.25,8,-63.0,,1"
+        and lines[4].startswith("5,9,dropped,7.0")
+        and len(lines) == 5
+    )
 
 
 def broken(text: str) -> str:
@@ -98,7 +124,10 @@ def broken(text: str) -> str:
         ("", "is no file of `gradveil search`: its format is None"),
         ('format = "other"', "its format is 'other', expected 'gradveil policies 1'"),
         ('format = "gradveil policies 1"\nbest = "3"', "it needs `best` and at least one"),
-        ('format = "gradveil policies 1"\nbest = 3\n[[policy]]\npolicy = "3"', "it needs `best` and at least one"),
+        (
+            'format = "gradveil policies 1"\nbest = 3\n[[policy]]\npolicy = "3"',
+            "it needs `best` and at least one",
+        ),
         (broken('policy = "99"'), "is damaged: policy '99'"),
         (broken("policy = 3"), "it needs `best`"),
     ],
@@ -108,7 +137,11 @@ def test_a_damaged_or_foreign_file_is_one_line(tmp_path: Path, text: str, says: 
     path.write_text(text)
     with pytest.raises(GradveilError) as caught:
         Policy.load(path, "2")
-    assert says in str(caught.value) and str(path) in str(caught.value) and "\n" not in str(caught.value)
+    assert (
+        says in str(caught.value)
+        and str(path) in str(caught.value)
+        and "\n" not in str(caught.value)
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,7 +152,9 @@ def test_a_damaged_or_foreign_file_is_one_line(tmp_path: Path, text: str, says: 
         (".", "policy '.'"),
     ],
 )
-def test_a_file_that_is_not_there_is_one_line(text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_is_not_there_is_one_line(
+    text: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(GradveilError, match=says):
         Policy.find(text)

@@ -11,9 +11,9 @@ from torch import Generator, Tensor, nn
 from gradveil.attacks import Attack, GradientMatching, find
 from gradveil.attacks.base import Progress
 from gradveil.attacks.distances import cosine
-from gradveil.attacks.initial import Given
 from gradveil.attacks.labels import Joint
 from gradveil.attacks.optimizers import Adam
+from gradveil.attacks.starts import Given
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.seeds import generator
@@ -21,8 +21,14 @@ from gradveil.core.types import Batch, Observation, Reconstruction
 from gradveil.data import Images, load
 from gradveil.models import build
 from gradveil.scores import identify, over_blind, psnr, ssim
-from gradveil.search.probe_scorers import nearest
-from gradveil.search.probes import ProbeScorer, blind_guesses, make_probe, probe_score, short_attack
+from gradveil.search.probe import (
+    ProbeScorer,
+    blind_guesses,
+    make_probe,
+    nearest,
+    probe_score,
+    short_attack,
+)
 from gradveil.transforms import Policy
 from gradveil.transforms.preparation import crop_and_flip
 
@@ -43,7 +49,9 @@ def probe(data: tuple[Images, Images]) -> ProbeScorer:
 
 
 def small(split: Images) -> nn.Module:
-    return build("lenet", channels=1, size=28, classes=10, mean=split.mean, std=split.std, seed=1).double()
+    return build(
+        "lenet", channels=1, size=28, classes=10, mean=split.mean, std=split.std, seed=1
+    ).double()
 
 
 def close(found: Tensor, expected: Tensor) -> None:
@@ -56,15 +64,23 @@ def test_a_block_gives_every_quantity_for_each_policy_and_image(probe: ProbeScor
         values = probe.score(POLICIES, block)
         assert values.keys() == NAMES == set(probe.names)
         for value in values.values():
-            assert value.shape == (3, size) and value.dtype == torch.float64 and bool(value.isfinite().all())
+            assert (
+                value.shape == (3, size)
+                and value.dtype == torch.float64
+                and bool(value.isfinite().all())
+            )
 
 
 def test_no_policies_give_no_values(probe: ProbeScorer) -> None:
-    assert {name: tuple(value.shape) for name, value in probe.score([], 1).items()} == dict.fromkeys(NAMES, (0, 6))
+    assert {
+        name: tuple(value.shape) for name, value in probe.score([], 1).items()
+    } == dict.fromkeys(NAMES, (0, 6))
 
 
 @pytest.mark.parametrize("at_once", [1, 7, 100])
-def test_neither_other_policies_nor_the_victims_at_once_change_a_value(probe: ProbeScorer, at_once: int) -> None:
+def test_neither_other_policies_nor_the_victims_at_once_change_a_value(
+    probe: ProbeScorer, at_once: int
+) -> None:
     together = probe.score(POLICIES, 1)
     split = replace(probe, victims_at_once=at_once)
     for place, policy in enumerate(POLICIES):
@@ -90,9 +106,17 @@ def twin(probe: ProbeScorer, policy: Policy, block: int, image: int) -> Tensor:
     rng = generator(5, "candidates", str(policy))
     others = probe.candidates
     if probe.augment:
-        whole, others = crop_and_flip(whole, 4, True, generator(5, "crop", block)), crop_and_flip(others, 4, True, rng)
-    own = policy(whole, generator(5, "policy", str(policy), block))[image - start][None].double() / 255
-    ((seen, used),) = Client(probe.model, 10).share([Batch(own, probe.labels[image][None])], generator(0))
+        whole, others = (
+            crop_and_flip(whole, 4, True, generator(5, "crop", block)),
+            crop_and_flip(others, 4, True, rng),
+        )
+    own = (
+        policy(whole, generator(5, "policy", str(policy), block))[image - start][None].double()
+        / 255
+    )
+    ((seen, used),) = Client(probe.model, 10).share(
+        [Batch(own, probe.labels[image][None])], generator(0)
+    )
     normalize = probe.model.get_submodule("normalize")
     mean, std = normalize.get_buffer("mean"), normalize.get_buffer("std")
     z = torch.randn(1, 1, 28, 28, generator=generator(5, "start", image), dtype=torch.float64)
@@ -110,19 +134,29 @@ def twin(probe: ProbeScorer, policy: Policy, block: int, image: int) -> Tensor:
 def test_all_policies_share_crop_and_start_but_not_their_own_draws(probe: ProbeScorer) -> None:
     same = probe.score([Policy.parse("none"), Policy.parse("none+none")], 0)
     close(same["ssim"][0], same["ssim"][1])
-    assert not torch.equal(probe.score(POLICIES, 0)["ssim"], replace(probe, seed=6).score(POLICIES, 0)["ssim"])
+    assert not torch.equal(
+        probe.score(POLICIES, 0)["ssim"], replace(probe, seed=6).score(POLICIES, 0)["ssim"]
+    )
 
 
-def test_an_attack_that_works_is_above_blind_and_a_first_step_is_not(data: tuple[Images, Images]) -> None:
+def test_an_attack_that_works_is_above_blind_and_a_first_step_is_not(
+    data: tuple[Images, Images],
+) -> None:
     working = replace(find("dlg"), steps=10, frames=0)  # type: ignore[type-var]
     found = make_probe(*data, small(data[1]), range(200, 204), attack=working).score([Policy()], 0)
-    assert found["over_blind"].min() > 3 and found["ssim"].mean() > 0.5 and found["identified"].mean() > 0.5
+    assert (
+        found["over_blind"].min() > 3
+        and found["ssim"].mean() > 0.5
+        and found["identified"].mean() > 0.5
+    )
     still_noise = make_probe(*data, small(data[1]), range(200, 204), steps=1).score([Policy()], 0)
     assert still_noise["over_blind"].max() < 0 and still_noise["ssim"].mean() < 0.2
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_a_gpu_gives_the_values_of_the_processor(data: tuple[Images, Images], probe: ProbeScorer) -> None:
+def test_a_gpu_gives_the_values_of_the_processor(
+    data: tuple[Images, Images], probe: ProbeScorer
+) -> None:
     exact = replace(probe, attack=replace(FEW, fast=False))
     there = replace(exact, model=small(data[1]).cuda(), victims_at_once=7)
     for name, value in there.score(POLICIES, 1).items():
@@ -131,15 +165,26 @@ def test_a_gpu_gives_the_values_of_the_processor(data: tuple[Images, Images], pr
 
 def test_a_pickled_probe_gives_the_same_values(probe: ProbeScorer) -> None:
     copy = pickle.loads(pickle.dumps(probe))
-    assert all(torch.equal(value, probe.score(POLICIES[1:2], 1)[name]) for name, value in copy.score(POLICIES[1:2], 1).items())
+    assert all(
+        torch.equal(value, probe.score(POLICIES[1:2], 1)[name])
+        for name, value in copy.score(POLICIES[1:2], 1).items()
+    )
 
 
 def test_the_nearest_image_is_found_as_identification_does() -> None:
     rng = generator(0)
-    used, others = torch.rand(12, 3, 16, 16, generator=rng), torch.rand(30, 3, 16, 16, generator=rng)
+    used, others = (
+        torch.rand(12, 3, 16, 16, generator=rng),
+        torch.rand(30, 3, 16, 16, generator=rng),
+    )
     found = used + 1.6 * torch.randn(used.shape, generator=rng)
     found[0], found[1], used[2] = 0.5, others[3], 0.5
-    expected = [identify(found[i : i + 1], torch.cat([used[i : i + 1], others]), torch.zeros(1, dtype=torch.long)) for i in range(12)]
+    expected = [
+        identify(
+            found[i : i + 1], torch.cat([used[i : i + 1], others]), torch.zeros(1, dtype=torch.long)
+        )
+        for i in range(12)
+    ]
     assert nearest(found, used, others).tolist() == torch.cat(expected).tolist()
     assert 0 < sum(torch.cat(expected)) < 11
 
@@ -148,18 +193,32 @@ def test_the_nearest_image_is_found_as_identification_does() -> None:
 class Breaks(Attack):
     """Grey for all, but every other victim fails, by its status or with values that are not finite."""
 
-    def reconstruct(self, seen: Sequence[Observation], rng: Generator, progress: Progress) -> list[Reconstruction]:  # noqa: ARG002
+    def reconstruct(
+        self, seen: Sequence[Observation], rng: Generator, progress: Progress
+    ) -> list[Reconstruction]:
         grey = torch.full((1, *seen[0].image_shape), 0.5)
-        made = [(grey, "ok"), (grey, "failed: every restart diverged"), (grey, "ok"), (grey * torch.nan, "ok")]
-        return [Reconstruction(image, None, 0.0, status) for image, status in (made * len(seen))[: len(seen)]]
+        made = [
+            (grey, "ok"),
+            (grey, "failed: every restart diverged"),
+            (grey, "ok"),
+            (grey * torch.nan, "ok"),
+        ]
+        return [
+            Reconstruction(image, None, 0.0, status)
+            for image, status in (made * len(seen))[: len(seen)]
+        ]
 
 
 def test_a_diverged_attack_scores_as_noise_and_is_told_of(probe: ProbeScorer) -> None:
     broken = replace(probe, attack=Breaks(), augment=False)
-    with pytest.warns(GradveilWarning, match="3 of 6 images under none gave an attack nothing to find"):
+    with pytest.warns(
+        GradveilWarning, match="3 of 6 images under none gave an attack nothing to find"
+    ):
         values = broken.score([Policy()], 1)
     used, guesses = probe.images[10:].double() / 255, probe.guesses[10:]
-    as_noise = psnr(guesses[:, -1].double(), used) - torch.stack([psnr(guesses[:, g].double(), used) for g in range(4)]).amax(0)
+    as_noise = psnr(guesses[:, -1].double(), used) - torch.stack(
+        [psnr(guesses[:, g].double(), used) for g in range(4)]
+    ).amax(0)
     close(values["over_blind"][0, 1::2], as_noise[1::2])
     close(values["over_blind"][0, ::2], over_blind(torch.full_like(used, 0.5), used, guesses)[::2])
 
@@ -184,39 +243,78 @@ def test_an_image_that_shares_nothing_counts_as_noise(probe: ProbeScorer) -> Non
     assert 0 < int(dark.sum()) < 10
     with pytest.warns(GradveilWarning, match=f"{int(dark.sum())} of 10 images"):
         values = mixed.score([Policy()], 0)
-    assert bool((values["over_blind"][0][~dark] > 20).all()) and bool((values["over_blind"][0][dark] < 0).all())
+    assert bool((values["over_blind"][0][~dark] > 20).all()) and bool(
+        (values["over_blind"][0][dark] < 0).all()
+    )
 
 
 def test_one_policy_is_scored_in_one_call(data: tuple[Images, Images]) -> None:
     _, test = data
     chosen, others = test.select(range(200, 212)), test.images[300:340]
-    scores = probe_score(small(test), 10, chosen.images, chosen.labels, POLICIES[1], candidates=others, attack=FEW, seed=2)
+    scores = probe_score(
+        small(test),
+        10,
+        chosen.images,
+        chosen.labels,
+        POLICIES[1],
+        candidates=others,
+        attack=FEW,
+        seed=2,
+    )
     assert scores.keys() == NAMES
     assert all(one.n == 12 and one.error is not None for one in scores.values())
-    guesses = blind_guesses(12, (others.double() / 255).mean((0, 2, 3), keepdim=True)[0].expand(1, 28, 28).float(), 2)
-    scorer = ProbeScorer(small(test), 10, chosen.images, chosen.labels, others, guesses, FEW, seed=2, victims_at_once=16, sizes=(12,))
+    guesses = blind_guesses(
+        12, (others.double() / 255).mean((0, 2, 3), keepdim=True)[0].expand(1, 28, 28).float(), 2
+    )
+    scorer = ProbeScorer(
+        small(test),
+        10,
+        chosen.images,
+        chosen.labels,
+        others,
+        guesses,
+        FEW,
+        seed=2,
+        victims_at_once=16,
+        sizes=(12,),
+    )
     assert {name: one.values for name, one in scores.items()} == {
         n: tuple(v[0].tolist()) for n, v in scorer.score(POLICIES[1:2], 0).items()
     }
 
 
-def test_candidates_are_neither_the_scored_images_nor_the_audits_own(data: tuple[Images, Images]) -> None:
+def test_candidates_are_neither_the_scored_images_nor_the_audits_own(
+    data: tuple[Images, Images],
+) -> None:
     train, test = data
     numbered = replace(test, images=test.images.clone())
-    numbered.images[:, 0, 0, 0], numbered.images[:, 0, 0, 1] = torch.arange(500) // 256, torch.arange(500) % 256
+    numbered.images[:, 0, 0, 0], numbered.images[:, 0, 0, 1] = (
+        torch.arange(500) // 256,
+        torch.arange(500) % 256,
+    )
     probe = make_probe(train, numbered, small(test), range(150, 160), attack=FEW)
     places = probe.candidates[:, 0, 0, 0].long() * 256 + probe.candidates[:, 0, 0, 1].long()
     assert len(places) == len(places.unique()) == 300
     assert int(places.min()) >= 100 and not set(places.tolist()) & set(range(150, 160))
 
 
-def test_the_guesses_are_those_of_the_audit(data: tuple[Images, Images], probe: ProbeScorer) -> None:
+def test_the_guesses_are_those_of_the_audit(
+    data: tuple[Images, Images], probe: ProbeScorer
+) -> None:
     train, _ = data
     assert probe.guesses.shape == (16, 4, 1, 28, 28)
     mean = (train.images[train.labels == probe.labels[3]].double() / 255).mean(0)
     torch.testing.assert_close(probe.guesses[3, 2].double(), mean, atol=1e-6, rtol=0)
-    torch.testing.assert_close(probe.guesses[3, 1].double(), (train.images.double() / 255).mean().expand(1, 28, 28), atol=1e-6, rtol=0)
-    assert bool((probe.guesses[:, 0] == 0.5).all()) and len(probe.guesses[:, 3, 0, 0, 0].unique()) == 16
+    torch.testing.assert_close(
+        probe.guesses[3, 1].double(),
+        (train.images.double() / 255).mean().expand(1, 28, 28),
+        atol=1e-6,
+        rtol=0,
+    )
+    assert (
+        bool((probe.guesses[:, 0] == 0.5).all())
+        and len(probe.guesses[:, 3, 0, 0, 0].unique()) == 16
+    )
 
 
 def test_bad_input_is_refused_in_one_line(data: tuple[Images, Images], probe: ProbeScorer) -> None:
@@ -229,7 +327,10 @@ def test_bad_input_is_refused_in_one_line(data: tuple[Images, Images], probe: Pr
         (lambda: make_probe(train, test, small(test), [100], steps=0), "steps 0"),
         (lambda: replace(probe, labels=torch.full((16,), 10)), "label 10; there are 10 classes"),
         (lambda: replace(probe, labels=probe.labels[:3]), "labels of shape"),
-        (lambda: replace(probe, images=probe.images[:0]), r"images are uint8 of shape \(0, 1, 28, 28\)"),
+        (
+            lambda: replace(probe, images=probe.images[:0]),
+            r"images are uint8 of shape \(0, 1, 28, 28\)",
+        ),
         (lambda: replace(probe, images=probe.images.float()), "images are float32"),
         (
             lambda: replace(probe, candidates=probe.candidates[..., :20]),
@@ -240,7 +341,12 @@ def test_bad_input_is_refused_in_one_line(data: tuple[Images, Images], probe: Pr
         (lambda: replace(probe, sizes=(10, 5)), r"blocks of \(10, 5\)"),
         (lambda: replace(probe, attack=replace(FEW, labels=Joint())), "looks for labels too"),
         (lambda: replace(probe, model=nn.Linear(3, 10)), "do not fit"),
-        (lambda: replace(probe, model=nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.Threshold(1e9, 0.0))), "gradient is zero"),
+        (
+            lambda: replace(
+                probe, model=nn.Sequential(nn.Flatten(), nn.Linear(784, 10), nn.Threshold(1e9, 0.0))
+            ),
+            "gradient is zero",
+        ),
     ]
     for make, message in cases:
         with pytest.raises(GradveilError, match=message) as caught:

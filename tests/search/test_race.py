@@ -7,8 +7,8 @@ from torch import Tensor
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
-from gradveil.scores.scorers import image_blocks
-from gradveil.search.race import worse
+from gradveil.scores.scorer import image_blocks
+from gradveil.search.loop import worse
 
 KEEP = 10
 
@@ -22,13 +22,17 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 def test_a_policy_is_worse_where_scipys_paired_test_says_so(images: int, confidence: float) -> None:
     bar = normal(images, seed=1)
     values = bar + 0.5 * normal(60, images) + torch.linspace(-1, 1, 60)[:, None]
-    expected = [float(ttest_rel(one, bar, alternative="greater").pvalue) < 1 - confidence for one in values]
+    expected = [
+        float(ttest_rel(one, bar, alternative="greater").pvalue) < 1 - confidence for one in values
+    ]
     assert worse(values, bar, confidence).tolist() == expected
     assert 0 < sum(expected) < 60
 
 
 @pytest.mark.parametrize("confidence", [0.9, 0.99])
-def test_equal_policies_are_called_worse_as_rarely_as_the_confidence_says(confidence: float) -> None:
+def test_equal_policies_are_called_worse_as_rarely_as_the_confidence_says(
+    confidence: float,
+) -> None:
     count = 40_000
     for images in (5, 20):
         pairs = normal(2, count, images, seed=images)
@@ -52,7 +56,11 @@ def test_what_all_images_share_does_not_blur_a_difference() -> None:
 
 def test_constant_differences_decide_by_their_sign() -> None:
     bar = torch.arange(8.0)
-    assert worse(torch.stack([bar + 0.5, bar, bar - 0.5]), bar, 0.999).tolist() == [True, False, False]
+    assert worse(torch.stack([bar + 0.5, bar, bar - 0.5]), bar, 0.999).tolist() == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_fewer_than_five_images_drop_nothing() -> None:
@@ -74,11 +82,17 @@ def test_bad_shapes_and_confidences_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("confidence", "least", "saving"), [(0.99, 46, 0.68), (0.999, 50, 0.57)])
-def test_a_race_of_1500_policies_ends_with_the_ten_of_a_whole_scoring(confidence: float, least: int, saving: float) -> None:
+def test_a_race_of_1500_policies_ends_with_the_ten_of_a_whole_scoring(
+    confidence: float, least: int, saving: float
+) -> None:
     """The spread of an image about its policy's mean is twice that of the policies: the second column in the module's table."""
     saved, same = [], 0
     for seed in range(50):
-        values = normal(1_500, 1, seed=seed) + 3 * normal(1, 100, seed=1_000 + seed) + 2 * normal(1_500, 100, seed=2_000 + seed)
+        values = (
+            normal(1_500, 1, seed=seed)
+            + 3 * normal(1, 100, seed=1_000 + seed)
+            + 2 * normal(1_500, 100, seed=2_000 + seed)
+        )
         found, work = race(values, confidence)
         same += set(found) == set(values.mean(1).argsort()[:KEEP].tolist())
         saved.append(1 - work / values.numel())
@@ -90,7 +104,9 @@ def race(values: Tensor, confidence: float, at_once: int = 25) -> tuple[list[int
     """The ten best of (policies, images), and how many values were asked for. Policies come some at a time, as in a search."""
     whole, work = torch.empty(0, dtype=torch.long), 0
     for some in torch.arange(len(values)).split(at_once):
-        bar = values[whole[values[whole].mean(1).argsort()[KEEP - 1]]] if len(whole) >= KEEP else None
+        bar = (
+            values[whole[values[whole].mean(1).argsort()[KEEP - 1]]] if len(whole) >= KEEP else None
+        )
         seen, alive = 0, some
         for size in image_blocks(values.shape[1]):
             if bar is not None and seen:

@@ -7,8 +7,7 @@ from types import ModuleType
 
 import torch
 
-from gradveil.search.samplers import CHOICES, EMPTY, SLOTS, draw, policy_of
-from gradveil.search.trials import Finished, front
+from gradveil.search.space import CHOICES, EMPTY, SLOTS, Finished, draw, front, policy_of
 from gradveil.transforms import Policy
 
 
@@ -23,7 +22,9 @@ def test_all_functions_and_the_empty_slot_are_equally_likely_in_every_slot() -> 
     for slot in SLOTS:
         counts = Counter(slots[slot] for slots in drawn)
         assert counts.keys() == set(CHOICES) and len(CHOICES) == 51
-        assert sum((count - 100) ** 2 / 100 for count in counts.values()) < 50 + 4 * math.sqrt(2 * 50)  # chi-squared, 50 degrees
+        assert sum((count - 100) ** 2 / 100 for count in counts.values()) < 50 + 4 * math.sqrt(
+            2 * 50
+        )  # chi-squared, 50 degrees
 
 
 def test_empty_slots_are_left_out_of_a_policy() -> None:
@@ -32,11 +33,15 @@ def test_empty_slots_are_left_out_of_a_policy() -> None:
 
 
 def outcome(number: int, privacy: float, accuracy: float) -> Finished:
-    return Finished(number, Policy(), "scored", {"privacy": (privacy - 1, privacy + 1), "accuracy": (accuracy,)})
+    return Finished(
+        number, Policy(), "scored", {"privacy": (privacy - 1, privacy + 1), "accuracy": (accuracy,)}
+    )
 
 
 def test_the_front_holds_exactly_those_that_no_other_beats() -> None:
-    points = torch.randint(0, 12, (80, 2), generator=torch.Generator().manual_seed(0)).double().tolist()
+    points = (
+        torch.randint(0, 12, (80, 2), generator=torch.Generator().manual_seed(0)).double().tolist()
+    )
     trials = [outcome(number, *point) for number, point in enumerate(points)]
     beaten = {
         mine
@@ -45,12 +50,16 @@ def test_the_front_holds_exactly_those_that_no_other_beats() -> None:
     }
     found = front(trials)
     assert {trial.number for trial in found} == set(range(80)) - beaten
-    assert [trial.mean("privacy") for trial in found] == sorted(trial.mean("privacy") for trial in found)
+    assert [trial.mean("privacy") for trial in found] == sorted(
+        trial.mean("privacy") for trial in found
+    )
 
 
 def test_trials_without_both_finite_values_are_not_on_the_front() -> None:
     half = Finished(1, Policy(), "dropped", {"privacy": (-9.0,)})
-    assert front([half, outcome(2, math.nan, 5), outcome(3, -math.inf, 5), outcome(4, 1, 1)]) == [outcome(4, 1, 1)]
+    assert front([half, outcome(2, math.nan, 5), outcome(3, -math.inf, 5), outcome(4, 1, 1)]) == [
+        outcome(4, 1, 1)
+    ]
 
 
 def test_tpe_comes_back_to_what_scored_well(searching: ModuleType, tmp_path: Path) -> None:
@@ -59,7 +68,11 @@ def test_tpe_comes_back_to_what_scored_well(searching: ModuleType, tmp_path: Pat
         for trial in trials:
             good = sum(transform.index in (3, 15) for transform in trial.policy.members[0])
             study.finish(trial, "scored", {"privacy": [-good]})
-    late = [transform.index for trial in study.finished(120)[60:] for transform in trial.policy.members[0]]
+    late = [
+        transform.index
+        for trial in study.finished(120)[60:]
+        for transform in trial.policy.members[0]
+    ]
     study.close()
     assert sum(index in (3, 15) for index in late) / len(late) > 3 * 2 / 50
 
@@ -69,8 +82,14 @@ def test_nsga2_breeds_from_the_front(searching: ModuleType, tmp_path: Path) -> N
     while trials := study.claim(25, 250):
         for trial in trials:
             indices = [transform.index or 0 for transform in trial.policy.members[0]]
-            study.finish(trial, "scored", {"privacy": [-float(sum(indices))], "accuracy": [float(-len(indices))]})
+            study.finish(
+                trial,
+                "scored",
+                {"privacy": [-float(sum(indices))], "accuracy": [float(-len(indices))]},
+            )
     finished = study.finished(250)
     study.close()
-    early, late = ([trial.mean("privacy") for trial in part] for part in (finished[:50], finished[200:]))
+    early, late = (
+        [trial.mean("privacy") for trial in part] for part in (finished[:50], finished[200:])
+    )
     assert sum(late) / 50 < sum(early) / 50 - 10

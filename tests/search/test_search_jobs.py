@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from gradveil.core.errors import GradveilError
-from gradveil.search.images import choose_images
-from gradveil.search.jobs import SearchJob
+from gradveil.search.job import SearchJob
+from gradveil.search.setup import choose_images
 
 
 def test_the_published_search_is_the_papers() -> None:
@@ -16,7 +16,9 @@ def test_the_published_search_is_the_papers() -> None:
     assert (job.trials, job.keep, job.threshold, job.objective) == (1500, 10, -85.0, "privacy")
 
 
-@pytest.mark.parametrize("other", [{"score": "probe"}, {"sampler": "tpe"}, {"race": True}, {"rule": "paper"}])
+@pytest.mark.parametrize(
+    "other", [{"score": "probe"}, {"sampler": "tpe"}, {"race": True}, {"rule": "paper"}]
+)
 def test_the_published_search_cannot_be_another(other: dict[str, Any]) -> None:
     with pytest.raises(GradveilError, match="the published search has"):
         SearchJob.as_published("cifar100", "resnet20-4", **other)
@@ -44,7 +46,10 @@ def test_the_published_search_cannot_be_another(other: dict[str, Any]) -> None:
         ({"at_once": 0}, "at once 0"),
         ({"audit_images": 101}, "audit images 101: at most 100"),
         ({"audit_steps": 0}, "audit steps 0"),
-        ({"attack": "closed-form", "audit_steps": 5}, "steps 5: none of closed-form has such a setting"),
+        (
+            {"attack": "closed-form", "audit_steps": 5},
+            "steps 5: none of closed-form has such a setting",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(changes: dict[str, Any], says: str) -> None:
@@ -56,13 +61,23 @@ def test_what_cannot_be_is_refused_in_one_line(changes: dict[str, Any], says: st
 def test_settings_are_plain_and_say_what_decides_the_result() -> None:
     job = SearchJob("d", "m", checkpoint=Path("c.safetensors"), race=True)
     settings = job.settings()
-    assert settings["checkpoint"] == "c.safetensors" and settings["at_once"] == 50 and settings["race"] is True
-    assert SearchJob("d", "m").settings()["at_once"] is None  # without a race random policies may be scored in any groups
+    assert (
+        settings["checkpoint"] == "c.safetensors"
+        and settings["at_once"] == 50
+        and settings["race"] is True
+    )
+    assert (
+        SearchJob("d", "m").settings()["at_once"] is None
+    )  # without a race random policies may be scored in any groups
 
 
 def test_a_large_split_gives_the_published_images() -> None:
     chosen = choose_images(10_000, None, 100, "cifar100 test")
-    assert chosen.leak == tuple(range(200, 700, 5)) and chosen.accuracy == tuple(range(200, 1200)) and not chosen.notes
+    assert (
+        chosen.leak == tuple(range(200, 700, 5))
+        and chosen.accuracy == tuple(range(200, 1200))
+        and not chosen.notes
+    )
 
 
 @pytest.mark.parametrize(
@@ -78,7 +93,9 @@ def test_a_large_split_gives_the_published_images() -> None:
         (220, None, range(200, 220), range(200, 220)),
     ],
 )
-def test_a_smaller_split_gives_closer_images_and_smaller_batches(size: int, wanted: int | None, leak: range, accuracy: range) -> None:
+def test_a_smaller_split_gives_closer_images_and_smaller_batches(
+    size: int, wanted: int | None, leak: range, accuracy: range
+) -> None:
     chosen = choose_images(size, wanted, 100, "d test")
     assert chosen.leak == tuple(leak) and chosen.accuracy == tuple(accuracy)
     assert max(*chosen.leak, *chosen.accuracy) < size and min(*chosen.leak, *chosen.accuracy) == 200
@@ -88,7 +105,10 @@ def test_a_smaller_split_gives_closer_images_and_smaller_batches(size: int, want
 def test_what_is_less_than_usual_is_said() -> None:
     fewer, smaller = choose_images(500, 8, 64, "mini test").notes
     assert fewer == "leakage was scored on 8 images instead of 64: the ranking is less sure"
-    assert smaller == "mini test has 500 images: accuracy was scored on 10 batches of 30 images instead of 100"
+    assert (
+        smaller
+        == "mini test has 500 images: accuracy was scored on 10 batches of 30 images instead of 100"
+    )
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,13 @@ from torch import Tensor
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
-from gradveil.scores.scorers import Scorer
-from gradveil.search.engines import LocalEngine
-from gradveil.search.jobs import SearchJob
-from gradveil.search.loops import Loop
+from gradveil.scores.scorer import Scorer
+from gradveil.search.engine import LocalEngine
+from gradveil.search.job import SearchJob
+from gradveil.search.loop import Loop, on_front, qualified, saving
 from gradveil.search.progress import Bar
-from gradveil.search.rankings import on_front, qualified, saving
-from gradveil.search.samplers import draw, policy_of
-from gradveil.search.studies import Study
-from gradveil.search.trials import Finished, Trial
+from gradveil.search.space import Finished, Trial, draw, policy_of
+from gradveil.search.study import Study
 from gradveil.transforms import Policy
 
 JOB = SearchJob("toy", "toy", trials=60, keep=4, threshold=-1.0, seed=5)
@@ -38,8 +36,13 @@ class Toy(Scorer):
         return (10, 10, 20)
 
     def score(self, policies: Sequence[Policy], block: int) -> dict[str, Tensor]:
-        shared = torch.randn(self.blocks[block], generator=generator(1, "image", block), dtype=torch.float64)
-        rows = [level(policy, "leak") + shared + self.spread * noise(policy, block, self.blocks[block]) for policy in policies]
+        shared = torch.randn(
+            self.blocks[block], generator=generator(1, "image", block), dtype=torch.float64
+        )
+        rows = [
+            level(policy, "leak") + shared + self.spread * noise(policy, block, self.blocks[block])
+            for policy in policies
+        ]
         return {"over_blind": torch.stack(rows), "ssim": torch.stack(rows) / 10}
 
 
@@ -52,8 +55,12 @@ class ToyAccuracy(Scorer):
     def blocks(self) -> tuple[int, ...]:
         return (1, 1)
 
-    def score(self, policies: Sequence[Policy], block: int) -> dict[str, Tensor]:  # noqa: ARG002
-        return {"accuracy": torch.stack([self.scale * level(policy, "accuracy")[None] for policy in policies])}
+    def score(self, policies: Sequence[Policy], block: int) -> dict[str, Tensor]:
+        return {
+            "accuracy": torch.stack(
+                [self.scale * level(policy, "accuracy")[None] for policy in policies]
+            )
+        }
 
 
 def level(policy: Policy, kind: str) -> Tensor:
@@ -111,12 +118,22 @@ def test_the_policies_kept_are_those_of_algorithm_1(tmp_path: Path) -> None:
     done, engine = run(JOB, tmp_path / "journal")
     drawn = [policy_of(draw(5, number)) for number in range(60)]
     accurate = [policy for policy in drawn if 1.5 * float(level(policy, "accuracy")) >= -1]
-    doing = {tuple((t.name, t.value) for t in policy.members[0]): str(policy) for policy in reversed(accurate)}  # the first of equal ones
-    scored = {str(policy): sum(float(SCORERS["leak"].score([policy], b)["over_blind"].sum()) for b in range(3)) for policy in accurate}
+    doing = {
+        tuple((t.name, t.value) for t in policy.members[0]): str(policy)
+        for policy in reversed(accurate)
+    }  # the first of equal ones
+    scored = {
+        str(policy): sum(
+            float(SCORERS["leak"].score([policy], b)["over_blind"].sum()) for b in range(3)
+        )
+        for policy in accurate
+    }
     assert names(done) == [str(policy) for policy in drawn]
     assert names(qualified(JOB, done)) == sorted(doing.values(), key=lambda name: scored[name])
     assert engine.policies == {"accuracy": 120, "leak": 3 * len(accurate)}
-    assert {one.state for one in done} == {"scored", "inaccurate"} and all(len(one.values["accuracy"]) == 2 for one in done)
+    assert {one.state for one in done} == {"scored", "inaccurate"} and all(
+        len(one.values["accuracy"]) == 2 for one in done
+    )
 
 
 @pytest.mark.parametrize("at_once", [1, 16, 25])
@@ -125,11 +142,19 @@ def test_a_race_keeps_the_same_policies_and_scores_less(tmp_path: Path, at_once:
     whole, plain = run(JOB, tmp_path / "plain")
     done, engine = run(raced, tmp_path / "raced")
     kept = qualified(raced, done)[:4]
-    assert names(kept) == names(qualified(JOB, whole)[:4]) and all(one.state == "scored" for one in kept)
-    assert engine.policies["leak"] < plain.policies["leak"] and engine.policies["accuracy"] == plain.policies["accuracy"]
+    assert names(kept) == names(qualified(JOB, whole)[:4]) and all(
+        one.state == "scored" for one in kept
+    )
+    assert (
+        engine.policies["leak"] < plain.policies["leak"]
+        and engine.policies["accuracy"] == plain.policies["accuracy"]
+    )
     saved = saving(raced, done, 40)
     assert saved.dropped == sum(one.state == "dropped" for one in done) > 10
-    assert saved.scored == sum(len(one.values.get("over_blind", ())) for one in done) < saved.all and 0 < saved.share < 1
+    assert (
+        saved.scored == sum(len(one.values.get("over_blind", ())) for one in done) < saved.all
+        and 0 < saved.share < 1
+    )
     assert saved.unjudged == 60 - engine.policies["accuracy"] / 2
 
 
@@ -142,9 +167,17 @@ def test_a_race_looks_only_at_policies_of_earlier_groups(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("calls", [0, 7, 19])
 @pytest.mark.parametrize(
-    "changes", [{"race": True, "at_once": 7}, {"sampler": "tpe", "at_once": 5}, {"sampler": "nsga2", "at_once": 6}, {}]
+    "changes",
+    [
+        {"race": True, "at_once": 7},
+        {"sampler": "tpe", "at_once": 5},
+        {"sampler": "nsga2", "at_once": 6},
+        {},
+    ],
 )
-def test_a_stopped_search_ends_like_an_unbroken_one(tmp_path: Path, changes: dict[str, Any], calls: int) -> None:
+def test_a_stopped_search_ends_like_an_unbroken_one(
+    tmp_path: Path, changes: dict[str, Any], calls: int
+) -> None:
     job = replace(JOB, trials=30, threshold=-5.0, **changes)
     unbroken, _ = run(job, tmp_path / "unbroken")
     with pytest.raises(StoppedError):
@@ -156,13 +189,16 @@ def test_a_stopped_search_ends_like_an_unbroken_one(tmp_path: Path, changes: dic
 def test_while_too_few_qualify_as_many_again_are_drawn(tmp_path: Path) -> None:
     job = replace(JOB, trials=10, keep=4, threshold=1.2)
     done, _ = run(job, tmp_path / "journal")
-    assert len(done) in (20, 30, 40) and len(qualified(job, done)) >= 4 > len(qualified(job, done[: len(done) - 10]))
+    assert len(done) in (20, 30, 40) and len(qualified(job, done)) >= 4 > len(
+        qualified(job, done[: len(done) - 10])
+    )
 
 
 def test_a_threshold_that_nothing_passes_ends_after_four_times_the_trials(tmp_path: Path) -> None:
     job = replace(JOB, trials=10, threshold=100.0)
     with pytest.raises(
-        GradveilError, match=r"^0 of 40 policies qualify, 4 are wanted: the threshold is 100, the best accuracy score 2\.634; lower"
+        GradveilError,
+        match=r"^0 of 40 policies qualify, 4 are wanted: the threshold is 100, the best accuracy score 2\.634; lower",
     ):
         run(job, tmp_path / "journal")
     with opened(job, tmp_path / "journal") as study:
@@ -177,34 +213,62 @@ def test_nsga2_gives_a_front_and_keeps_what_is_accurate_of_it(tmp_path: Path) ->
     assert len(done) == 60 and all(one.state == "scored" for one in done) and len(ends) > 1
     for one in ends:
         here = (one.mean("over_blind"), one.mean("accuracy"))
-        assert not any(leak <= here[0] and accuracy >= here[1] and (leak, accuracy) != here for leak, accuracy in points)
+        assert not any(
+            leak <= here[0] and accuracy >= here[1] and (leak, accuracy) != here
+            for leak, accuracy in points
+        )
     kept = qualified(job, done)
-    assert kept and set(names(kept)) == {str(one.policy) for one in ends if one.mean("accuracy") >= 0}
-    assert [one.mean("over_blind") for one in kept] == sorted(one.mean("over_blind") for one in kept)
+    assert kept and set(names(kept)) == {
+        str(one.policy) for one in ends if one.mean("accuracy") >= 0
+    }
+    assert [one.mean("over_blind") for one in kept] == sorted(
+        one.mean("over_blind") for one in kept
+    )
 
 
 def test_a_policy_drawn_twice_counts_once() -> None:
-    done = [Finished(n, Policy.parse(text), "scored", {"over_blind": (float(n),)}) for n, text in enumerate(("24", "3", "42", "3", "none"))]
+    done = [
+        Finished(n, Policy.parse(text), "scored", {"over_blind": (float(n),)})
+        for n, text in enumerate(("24", "3", "42", "3", "none"))
+    ]
     assert [one.number for one in qualified(JOB, done)] == [0, 1, 4]
 
 
-def test_a_score_that_is_not_finite_is_an_error_and_not_a_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Toy, "score", lambda *_: dict.fromkeys(Toy.names, torch.full((1, 10), float("nan"), dtype=torch.float64)))
+def test_a_score_that_is_not_finite_is_an_error_and_not_a_rank(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        Toy,
+        "score",
+        lambda *_: dict.fromkeys(Toy.names, torch.full((1, 10), float("nan"), dtype=torch.float64)),
+    )
     with pytest.raises(GradveilError, match=r"the over_blind score of policy .* is not finite"):
         run(JOB, tmp_path / "journal")
 
 
 def test_trials_in_other_hands_are_waited_for(tmp_path: Path) -> None:
     job = replace(JOB, trials=6, keep=1, threshold=-9.0, at_once=1)
-    with opened(job, tmp_path / "journal") as other, opened(job, tmp_path / "journal") as study, Counting(SCORERS) as engine:
+    with (
+        opened(job, tmp_path / "journal") as other,
+        opened(job, tmp_path / "journal") as study,
+        Counting(SCORERS) as engine,
+    ):
         (held,) = other.claim(1, 6)
         loop = Loop(job, study, engine, SCORERS, Bar(False, "over_blind"))
 
         def hurry(_: float) -> None:
             assert len(study.finished(6)) == 5
-            other.finish(Trial(held.number, held.policy), "scored", {"accuracy": [0.0], "over_blind": [-99.0] * 40})
+            other.finish(
+                Trial(held.number, held.policy),
+                "scored",
+                {"accuracy": [0.0], "over_blind": [-99.0] * 40},
+            )
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("gradveil.search.loops.time.sleep", hurry)
+            patch.setattr("gradveil.search.loop.time.sleep", hurry)
             done = loop.go()
-    assert len(done) == 6 and qualified(job, done)[0].policy == held.policy and engine.policies["accuracy"] == 10
+    assert (
+        len(done) == 6
+        and qualified(job, done)[0].policy == held.policy
+        and engine.policies["accuracy"] == 10
+    )

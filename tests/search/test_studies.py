@@ -10,11 +10,9 @@ import pytest
 from optuna.trial import TrialState
 
 from gradveil.core import GradveilError
-from gradveil.search.journals import cut_unfinished_line
-from gradveil.search.owners import Heart
-from gradveil.search.samplers import draw, policy_of
-from gradveil.search.storages import without_password
-from gradveil.search.studies import Finished, Study, Trial
+from gradveil.search.space import Finished, Trial, draw, policy_of
+from gradveil.search.storage import Heart, cut_unfinished_line, without_password
+from gradveil.search.study import Study
 
 
 @pytest.fixture
@@ -30,13 +28,17 @@ def test_trials_come_in_order_in_groups_up_to_the_target(path: Path, searching: 
     study = searching.join(path)
     groups = [study.claim(4, 10) for _ in range(4)]
     assert list(map(numbers, groups)) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9], []]
-    assert [trial.policy for trial in groups[1]] == [policy_of(draw(searching.SEED, number)) for number in (4, 5, 6, 7)]
+    assert [trial.policy for trial in groups[1]] == [
+        policy_of(draw(searching.SEED, number)) for number in (4, 5, 6, 7)
+    ]
     assert study.busy(10) == 0  # they are its own
     assert list(map(numbers, [study.claim(4, 14) for _ in range(3)])) == [[10, 11], [12, 13], []]
     study.close()
 
 
-def test_a_study_that_was_left_hands_out_the_same_groups_again(path: Path, searching: ModuleType) -> None:
+def test_a_study_that_was_left_hands_out_the_same_groups_again(
+    path: Path, searching: ModuleType
+) -> None:
     study = searching.join(path)
     first, second = study.claim(4, 7), study.claim(4, 7)
     study.finish(first[1], "scored", searching.toy(first[1].policy))
@@ -48,7 +50,9 @@ def test_a_study_that_was_left_hands_out_the_same_groups_again(path: Path, searc
     again.close()
 
 
-def test_what_one_holds_is_busy_for_the_other_until_it_leaves(path: Path, searching: ModuleType) -> None:
+def test_what_one_holds_is_busy_for_the_other_until_it_leaves(
+    path: Path, searching: ModuleType
+) -> None:
     one, other = searching.join(path), searching.join(path)
     assert numbers(one.claim(3, 6)) == [0, 1, 2] and numbers(other.claim(3, 6)) == [3, 4, 5]
     assert one.claim(3, 6) == [] and one.busy(6) == 3 and one.busy(4) == 1 and one.busy(3) == 0
@@ -58,7 +62,9 @@ def test_what_one_holds_is_busy_for_the_other_until_it_leaves(path: Path, search
 
 
 @pytest.mark.parametrize("kind", ["journal", "sqlite"])
-def test_results_are_read_back_exactly_and_optuna_sees_their_states(kind: str, tmp_path: Path, searching: ModuleType) -> None:
+def test_results_are_read_back_exactly_and_optuna_sees_their_states(
+    kind: str, tmp_path: Path, searching: ModuleType
+) -> None:
     storage = tmp_path / "study.log" if kind == "journal" else f"sqlite:///{tmp_path / 'study.db'}"
     study = searching.join(storage)
     trials = study.claim(5, 5)
@@ -69,13 +75,35 @@ def test_results_are_read_back_exactly_and_optuna_sees_their_states(kind: str, t
     again = searching.join(storage)
     kept = {name: tuple(found) for name, found in values.items()}
     expected: list[tuple[str, dict[str, tuple[float, ...]]]]
-    expected = [("scored", kept), ("inaccurate", kept), ("dropped", kept), ("scored", {"privacy": (1.0, math.inf)})]
-    assert again.finished(9) == [Finished(n, trials[n].policy, state, found) for n, (state, found) in enumerate(expected)]
-    assert again.finished(2) == again.finished(9)[:2] and again.finished(9)[0].values["privacy"][0] == 0.1 + 0.2
+    expected = [
+        ("scored", kept),
+        ("inaccurate", kept),
+        ("dropped", kept),
+        ("scored", {"privacy": (1.0, math.inf)}),
+    ]
+    assert again.finished(9) == [
+        Finished(n, trials[n].policy, state, found) for n, (state, found) in enumerate(expected)
+    ]
+    assert (
+        again.finished(2) == again.finished(9)[:2]
+        and again.finished(9)[0].values["privacy"][0] == 0.1 + 0.2
+    )
     seen = again._study.trials
-    assert [trial.state for trial in seen[:4]] == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.PRUNED, TrialState.PRUNED]
-    assert seen[0].value == again.finished(1)[0].mean("privacy") and seen[1].user_attrs["result"]["state"] == "inaccurate"
-    assert seen[2].user_attrs["policy"] == str(trials[2].policy) and set(seen[2].params) == {"slot 1", "slot 2", "slot 3"}
+    assert [trial.state for trial in seen[:4]] == [
+        TrialState.COMPLETE,
+        TrialState.PRUNED,
+        TrialState.PRUNED,
+        TrialState.PRUNED,
+    ]
+    assert (
+        seen[0].value == again.finished(1)[0].mean("privacy")
+        and seen[1].user_attrs["result"]["state"] == "inaccurate"
+    )
+    assert seen[2].user_attrs["policy"] == str(trials[2].policy) and set(seen[2].params) == {
+        "slot 1",
+        "slot 2",
+        "slot 3",
+    }
     again.close()
 
 
@@ -100,7 +128,9 @@ def test_the_first_result_of_a_trial_stays(path: Path, searching: ModuleType) ->
 
 
 @pytest.mark.parametrize("sampler", ["tpe", "nsga2"])
-def test_a_study_left_while_it_claimed_asks_for_the_same_policies(sampler: str, tmp_path: Path, searching: ModuleType) -> None:
+def test_a_study_left_while_it_claimed_asks_for_the_same_policies(
+    sampler: str, tmp_path: Path, searching: ModuleType
+) -> None:
     found = []
     for name, stop in (("whole", None), ("stopped", 75)):
         study = searching.join(tmp_path / name, sampler)
@@ -114,7 +144,9 @@ def test_a_study_left_while_it_claimed_asks_for_the_same_policies(sampler: str, 
         searching.search(study, 20, 100, tmp_path / "log", 0.0)
         found.append([trial.policy for trial in study.finished(100)])
         study.close()
-    assert found[0] == found[1] and found[0] != [policy_of(draw(searching.SEED, number)) for number in range(100)]
+    assert found[0] == found[1] and found[0] != [
+        policy_of(draw(searching.SEED, number)) for number in range(100)
+    ]
 
 
 def test_an_unfinished_line_of_a_journal_is_cut_off(path: Path, searching: ModuleType) -> None:
@@ -130,7 +162,9 @@ def test_an_unfinished_line_of_a_journal_is_cut_off(path: Path, searching: Modul
     searching.join(path).close()
 
 
-def test_a_damaged_line_of_a_journal_is_named_in_one_line(path: Path, searching: ModuleType) -> None:
+def test_a_damaged_line_of_a_journal_is_named_in_one_line(
+    path: Path, searching: ModuleType
+) -> None:
     searching.join(path).close()
     with path.open("a") as file:
         file.write("garbage\n")
@@ -140,7 +174,9 @@ def test_a_damaged_line_of_a_journal_is_named_in_one_line(path: Path, searching:
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("text", [b"", b"a", b"\n", b"ab\ncd\n", b"ab\ncd", b"ab\n" + b"c" * 200_000])
+@pytest.mark.parametrize(
+    "text", [b"", b"a", b"\n", b"ab\ncd\n", b"ab\ncd", b"ab\n" + b"c" * 200_000]
+)
 def test_cutting_keeps_whole_lines(text: bytes, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(text)
     with (tmp_path / "file").open("rb+") as file:
@@ -149,9 +185,14 @@ def test_cutting_keeps_whole_lines(text: bytes, tmp_path: Path) -> None:
     assert (tmp_path / "file").read_bytes() == text[: text.rfind(b"\n") + 1] + b"next\n"
 
 
-def test_fifteen_hundred_trials_cost_little_and_are_read_quickly(path: Path, searching: ModuleType) -> None:
+def test_fifteen_hundred_trials_cost_little_and_are_read_quickly(
+    path: Path, searching: ModuleType
+) -> None:
     study = searching.join(path)
-    values = {"privacy": [index / 7 for index in range(100)], "accuracy": [index / 3 for index in range(10)]}
+    values = {
+        "privacy": [index / 7 for index in range(100)],
+        "accuracy": [index / 3 for index in range(10)],
+    }
     began = time.process_time()
     while trials := study.claim(50, 1500):
         for trial in trials:
@@ -202,7 +243,9 @@ def test_a_heart_beats_on_after_a_beat_that_failed() -> None:
         ("mysql://me:hush-hush@127.0.0.1/name", "the driver of this database is missing"),
     ],
 )
-def test_a_storage_that_cannot_be_used_is_named_in_one_line_without_its_password(storage: str, words: str, searching: ModuleType) -> None:
+def test_a_storage_that_cannot_be_used_is_named_in_one_line_without_its_password(
+    storage: str, words: str, searching: ModuleType
+) -> None:
     began = time.monotonic()
     with pytest.raises(GradveilError) as caught:
         searching.join(storage)
@@ -212,14 +255,22 @@ def test_a_storage_that_cannot_be_used_is_named_in_one_line_without_its_password
 
 def test_passwords_are_hidden() -> None:
     assert without_password("postgresql://me:a@b:c/d@host:1/x") == "postgresql://me:***@host:1/x"
-    assert without_password("postgresql://host/x?password=secret&user=me") == "postgresql://host/x?password=***&user=me"
+    assert (
+        without_password("postgresql://host/x?password=secret&user=me")
+        == "postgresql://host/x?password=***&user=me"
+    )
     assert without_password("sqlite:///a@b.db") == "sqlite:///a@b.db"
 
 
 def test_a_path_that_is_no_journal_is_refused(tmp_path: Path, searching: ModuleType) -> None:
     (tmp_path / "text").write_text("hello\nworld\n")
     (tmp_path / "json").write_text("{}\n[]\n")
-    for name, words in (("text", "no journal"), ("json", "no journal"), ("", "Is a directory"), ("text/log", "cannot be used")):
+    for name, words in (
+        ("text", "no journal"),
+        ("json", "no journal"),
+        ("", "Is a directory"),
+        ("text/log", "cannot be used"),
+    ):
         with pytest.raises(GradveilError, match=words) as caught:
             searching.join(tmp_path / name)
         assert "\n" not in str(caught.value)
@@ -237,13 +288,17 @@ def test_other_settings_are_refused_by_name(path: Path, searching: ModuleType) -
 
 def test_a_study_of_somebody_else_is_refused(tmp_path: Path, searching: ModuleType) -> None:
     url = f"sqlite:///{tmp_path / 'study.db'}"
-    optuna.create_study(storage=url, study_name="toy").add_trial(optuna.trial.create_trial(value=1.0))
+    optuna.create_study(storage=url, study_name="toy").add_trial(
+        optuna.trial.create_trial(value=1.0)
+    )
     with pytest.raises(GradveilError, match="is no search of gradveil"):
         searching.join(url)
 
 
 def test_unknown_names_and_counts_are_refused(path: Path, searching: ModuleType) -> None:
-    with pytest.raises(GradveilError, match="unknown sampler 'grid': choose from random, tpe, nsga2"):
+    with pytest.raises(
+        GradveilError, match="unknown sampler 'grid': choose from random, tpe, nsga2"
+    ):
         searching.join(path, "grid")
     with pytest.raises(GradveilError, match="nsga2 takes two"):
         Study.open(path, "toy", {}, "random", 0, ("privacy", "accuracy"))
@@ -252,13 +307,20 @@ def test_unknown_names_and_counts_are_refused(path: Path, searching: ModuleType)
     with pytest.raises(GradveilError, match="0 trials at once"):
         study.claim(0, 5)
     (trial,) = study.claim(1, 1)
-    with pytest.raises(GradveilError, match="unknown state 'good': choose from scored, inaccurate, dropped"):
+    with pytest.raises(
+        GradveilError, match="unknown state 'good': choose from scored, inaccurate, dropped"
+    ):
         study.finish(trial, "good", {})
     study.close()
 
 
-def test_the_dashboard_gets_a_path_or_a_url_without_the_password(path: Path, searching: ModuleType, postgres: str) -> None:
-    for storage, shown in ((path, str(path)), (postgres, postgres.replace("secret-word", "***").replace("sql://", "sql+psycopg2://"))):
+def test_the_dashboard_gets_a_path_or_a_url_without_the_password(
+    path: Path, searching: ModuleType, postgres: str
+) -> None:
+    for storage, shown in (
+        (path, str(path)),
+        (postgres, postgres.replace("secret-word", "***").replace("sql://", "sql+psycopg2://")),
+    ):
         study = searching.join(storage)
         assert study.url == shown
         study.close()

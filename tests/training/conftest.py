@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from gradveil.training import Job, Recipe
+from gradveil.training import Recipe, TrainingJob
 
 SOURCE = """
 from torch import nn
@@ -76,7 +76,9 @@ def nets(nets_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.fixture
-def job(nets: str) -> Job:
+def job(nets: str) -> TrainingJob:
     """Four epochs of five steps, with every source of randomness: order, crop, flip, dropout."""
     recipe = Recipe(epochs=4, lr=0.05, batch_size=40)
-    return Job("fashion-mnist-mini", f"{nets}:dropout", recipe, fraction=0.09, save_at=(0, 1, 7), seed=3)
+    return TrainingJob(
+        "fashion-mnist-mini", f"{nets}:dropout", recipe, fraction=0.09, save_at=(0, 1, 7), seed=3
+    )

@@ -17,79 +17,126 @@ from gradveil import models
 from gradveil.core import GradveilError
 from gradveil.core.seeds import derived, generator
 from gradveil.data import Images, load
-from gradveil.data.batches import Batches
+from gradveil.data.images import Batches
 from gradveil.defenses import Chain, FeedbackPruning, Pruning
 from gradveil.defenses.pruning import Residuals
 from gradveil.models.checkpoints import load_checkpoint, read_settings
-from gradveil.training import Job, Recipe, train
-from gradveil.training.states import packed, unpacked
+from gradveil.training import Recipe, TrainingJob, train
+from gradveil.training.step import packed, unpacked
 from gradveil.transforms import Policy, Preparation
 
 
 @pytest.fixture
-def quick(nets: str) -> Job:
+def quick(nets: str) -> TrainingJob:
     """Two epochs of four steps; the last batch of an epoch is smaller."""
-    return Job("fashion-mnist-mini", f"{nets}:small", Recipe(epochs=2, lr=0.02, batch_size=30), fraction=0.05, seed=1)
+    return TrainingJob(
+        "fashion-mnist-mini",
+        f"{nets}:small",
+        Recipe(epochs=2, lr=0.02, batch_size=30),
+        fraction=0.05,
+        seed=1,
+    )
 
 
-def whole_batch(job: Job, **changes: Any) -> Job:
+def whole_batch(job: TrainingJob, **changes: Any) -> TrainingJob:
     """One plain step of all images, each as it is."""
-    return replace(job, recipe=Recipe(epochs=1, lr=1.0, momentum=0, weight_decay=0, batch_size=1_000), augment=False, **changes)
+    return replace(
+        job,
+        recipe=Recipe(epochs=1, lr=1.0, momentum=0, weight_decay=0, batch_size=1_000),
+        augment=False,
+        **changes,
+    )
 
 
-def weights(job: Job, out: Path) -> dict[str, Tensor]:
+def weights(job: TrainingJob, out: Path) -> dict[str, Tensor]:
     return load_file(train(job, out, progress=False).checkpoint)
 
 
-def split_of(job: Job, name: str = "train") -> Images:
-    return load(job.data, name, fraction=job.fraction, seed=job.seed) if name == "train" else load(job.data, name)
+def split_of(job: TrainingJob, name: str = "train") -> Images:
+    return (
+        load(job.data, name, fraction=job.fraction, seed=job.seed)
+        if name == "train"
+        else load(job.data, name)
+    )
 
 
-def fresh(job: Job) -> nn.Module:
+def fresh(job: TrainingJob) -> nn.Module:
     """The protected model, as the run starts with it."""
     split = split_of(job)
     classes = len(split.classes)
-    made = models.build(job.model, channels=split.channels, size=split.size, classes=classes, mean=split.mean, std=split.std, seed=job.seed)
+    made = models.build(
+        job.model,
+        channels=split.channels,
+        size=split.size,
+        classes=classes,
+        mean=split.mean,
+        std=split.std,
+        seed=job.seed,
+    )
     return job.protection.protect_model(made, (split.channels, split.size, split.size))
 
 
 @pytest.mark.parametrize("augment", [True, False])
-def test_a_policy_gives_the_same_weights_as_policy_and_as_defense(quick: Job, tmp_path: Path, augment: bool) -> None:
+def test_a_policy_gives_the_same_weights_as_policy_and_as_defense(
+    quick: TrainingJob, tmp_path: Path, augment: bool
+) -> None:
     text = "3-1-7+43-18-18"
     one = weights(replace(quick, policy=Policy.parse(text), augment=augment), tmp_path / "policy")
     other = weights(replace(quick, defense=text, augment=augment), tmp_path / "defense")
     assert all(torch.equal(one[key], other[key]) for key in one)
 
 
-def test_in_a_chain_policies_change_the_images_in_turn(quick: Job) -> None:
+def test_in_a_chain_policies_change_the_images_in_turn(quick: TrainingJob) -> None:
     images, policies = split_of(quick).images, [Policy.parse("3+43"), Policy.parse("1-7")]
     chain = replace(quick, defense="policy:3+43,augment=no,then,1-7,then,prune:0.5")
     rng = generator(8)
     for padding, policy in zip((0, 4), policies, strict=True):
         images = Preparation(padding, flip=padding > 0, policy=policy)(images, rng)
     assert torch.equal(chain.preparation()(split_of(quick).images, generator(8)), images)
-    assert not torch.equal(replace(chain, augment=False).preparation()(split_of(quick).images, generator(8)), images)
+    assert not torch.equal(
+        replace(chain, augment=False).preparation()(split_of(quick).images, generator(8)), images
+    )
 
 
-def test_precode_is_trained_with_task_loss_plus_beta_divergence(quick: Job, tmp_path: Path) -> None:
+def test_precode_is_trained_with_task_loss_plus_beta_divergence(
+    quick: TrainingJob, tmp_path: Path
+) -> None:
     """The plain loop sees mu and sigma by a hook, and takes the divergence from torch's own distributions."""
     job = replace(quick, defense="precode:k=8,beta=0.05")
     trained = train(job, tmp_path, progress=False)
     model, split, recipe, seen = fresh(job).train(), split_of(job), job.recipe, list[Tensor]()
-    next(m for n, m in model.named_modules() if n.endswith("encoder")).register_forward_hook(lambda _, __, out: seen.append(out))
-    optimizer = torch.optim.SGD(model.parameters(), recipe.lr, recipe.momentum, weight_decay=recipe.weight_decay, nesterov=True)
+    next(m for n, m in model.named_modules() if n.endswith("encoder")).register_forward_hook(
+        lambda _, __, out: seen.append(out)
+    )
+    optimizer = torch.optim.SGD(
+        model.parameters(),
+        recipe.lr,
+        recipe.momentum,
+        weight_decay=recipe.weight_decay,
+        nesterov=True,
+    )
     losses = []
     with torch.random.fork_rng(devices=[]):
         for epoch in range(recipe.epochs):
             torch.manual_seed(derived(job.seed, "forward", epoch))
             optimizer.param_groups[0]["lr"] = recipe.rate(epoch)
             total = 0.0
-            for batch in Batches(split.images, split.labels, recipe.batch_size, generator(job.seed, "train", epoch), job.preparation()):
+            for batch in Batches(
+                split.images,
+                split.labels,
+                recipe.batch_size,
+                generator(job.seed, "train", epoch),
+                job.preparation(),
+            ):
                 optimizer.zero_grad()
                 logits = model(batch.images)[:, :10]
                 mu, raw = seen[-1].chunk(2, dim=1)
                 normal = torch.distributions.Normal
-                divergence = torch.distributions.kl_divergence(normal(mu, softplus(raw)), normal(0.0, 1.0)).sum(1).mean()
+                divergence = (
+                    torch.distributions.kl_divergence(normal(mu, softplus(raw)), normal(0.0, 1.0))
+                    .sum(1)
+                    .mean()
+                )
                 loss = cross_entropy(logits, batch.labels) + 0.05 * divergence
                 loss.backward()
                 optimizer.step()
@@ -101,42 +148,65 @@ def test_precode_is_trained_with_task_loss_plus_beta_divergence(quick: Job, tmp_
     assert [row["train_loss"] for row in trained.history] == pytest.approx(losses, rel=1e-4)
 
 
-def test_precode_learns(quick: Job, tmp_path: Path) -> None:
-    job = replace(quick, recipe=Recipe(epochs=8, lr=0.02, batch_size=20), fraction=0.2, augment=False, defense="precode:k=16")
+def test_precode_learns(quick: TrainingJob, tmp_path: Path) -> None:
+    job = replace(
+        quick,
+        recipe=Recipe(epochs=8, lr=0.02, batch_size=20),
+        fraction=0.2,
+        augment=False,
+        defense="precode:k=16",
+    )
     trained = train(job, tmp_path, progress=False)
     losses = [row["train_loss"] for row in trained.history]
     assert losses[-1] < 0.6 * losses[0] and trained.accuracy > 0.5
 
 
-def test_the_loss_scale_multiplies_the_penalty_too(quick: Job, tmp_path: Path) -> None:
+def test_the_loss_scale_multiplies_the_penalty_too(quick: TrainingJob, tmp_path: Path) -> None:
     job = whole_batch(quick, defense="precode:k=4,beta=0.01")
     start = fresh(job).state_dict()
     half = replace(job, recipe=replace(job.recipe, loss_scale=0.5))
     moved = [weights(one, tmp_path / str(one.recipe.loss_scale)) for one in (job, half)]
     for key, value in start.items():
-        torch.testing.assert_close(moved[1][key] - value, (moved[0][key] - value) / 2, rtol=1e-3, atol=1e-6)
+        torch.testing.assert_close(
+            moved[1][key] - value, (moved[0][key] - value) / 2, rtol=1e-3, atol=1e-6
+        )
 
 
-def test_the_accuracies_of_a_precode_model_count_logits_alone(quick: Job, tmp_path: Path) -> None:
+def test_the_accuracies_of_a_precode_model_count_logits_alone(
+    quick: TrainingJob, tmp_path: Path
+) -> None:
     """The penalty's column, the eleventh, is by far the largest answer, so that counting it would leave no hit at all."""
     job = replace(quick, defense="precode:k=8,beta=1e3", recipe=Recipe(epochs=0))
-    trained, test, model = train(job, tmp_path / "none", progress=False), split_of(job, "test"), fresh(job).eval()
+    trained, test, model = (
+        train(job, tmp_path / "none", progress=False),
+        split_of(job, "test"),
+        fresh(job).eval(),
+    )
     with torch.no_grad(), torch.random.fork_rng(devices=[]):
         torch.manual_seed(derived(job.seed, "test", 0))
         answers = model(test.images / 255)
     assert bool((answers.argmax(1) == 10).all())
-    assert trained.accuracy == pytest.approx(float((answers[:, :10].argmax(1) == test.labels).float().mean()), abs=1e-7)
+    assert trained.accuracy == pytest.approx(
+        float((answers[:, :10].argmax(1) == test.labels).float().mean()), abs=1e-7
+    )
     still = train(replace(job, recipe=Recipe(epochs=1, lr=1e-20)), tmp_path / "one", progress=False)
     assert still.history[0]["train_accuracy"] > 0
 
 
-def test_accuracy_is_measured_without_the_dropout_of_the_defense(quick: Job, tmp_path: Path) -> None:
+def test_accuracy_is_measured_without_the_dropout_of_the_defense(
+    quick: TrainingJob, tmp_path: Path
+) -> None:
     job = replace(quick, recipe=Recipe(epochs=0))
-    plain, dropped = (train(replace(job, defense=d), tmp_path / d, progress=False).accuracy for d in ("none", "dropout:0.9"))
+    plain, dropped = (
+        train(replace(job, defense=d), tmp_path / d, progress=False).accuracy
+        for d in ("none", "dropout:0.9")
+    )
     assert plain == dropped
 
 
-def test_the_second_pass_of_a_defense_meets_the_draws_of_the_first(quick: Job, tmp_path: Path) -> None:
+def test_the_second_pass_of_a_defense_meets_the_draws_of_the_first(
+    quick: TrainingJob, tmp_path: Path
+) -> None:
     """With nothing cut and nothing clipped, both leave PRECODE's own gradient, if it is of the same draws."""
     for after in ("soteria:0", "dp:norm=1e9,multiplier=1e-18"):
         job = whole_batch(quick, defense="precode:k=8")
@@ -146,7 +216,7 @@ def test_the_second_pass_of_a_defense_meets_the_draws_of_the_first(quick: Job, t
             torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-5)
 
 
-def test_a_step_of_dp_sgd_is_that_of_opacus(quick: Job, tmp_path: Path) -> None:
+def test_a_step_of_dp_sgd_is_that_of_opacus(quick: TrainingJob, tmp_path: Path) -> None:
     """With noise below rounding there, and none in Opacus; the bound clips some samples and not others."""
     job = whole_batch(quick, defense="dp:norm=4,multiplier=1e-15")
     found, split, model = weights(job, tmp_path), split_of(job), fresh(job)
@@ -156,7 +226,9 @@ def test_a_step_of_dp_sgd_is_that_of_opacus(quick: Job, tmp_path: Path) -> None:
 
         wrapped = GradSampleModule(model)
         plain = torch.optim.SGD(wrapped.parameters(), lr=1.0)
-        optimizer = DPOptimizer(plain, noise_multiplier=0.0, max_grad_norm=4.0, expected_batch_size=len(split))
+        optimizer = DPOptimizer(
+            plain, noise_multiplier=0.0, max_grad_norm=4.0, expected_batch_size=len(split)
+        )
         cross_entropy(wrapped(split.images / 255), split.labels).backward()
         samples: list[Tensor] = [vars(parameter)["grad_sample"] for parameter in model.parameters()]
         norms = torch.stack([each.flatten(1).norm(dim=1) for each in samples]).norm(dim=0)
@@ -167,7 +239,9 @@ def test_a_step_of_dp_sgd_is_that_of_opacus(quick: Job, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("delta", [None, 1e-5])
-def test_epsilon_is_that_of_opacus_for_the_steps_taken(quick: Job, tmp_path: Path, delta: float | None) -> None:
+def test_epsilon_is_that_of_opacus_for_the_steps_taken(
+    quick: TrainingJob, tmp_path: Path, delta: float | None
+) -> None:
     job = replace(quick, defense="dp:norm=1,multiplier=0.9", delta=delta, save_at=(0, 3))
     trained = train(job, tmp_path, progress=False)
     with warnings.catch_warnings(action="ignore"):
@@ -186,18 +260,29 @@ def test_epsilon_is_that_of_opacus_for_the_steps_taken(quick: Job, tmp_path: Pat
     assert train(job, tmp_path, progress=False) == trained
 
 
-def test_the_settings_say_the_defense(quick: Job, tmp_path: Path) -> None:
+def test_the_settings_say_the_defense(quick: TrainingJob, tmp_path: Path) -> None:
     (tmp_path / "found.toml").write_text(
         'format = "gradveil policies 1"\nbest = "3-1-7"\nhybrid = "3-1-7+5"\n[[policy]]\npolicy = "3-1-7"\n'
     )
-    trained = train(replace(quick, defense=f"{tmp_path / 'found.toml'},then,prune:0.50"), tmp_path / "run", progress=False)
+    trained = train(
+        replace(quick, defense=f"{tmp_path / 'found.toml'},then,prune:0.50"),
+        tmp_path / "run",
+        progress=False,
+    )
     settings = read_settings(trained.checkpoint)
-    assert settings["defense"] == "3-1-7+5,then,prune:0.5" and settings["policy"] == "none" and settings["cuda_graphs"] is False
-    assert json.loads((tmp_path / "run" / "settings.json").read_text())["defense"] == settings["defense"]
+    assert (
+        settings["defense"] == "3-1-7+5,then,prune:0.5"
+        and settings["policy"] == "none"
+        and settings["cuda_graphs"] is False
+    )
+    assert (
+        json.loads((tmp_path / "run" / "settings.json").read_text())["defense"]
+        == settings["defense"]
+    )
     assert "epsilon" not in settings and trained.epsilon is None
 
 
-def test_the_weights_are_those_of_the_protected_model(quick: Job, tmp_path: Path) -> None:
+def test_the_weights_are_those_of_the_protected_model(quick: TrainingJob, tmp_path: Path) -> None:
     job = replace(quick, defense="dropout:0.2,then,precode:k=4,position=1")
     trained = train(job, tmp_path, progress=False)
     found = load_checkpoint(trained.checkpoint, fresh(job)).state_dict()
@@ -208,11 +293,26 @@ def test_the_weights_are_those_of_the_protected_model(quick: Job, tmp_path: Path
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"defense": "precode:position=nowhere"}, "unknown position of defense precode:position=nowhere"),
-        ({"defense": "dp:norm=1,multiplier=1", "model": "own_training_nets:norm"}, "1 is a BatchNorm2d.*take a model with GroupNorm"),
-        ({"defense": "soteria:0.5,layer=nowhere"}, "unknown layer of defense soteria:0.5,layer=nowhere"),
-        ({"defense": "dp:norm=1,multiplier=1,sample_rate=0.5"}, "batches of 30 of 100 images have a sample_rate of 0.3"),
-        ({"defense": "dp:norm=1,multiplier=1e-170"}, "with a multiplier below 1e-20 there is no epsilon"),
+        (
+            {"defense": "precode:position=nowhere"},
+            "unknown position of defense precode:position=nowhere",
+        ),
+        (
+            {"defense": "dp:norm=1,multiplier=1", "model": "own_training_nets:norm"},
+            "1 is a BatchNorm2d.*take a model with GroupNorm",
+        ),
+        (
+            {"defense": "soteria:0.5,layer=nowhere"},
+            "unknown layer of defense soteria:0.5,layer=nowhere",
+        ),
+        (
+            {"defense": "dp:norm=1,multiplier=1,sample_rate=0.5"},
+            "batches of 30 of 100 images have a sample_rate of 0.3",
+        ),
+        (
+            {"defense": "dp:norm=1,multiplier=1e-170"},
+            "with a multiplier below 1e-20 there is no epsilon",
+        ),
         (
             {"defense": "soteria:0.5", "model": "own_training_nets:shared"},
             "'own_training_nets:shared' cannot be trained with defense soteria",
@@ -220,7 +320,7 @@ def test_the_weights_are_those_of_the_protected_model(quick: Job, tmp_path: Path
     ],
 )
 def test_a_defense_that_does_not_fit_is_refused_before_anything_is_written(
-    quick: Job, tmp_path: Path, changes: dict[str, Any], says: str
+    quick: TrainingJob, tmp_path: Path, changes: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(GradveilError, match=says) as error:
         train(replace(quick, save_at=(0,), **changes), tmp_path / "run", progress=False)
@@ -236,17 +336,27 @@ def test_a_defense_that_does_not_fit_is_refused_before_anything_is_written(
             {"defense": "prune:0.5", "policy": Policy.parse("3-1")},
             "policy 3-1 and defense prune:0.5: give one; for a chain, --defense 3-1,then,",
         ),
-        ({"defense": "prune:0.5", "delta": 1e-3}, "delta 0.001: it is for DP-SGD's epsilon, and the defense is prune:0.5"),
-        ({"defense": "dp:norm=1,multiplier=1", "delta": 1.0}, "delta 1: it must be between 0 and 1"),
+        (
+            {"defense": "prune:0.5", "delta": 1e-3},
+            "delta 0.001: it is for DP-SGD's epsilon, and the defense is prune:0.5",
+        ),
+        (
+            {"defense": "dp:norm=1,multiplier=1", "delta": 1.0},
+            "delta 1: it must be between 0 and 1",
+        ),
     ],
 )
-def test_a_defense_that_cannot_be_is_refused_by_the_job_itself(changes: dict[str, Any], says: str) -> None:
+def test_a_defense_that_cannot_be_is_refused_by_the_job_itself(
+    changes: dict[str, Any], says: str
+) -> None:
     with pytest.raises(GradveilError, match="^" + re.escape(says)):
-        Job("fashion-mnist-mini", "mlp", **changes)
+        TrainingJob("fashion-mnist-mini", "mlp", **changes)
 
 
 @pytest.mark.usefixtures("without_opacus")
-def test_without_opacus_a_training_by_dp_sgd_does_not_start(quick: Job, tmp_path: Path) -> None:
+def test_without_opacus_a_training_by_dp_sgd_does_not_start(
+    quick: TrainingJob, tmp_path: Path
+) -> None:
     with pytest.raises(GradveilError, match=r"pip install gradveil\[dp\]"):
         train(replace(quick, defense="dp:norm=1,multiplier=1"), tmp_path / "run", progress=False)
     assert not list(tmp_path.iterdir())
@@ -257,7 +367,14 @@ def test_what_a_chain_keeps_comes_back_from_a_checkpoint_as_it_was(tmp_path: Pat
     kept = Residuals({"a": torch.rand(3)}, {"a": torch.rand(3)})
     torch.save(packed((kept, None)), tmp_path / "file")
     state = unpacked(torch.load(tmp_path / "file", weights_only=True), torch.device("cpu"))
-    assert isinstance(state, tuple) and len(state) == len(defense.members) and state[1] is None and isinstance(state[0], Residuals)
-    assert torch.equal(state[0].momentum["a"], kept.momentum["a"]) and torch.equal(state[0].unsent["a"], kept.unsent["a"])
+    assert (
+        isinstance(state, tuple)
+        and len(state) == len(defense.members)
+        and state[1] is None
+        and isinstance(state[0], Residuals)
+    )
+    assert torch.equal(state[0].momentum["a"], kept.momentum["a"]) and torch.equal(
+        state[0].unsent["a"], kept.unsent["a"]
+    )
     with pytest.raises(TypeError, match="keeps a int between steps"):
         packed(3)

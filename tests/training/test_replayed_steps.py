@@ -10,11 +10,22 @@ from gradveil.core.seeds import generator
 from gradveil.core.types import Batch
 from gradveil.defenses import parse
 from gradveil.models import build
-from gradveil.training import steps
-from gradveil.training.defended import DefendedStep, Objective, acts_on
-from gradveil.training.steps import GraphedStep, Step
+from gradveil.training import step as steps
+from gradveil.training.step import DefendedStep, GraphedStep, Objective, Step, acts_on
 
-SIZES = (8, 8, 8, 8, 8, 8, 3, 8, 8, 3, 8)  # warm-up, capture, replays, and odd batches between replays
+SIZES = (
+    8,
+    8,
+    8,
+    8,
+    8,
+    8,
+    3,
+    8,
+    8,
+    3,
+    8,
+)  # warm-up, capture, replays, and odd batches between replays
 NEW_RATE = 8  # the step from which the learning rate is another
 
 
@@ -37,10 +48,18 @@ class Stand:
         return self.kept
 
 
-def stepped(defense: str, device: str, graphs: bool) -> tuple[dict[str, Tensor], tuple[float, float]]:
+def stepped(
+    defense: str, device: str, graphs: bool
+) -> tuple[dict[str, Tensor], tuple[float, float]]:
     torch.manual_seed(0)
     protection = parse(defense)
-    model = protection.protect_model(build("lenet", channels=1, size=28, classes=10, seed=0), (1, 28, 28)).to(device).train()
+    model = (
+        protection.protect_model(
+            build("lenet", channels=1, size=28, classes=10, seed=0), (1, 28, 28)
+        )
+        .to(device)
+        .train()
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)
     objective, count = Objective.of(protection, 1.0), 0
 
@@ -55,16 +74,28 @@ def stepped(defense: str, device: str, graphs: bool) -> tuple[dict[str, Tensor],
     rng = generator(1)
     for count, size in enumerate(SIZES):  # the stream reads it
         optimizer.param_groups[0]["lr"] = 0.05 if count < NEW_RATE else 0.005
-        images, labels = torch.rand(size, 1, 28, 28, generator=rng), torch.randint(10, (size,), generator=rng)
+        images, labels = (
+            torch.rand(size, 1, 28, 28, generator=rng),
+            torch.randint(10, (size,), generator=rng),
+        )
         step(Batch(images.to(device), labels.to(device)))
     return {name: p.detach().cpu().clone() for name, p in model.named_parameters()}, step.averages()
 
 
-DEFENSES = ["none", "prune:0.9", "prune-feedback:0.9", "gaussian:1e-2", "clip:0.5,then,laplacian:1e-3", "dropout:0.3,then,prune:0.5"]
+DEFENSES = [
+    "none",
+    "prune:0.9",
+    "prune-feedback:0.9",
+    "gaussian:1e-2",
+    "clip:0.5,then,laplacian:1e-3",
+    "dropout:0.3,then,prune:0.5",
+]
 
 
 @pytest.mark.parametrize("defense", DEFENSES)
-def test_replayed_steps_end_with_the_weights_of_plain_ones(defense: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_replayed_steps_end_with_the_weights_of_plain_ones(
+    defense: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(steps, "Replayed", Stand)
     plain, plain_averages = stepped(defense, "cpu", graphs=False)
     replayed, averages = stepped(defense, "cpu", graphs=True)
@@ -83,7 +114,9 @@ def test_steps_captured_on_a_gpu_end_with_the_weights_of_plain_ones(defense: str
         assert torch.allclose(replayed[name], value, rtol=1e-3, atol=1e-5), name
 
 
-def test_a_capture_made_for_one_learning_rate_is_not_replayed_at_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capture_made_for_one_learning_rate_is_not_replayed_at_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made: list[Stand] = []
 
     class Counted(Stand):

@@ -20,7 +20,8 @@ from safetensors.torch import load_file
 
 from gradveil.core import GradveilError
 from gradveil.core import files as core_files
-from gradveil.training import Job, Recipe, Trained, callbacks, train
+from gradveil.training import Recipe, TrainingJob, TrainingResult, train
+from gradveil.training import lightning as callbacks
 
 StopAt = Callable[..., None]
 
@@ -43,7 +44,10 @@ def raising(error: BaseException) -> Callable[[], None]:
 def metrics(out: Path) -> list[dict[str, str]]:
     """Without the time each epoch took."""
     with (out / "metrics.csv").open(newline="") as text:
-        return [{key: value for key, value in row.items() if key != "seconds"} for row in csv.DictReader(text)]
+        return [
+            {key: value for key, value in row.items() if key != "seconds"}
+            for row in csv.DictReader(text)
+        ]
 
 
 def assert_same(found: Path, expected: Path) -> None:
@@ -51,13 +55,15 @@ def assert_same(found: Path, expected: Path) -> None:
     assert files == sorted(path.relative_to(found) for path in found.rglob("*.safetensors"))
     for file in files:
         ours, theirs = load_file(found / file), load_file(expected / file)
-        assert ours.keys() == theirs.keys() and all(torch.equal(ours[key], theirs[key]) for key in ours)
+        assert ours.keys() == theirs.keys() and all(
+            torch.equal(ours[key], theirs[key]) for key in ours
+        )
     assert metrics(found) == metrics(expected)
     assert not [*found.rglob("*.part"), *found.rglob("resume.ckpt")]
 
 
 @pytest.fixture
-def whole(job: Job, tmp_path: Path) -> Path:
+def whole(job: TrainingJob, tmp_path: Path) -> Path:
     """The folder of the same job, never stopped."""
     return train(job, tmp_path / "whole", progress=False).out
 
@@ -73,7 +79,12 @@ def stop_at(nets: str) -> Iterator[StopAt]:
 @pytest.mark.parametrize("act", [interrupt, terminate])
 @pytest.mark.parametrize("step", [0, 6, 19])
 def test_after_an_interrupt_the_same_job_goes_on_to_the_same_result(
-    job: Job, tmp_path: Path, whole: Path, stop_at: StopAt, step: int, act: Callable[[], None]
+    job: TrainingJob,
+    tmp_path: Path,
+    whole: Path,
+    stop_at: StopAt,
+    step: int,
+    act: Callable[[], None],
 ) -> None:
     handlers = [signal.getsignal(which) for which in (signal.SIGINT, signal.SIGTERM)]
     stop_at(step, act)
@@ -99,7 +110,7 @@ def test_after_an_interrupt_the_same_job_goes_on_to_the_same_result(
     ],
 )
 def test_under_a_defense_too_a_stopped_run_goes_on_to_the_same_result(
-    job: Job, tmp_path: Path, stop_at: StopAt, defense: str, passes: int
+    job: TrainingJob, tmp_path: Path, stop_at: StopAt, defense: str, passes: int
 ) -> None:
     """What the defense kept and what it drew are the same then. Some go through the model more than once in a step."""
     defended = replace(job, defense=defense)
@@ -113,7 +124,7 @@ def test_under_a_defense_too_a_stopped_run_goes_on_to_the_same_result(
     assert_same(tmp_path / "run", tmp_path / "whole")
 
 
-def test_going_on_repeats_no_whole_epoch(job: Job, tmp_path: Path, stop_at: StopAt) -> None:
+def test_going_on_repeats_no_whole_epoch(job: TrainingJob, tmp_path: Path, stop_at: StopAt) -> None:
     stop_at(12)  # two whole epochs of five steps, and two more steps
     with pytest.raises(KeyboardInterrupt):
         train(job, tmp_path, progress=False)
@@ -121,15 +132,22 @@ def test_going_on_repeats_no_whole_epoch(job: Job, tmp_path: Path, stop_at: Stop
     assert train(job, tmp_path, progress=False).steps == 20
 
 
-def test_a_failing_model_is_told_in_a_line_and_frees_the_folder(job: Job, tmp_path: Path, stop_at: StopAt) -> None:
+def test_a_failing_model_is_told_in_a_line_and_frees_the_folder(
+    job: TrainingJob, tmp_path: Path, stop_at: StopAt
+) -> None:
     for error in (RuntimeError("no\nway"), SystemExit(0)):
         stop_at(2, raising(error))
-        with pytest.raises(GradveilError, match=r"^model 'own_training_nets:dropout' (failed|ended the program) while training"):
+        with pytest.raises(
+            GradveilError,
+            match=r"^model 'own_training_nets:dropout' (failed|ended the program) while training",
+        ):
             train(replace(job, save_at=()), tmp_path / "run", progress=False)
         assert not (tmp_path / "run").exists()
 
 
-def test_a_failure_keeps_weights_that_were_asked_for(job: Job, tmp_path: Path, stop_at: StopAt) -> None:
+def test_a_failure_keeps_weights_that_were_asked_for(
+    job: TrainingJob, tmp_path: Path, stop_at: StopAt
+) -> None:
     stop_at(2, raising(RuntimeError("late")))
     with pytest.raises(GradveilError, match="late"):
         train(job, tmp_path, progress=False)
@@ -152,28 +170,40 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, after: in
 
 
 @pytest.mark.parametrize("epochs", [1, 3])
-def test_after_a_full_disk_the_run_goes_on_to_the_same_result(job: Job, tmp_path: Path, whole: Path, epochs: int) -> None:
+def test_after_a_full_disk_the_run_goes_on_to_the_same_result(
+    job: TrainingJob, tmp_path: Path, whole: Path, epochs: int
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         full_disk(patch, callbacks, "resume.ckpt", epochs)
-        with pytest.raises(GradveilError, match=r"^no space left on the disk while writing .*resume\.ckpt"):
+        with pytest.raises(
+            GradveilError, match=r"^no space left on the disk while writing .*resume\.ckpt"
+        ):
             train(job, tmp_path / "run", progress=False)
     assert not list(tmp_path.rglob("*.part"))
     train(job, tmp_path / "run", progress=False)
     assert_same(tmp_path / "run", whole)
 
 
-def test_a_full_disk_in_the_first_epoch_frees_the_folder(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_in_the_first_epoch_frees_the_folder(
+    job: TrainingJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     full_disk(monkeypatch, callbacks, "resume.ckpt", 0)
     with pytest.raises(GradveilError, match="no space left"):
         train(replace(job, save_at=()), tmp_path / "run", progress=False)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_full_disk_at_the_very_end_costs_no_epoch(job: Job, tmp_path: Path, whole: Path, stop_at: StopAt) -> None:
+def test_a_full_disk_at_the_very_end_costs_no_epoch(
+    job: TrainingJob, tmp_path: Path, whole: Path, stop_at: StopAt
+) -> None:
     done = train(job, whole, progress=False)
     with pytest.MonkeyPatch.context() as patch:
-        full_disk(patch, importlib.import_module("gradveil.models.checkpoints"), "model.safetensors", 0)
-        with pytest.raises(GradveilError, match=r"no space left on the disk while writing .*model\.safetensors"):
+        full_disk(
+            patch, importlib.import_module("gradveil.models.checkpoints"), "model.safetensors", 0
+        )
+        with pytest.raises(
+            GradveilError, match=r"no space left on the disk while writing .*model\.safetensors"
+        ):
             train(job, tmp_path / "run", progress=False)
     stop_at(0, raising(RuntimeError("another step")))
     again = train(job, tmp_path / "run", progress=False)
@@ -181,16 +211,21 @@ def test_a_full_disk_at_the_very_end_costs_no_epoch(job: Job, tmp_path: Path, wh
     assert_same(tmp_path / "run", whole)
 
 
-def test_a_full_disk_under_the_tensorboard_log_is_told(job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_under_the_tensorboard_log_is_told(
+    job: TrainingJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr("lightning.pytorch.loggers.TensorBoardLogger.log_metrics", full)
-    with pytest.raises(GradveilError, match=r"^cannot write into .*run: No space left on device; mend that and run again$"):
+    with pytest.raises(
+        GradveilError,
+        match=r"^cannot write into .*run: No space left on device; mend that and run again$",
+    ):
         train(replace(job, save_at=()), tmp_path / "run", progress=False)
 
 
-def test_what_a_killed_run_was_writing_is_swept_away(job: Job, tmp_path: Path) -> None:
+def test_what_a_killed_run_was_writing_is_swept_away(job: TrainingJob, tmp_path: Path) -> None:
     train(job, tmp_path, progress=False)
     (tmp_path / "model.safetensors").unlink()
     for folder in (tmp_path, tmp_path / "steps"):
@@ -199,7 +234,9 @@ def test_what_a_killed_run_was_writing_is_swept_away(job: Job, tmp_path: Path) -
     assert not list(tmp_path.rglob("*.part"))
 
 
-def test_a_damaged_point_to_go_on_from_is_told(job: Job, tmp_path: Path, stop_at: StopAt) -> None:
+def test_a_damaged_point_to_go_on_from_is_told(
+    job: TrainingJob, tmp_path: Path, stop_at: StopAt
+) -> None:
     stop_at(7)
     with pytest.raises(KeyboardInterrupt):
         train(job, tmp_path, progress=False)
@@ -212,31 +249,46 @@ def test_a_damaged_point_to_go_on_from_is_told(job: Job, tmp_path: Path, stop_at
     assert (tmp_path / "resume.ckpt").exists()
 
 
-ARGUMENTS = (
-    "train --data fashion-mnist-mini --model mlp --epochs 6 --lr 0.02 --fraction 0.2 --batch-size 50 --seed 5 --save-at 0,30 --device cpu"
-)
+ARGUMENTS = "train --data fashion-mnist-mini --model mlp --epochs 6 --lr 0.02 --fraction 0.2 --batch-size 50 --seed 5 --save-at 0,30 --device cpu"
 
 
 def stopped(out: Path, how: signal.Signals, *more: str) -> tuple[int, str, str]:
     """Run the command until another epoch's line is in metrics.csv, then send the signal."""
     before = len(metrics(out)) if (out / "metrics.csv").exists() else 0
-    command = [sys.executable, "-m", "gradveil", *ARGUMENTS.split(), *more, "--out", str(out), "--json"]
+    command = [
+        sys.executable,
+        "-m",
+        "gradveil",
+        *ARGUMENTS.split(),
+        *more,
+        "--out",
+        str(out),
+        "--json",
+    ]
     with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
     ) as process:
         deadline = time.monotonic() + 60
         while not (out / "metrics.csv").exists() or len(metrics(out)) <= before:
-            assert process.poll() is None and time.monotonic() < deadline, "it ended, or never came to an epoch"
+            assert process.poll() is None and time.monotonic() < deadline, (
+                "it ended, or never came to an epoch"
+            )
             time.sleep(0.005)
         process.send_signal(how)
         shown, said = process.communicate(timeout=60)
     return process.returncode, shown, said
 
 
-def test_killed_and_interrupted_and_run_again_it_gives_the_weights_and_metrics_of_one_run(tmp_path: Path) -> None:
+def test_killed_and_interrupted_and_run_again_it_gives_the_weights_and_metrics_of_one_run(
+    tmp_path: Path,
+) -> None:
     recipe = Recipe(epochs=6, lr=0.02, batch_size=50)
-    job = Job("fashion-mnist-mini", "mlp", recipe, fraction=0.2, save_at=(0, 30), seed=5)
-    whole: Trained = train(job, tmp_path / "whole", device="cpu", progress=False)
+    job = TrainingJob("fashion-mnist-mini", "mlp", recipe, fraction=0.2, save_at=(0, 30), seed=5)
+    whole: TrainingResult = train(job, tmp_path / "whole", device="cpu", progress=False)
 
     status, shown, _ = stopped(tmp_path / "run", signal.SIGKILL)
     assert status == -signal.SIGKILL and not shown
@@ -254,9 +306,23 @@ def test_killed_and_interrupted_and_run_again_it_gives_the_weights_and_metrics_o
 def test_killed_while_it_feeds_residuals_back_it_goes_on_with_them(tmp_path: Path) -> None:
     defense = "prune-feedback:0.99,then,gaussian:1e-3"
     recipe = Recipe(epochs=6, lr=0.02, batch_size=50)
-    job = Job("fashion-mnist-mini", "lenet", recipe, fraction=0.2, save_at=(0, 30), seed=5, defense=defense)
-    status, shown, _ = stopped(tmp_path / "run", signal.SIGKILL, "--model", "lenet", "--defense", defense)
-    assert status == -signal.SIGKILL and not shown and not (tmp_path / "run" / "model.safetensors").exists()
+    job = TrainingJob(
+        "fashion-mnist-mini",
+        "lenet",
+        recipe,
+        fraction=0.2,
+        save_at=(0, 30),
+        seed=5,
+        defense=defense,
+    )
+    status, shown, _ = stopped(
+        tmp_path / "run", signal.SIGKILL, "--model", "lenet", "--defense", defense
+    )
+    assert (
+        status == -signal.SIGKILL
+        and not shown
+        and not (tmp_path / "run" / "model.safetensors").exists()
+    )
     train(job, tmp_path / "run", device="cpu", progress=False)
     train(job, tmp_path / "whole", device="cpu", progress=False)
     assert_same(tmp_path / "run", tmp_path / "whole")

@@ -26,11 +26,19 @@ def pillow(transform: Transform, sign: int, picture: Image.Image) -> Image.Image
         "translate_y": (1, 0, 0, 0, 1, strength * height * sign),
     }
     if transform.name in affine:
-        how = Image.Resampling.BICUBIC if transform.name.startswith("shear") else Image.Resampling.NEAREST
-        return picture.transform(picture.size, Image.Transform.AFFINE, affine[transform.name], how, fillcolor=(0, 0, 0))
+        how = (
+            Image.Resampling.BICUBIC
+            if transform.name.startswith("shear")
+            else Image.Resampling.NEAREST
+        )
+        return picture.transform(
+            picture.size, Image.Transform.AFFINE, affine[transform.name], how, fillcolor=(0, 0, 0)
+        )
     if transform.name == "rotate":
         turned = picture.convert("RGBA").rotate(strength)
-        return Image.composite(turned, Image.new("RGBA", turned.size, (128,) * 4), turned).convert(picture.mode)
+        return Image.composite(turned, Image.new("RGBA", turned.size, (128,) * 4), turned).convert(
+            picture.mode
+        )
     if transform.name in ("color", "contrast", "sharpness", "brightness"):
         enhancer = getattr(ImageEnhance, transform.name.capitalize())(picture)
         return enhancer.enhance(1 + strength * sign)  # type: ignore[no-any-return]
@@ -38,7 +46,11 @@ def pillow(transform: Transform, sign: int, picture: Image.Image) -> Image.Image
         return ImageOps.posterize(picture, int(strength))
     if transform.name == "solarize":
         return ImageOps.solarize(picture, strength)  # type: ignore[arg-type]  # Pillow compares with it: a float is as good
-    change = {"invert": ImageOps.invert, "autocontrast": ImageOps.autocontrast, "equalize": ImageOps.equalize}[transform.name]
+    change = {
+        "invert": ImageOps.invert,
+        "autocontrast": ImageOps.autocontrast,
+        "equalize": ImageOps.equalize,
+    }[transform.name]
     return change(picture)
 
 
@@ -55,29 +67,43 @@ def expected(transform: Transform, sign: int, images: Tensor) -> Tensor:
 
 def differences(transform: Transform, images: Tensor) -> int:
     signs = (-1, 1) if transform.signed else (1,)
-    pairs = ((transform.apply(images, torch.full((len(images),), sign)), expected(transform, sign, images)) for sign in signs)
+    pairs = (
+        (
+            transform.apply(images, torch.full((len(images),), sign)),
+            expected(transform, sign, images),
+        )
+        for sign in signs
+    )
     return sum(int((got != wanted).sum()) for got, wanted in pairs)
 
 
 @cache
 def embedded(channels: int, size: int) -> Tensor:
     """Real pixels with nothing downloaded: three grey pictures make a colored one, enlarged where wanted."""
-    grey = load("fashion-mnist-mini", "train").images[:: 2000 // (COUNT * channels)][: COUNT * channels]
+    grey = load("fashion-mnist-mini", "train").images[:: 2000 // (COUNT * channels)][
+        : COUNT * channels
+    ]
     sheet = grey.reshape(COUNT, channels, 28, 28)
-    large = torch.nn.functional.interpolate(sheet.float(), size=(size, size), mode="bicubic").clamp(0, 255)
+    large = torch.nn.functional.interpolate(sheet.float(), size=(size, size), mode="bicubic").clamp(
+        0, 255
+    )
     return large.round().to(torch.uint8)
 
 
 @pytest.mark.parametrize(("channels", "size"), [(1, 28), (3, 32), (3, 64)])
 @pytest.mark.parametrize(("name", "magnitude"), FUNCTIONS)
-def test_every_function_gives_pillows_pixels_on_the_embedded_pictures(name: str, magnitude: int, channels: int, size: int) -> None:
+def test_every_function_gives_pillows_pixels_on_the_embedded_pictures(
+    name: str, magnitude: int, channels: int, size: int
+) -> None:
     assert differences(Transform(name, magnitude), embedded(channels, size)) == 0
 
 
 @pytest.mark.usefixtures("data_root")
 @pytest.mark.parametrize("dataset", REAL)
 @pytest.mark.parametrize(("name", "magnitude"), FUNCTIONS)
-def test_every_function_gives_pillows_pixels_on_real_data_sets(name: str, magnitude: int, dataset: str) -> None:
+def test_every_function_gives_pillows_pixels_on_real_data_sets(
+    name: str, magnitude: int, dataset: str
+) -> None:
     images = _real(dataset)
     assert images.shape[2] == REAL[dataset]
     assert differences(Transform(name, magnitude), images) == 0
@@ -91,18 +117,28 @@ def _real(dataset: str) -> Tensor:
 
 @pytest.mark.parametrize("name", OPERATIONS)
 @pytest.mark.parametrize("magnitude", range(10))
-def test_every_magnitude_gives_pillows_pixels_on_extreme_and_oblong_pictures(name: str, magnitude: int) -> None:
+def test_every_magnitude_gives_pillows_pixels_on_extreme_and_oblong_pictures(
+    name: str, magnitude: int
+) -> None:
     rng = torch.Generator().manual_seed(magnitude)
     shape = (3, 17, 23)
     extremes = [torch.full(shape, value) for value in (0, 1, 127, 128, 254, 255)]
-    extremes += [torch.randint(0, 256, shape, generator=rng), torch.randint(0, 2, shape, generator=rng) * 255]
-    extremes += [torch.randint(100, 103, shape, generator=rng), torch.arange(3 * 17 * 23).reshape(shape) % 256]
+    extremes += [
+        torch.randint(0, 256, shape, generator=rng),
+        torch.randint(0, 2, shape, generator=rng) * 255,
+    ]
+    extremes += [
+        torch.randint(100, 103, shape, generator=rng),
+        torch.arange(3 * 17 * 23).reshape(shape) % 256,
+    ]
     assert differences(Transform(name, magnitude), torch.stack(extremes).to(torch.uint8)) == 0
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_tiny_pictures_are_handled_as_pillow_does(size: int) -> None:
-    images = torch.randint(0, 256, (20, 3, size, size), generator=torch.Generator().manual_seed(0)).to(torch.uint8)
+    images = torch.randint(
+        0, 256, (20, 3, size, size), generator=torch.Generator().manual_seed(0)
+    ).to(torch.uint8)
     for name, magnitude in FUNCTIONS:
         assert differences(Transform(name, magnitude), images) == 0, name
 
@@ -112,7 +148,11 @@ def test_a_policy_is_its_functions_in_order_one_sign_for_each_image() -> None:
     policy = Policy.parse("3-1-7")
     got = policy(images, torch.Generator().manual_seed(0))
     every = [
-        expected(policy.members[0][2], third, expected(policy.members[0][1], second, expected(policy.members[0][0], first, images)))
+        expected(
+            policy.members[0][2],
+            third,
+            expected(policy.members[0][1], second, expected(policy.members[0][0], first, images)),
+        )
         for first in (-1, 1)
         for second in (-1, 1)
         for third in (-1, 1)

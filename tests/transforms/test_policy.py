@@ -29,11 +29,16 @@ def test_idle_transformations_are_those_that_change_no_image(channels: int) -> N
     for name in OPERATIONS:
         for magnitude in range(10):
             one = Transform(name, magnitude)
-            same = all(torch.equal(one.apply(images, torch.full((len(images),), sign)), images) for sign in (-1, 1))
+            same = all(
+                torch.equal(one.apply(images, torch.full((len(images),), sign)), images)
+                for sign in (-1, 1)
+            )
             assert one.idle(channels) == same, one
 
 
-@pytest.mark.parametrize("text", [HYBRID, "0", "49-49-49", "translate_x(9)-contrast(6)", "3-posterize(0)+none", "none"])
+@pytest.mark.parametrize(
+    "text", [HYBRID, "0", "49-49-49", "translate_x(9)-contrast(6)", "3-posterize(0)+none", "none"]
+)
 def test_a_policys_text_reads_back_as_the_same_policy(text: str) -> None:
     assert str(Policy.parse(text)) == text
     assert Policy.parse(str(Policy.parse(text))) == Policy.parse(text)
@@ -77,14 +82,20 @@ def test_the_library_holds_the_published_fifty() -> None:
 def test_magnitudes_are_the_published_lines() -> None:
     assert OPERATIONS["translate_x"].magnitudes[9] == 150 / 331
     assert OPERATIONS["rotate"].magnitudes[2] == pytest.approx(30 * 2 / 9)
-    assert [int(bits) for bits in OPERATIONS["posterize"].magnitudes] == np.round(np.linspace(8, 4, 10)).astype(int).tolist()
+    assert [int(bits) for bits in OPERATIONS["posterize"].magnitudes] == np.round(
+        np.linspace(8, 4, 10)
+    ).astype(int).tolist()
     assert OPERATIONS["solarize"].magnitudes[0] == 256
 
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_shape_type_and_range_are_kept(name: str) -> None:
     for channels in (1, 3):
-        for images in (pictures(5, channels, 28), pictures(5, channels, 28).float() / 255, pictures(1, channels, 28)[0]):
+        for images in (
+            pictures(5, channels, 28),
+            pictures(5, channels, 28).float() / 255,
+            pictures(1, channels, 28)[0],
+        ):
             out = Policy(((Transform(name, 7),),))(images, seeded())
             assert out.shape == images.shape
             assert out.dtype == images.dtype
@@ -122,7 +133,19 @@ def test_no_policy_changes_nothing_and_draws_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["shear_x", "shear_y", "translate_x", "translate_y", "rotate", "color", "contrast", "sharpness", "brightness", "posterize"]
+    "name",
+    [
+        "shear_x",
+        "shear_y",
+        "translate_x",
+        "translate_y",
+        "rotate",
+        "color",
+        "contrast",
+        "sharpness",
+        "brightness",
+        "posterize",
+    ],
 )
 def test_zero_strength_is_the_identity(name: str) -> None:
     assert torch.equal(Policy(((Transform(name, 0),),))(pictures(), seeded()), pictures())
@@ -145,7 +168,15 @@ def test_many_images_are_treated_as_few_are() -> None:
     """Larger batches are worked on in pieces, which must not show."""
     images = pictures(600)
     whole = Policy.parse("0-22-37")(images, seeded())
-    assert torch.equal(whole, torch.cat([Policy.parse("0-22-37")(images[:300], seeded()), Policy.parse("0-22-37")(images[300:], seeded())]))
+    assert torch.equal(
+        whole,
+        torch.cat(
+            [
+                Policy.parse("0-22-37")(images[:300], seeded()),
+                Policy.parse("0-22-37")(images[300:], seeded()),
+            ]
+        ),
+    )
 
 
 def test_an_empty_batch_comes_back_empty() -> None:
@@ -156,14 +187,23 @@ def test_a_picture_gives_the_pixels_its_tensor_gives() -> None:
     policy = Policy.parse(HYBRID)
     color, grey = pictures(1)[0], pictures(1, 1)[0]
     as_picture = policy(Image.fromarray(color.permute(1, 2, 0).numpy()), seeded())
-    assert torch.equal(torch.from_numpy(np.array(as_picture)).permute(2, 0, 1), policy(color, seeded()))
+    assert torch.equal(
+        torch.from_numpy(np.array(as_picture)).permute(2, 0, 1), policy(color, seeded())
+    )
     as_picture = policy(Image.fromarray(grey[0].numpy()), seeded())
     assert as_picture.mode == "L"
     assert torch.equal(torch.from_numpy(np.array(as_picture))[None], policy(grey, seeded()))
 
 
 @pytest.mark.parametrize(
-    "bad", [torch.zeros(2, 3, 8, 8, dtype=torch.long), torch.zeros(8, 8), torch.zeros(1, 4, 8, 8), Image.new("RGBA", (8, 8)), "x"]
+    "bad",
+    [
+        torch.zeros(2, 3, 8, 8, dtype=torch.long),
+        torch.zeros(8, 8),
+        torch.zeros(1, 4, 8, 8),
+        Image.new("RGBA", (8, 8)),
+        "x",
+    ],
 )
 def test_other_inputs_are_refused_with_what_is_taken(bad: Tensor) -> None:
     with pytest.raises(GradveilError, match="a policy takes"):

@@ -12,7 +12,9 @@ from gradveil.transforms.preparation import crop_and_flip
 
 
 def pictures(count: int, channels: int = 3, height: int = 6, width: int = 5) -> Tensor:
-    return torch.randint(1, 256, (count, channels, height, width), generator=generator(0, "pictures")).to(torch.uint8)
+    return torch.randint(
+        1, 256, (count, channels, height, width), generator=generator(0, "pictures")
+    ).to(torch.uint8)
 
 
 def windows(image: Tensor, padding: int) -> dict[tuple[int, int, bool], Tensor]:
@@ -30,9 +32,13 @@ def windows(image: Tensor, padding: int) -> dict[tuple[int, int, bool], Tensor]:
 
 @pytest.mark.parametrize("padding", [0, 1, 4])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_each_image_is_a_window_of_itself_in_a_black_border_perhaps_mirrored(padding: int, channels: int) -> None:
+def test_each_image_is_a_window_of_itself_in_a_black_border_perhaps_mirrored(
+    padding: int, channels: int
+) -> None:
     images = pictures(40, channels)
-    for before, after in zip(images, crop_and_flip(images, padding, True, generator(1)), strict=True):
+    for before, after in zip(
+        images, crop_and_flip(images, padding, True, generator(1)), strict=True
+    ):
         assert any(torch.equal(after, window) for window in windows(before, padding).values())
 
 
@@ -40,7 +46,12 @@ def test_all_places_and_both_directions_are_drawn_equally_often() -> None:
     count, padding = 18_000, 1
     image = pictures(1)
     results = crop_and_flip(image.expand(count, -1, -1, -1), padding, True, generator(2)).flatten(1)
-    hits = torch.stack([(results == window.flatten()).all(1).sum() for window in windows(image[0], padding).values()])
+    hits = torch.stack(
+        [
+            (results == window.flatten()).all(1).sum()
+            for window in windows(image[0], padding).values()
+        ]
+    )
     assert int(hits.sum()) == count
     assert float((hits - 1_000).abs().max()) < 5 * 1_000**0.5  # 18 equal cells
 

@@ -10,11 +10,16 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
 from gradveil.data import load
 from gradveil.transforms import OPERATIONS, Policy, Preparation
-from gradveil.transforms.slopes import SLOPES
-from gradveil.transforms.soft import Anew, Drawn, draw, drawn
+from gradveil.transforms.differentiable import SLOPES, Anew, Drawn, draw, drawn
 
 SINGLES = [f"{name}({magnitude})" for name in OPERATIONS for magnitude in (0, 4, 9)]
-HYBRIDS = ["none", "none+3", "3-1-7+43-18-18", "12-5-14+20-3-40+9-9-9+none", "translate_x(9)-contrast(6)-shear_y(5)+rotate(9)-solarize(4)"]
+HYBRIDS = [
+    "none",
+    "none+3",
+    "3-1-7+43-18-18",
+    "12-5-14+20-3-40+9-9-9+none",
+    "translate_x(9)-contrast(6)-shear_y(5)+rotate(9)-solarize(4)",
+]
 
 
 def pictures(count: int = 12, channels: int = 3) -> Tensor:
@@ -53,7 +58,9 @@ def test_the_slopes_of_stand_ins_are_their_finite_differences(name: str) -> None
     exact = pictures(4)[:, :, 8:18, 8:17]
     soft = exact.double().requires_grad_()
     signs = torch.tensor([1, -1, 1, -1])
-    assert torch.autograd.gradcheck(lambda values: SLOPES[name](values, exact, OPERATIONS[name].magnitudes[6], signs), soft)
+    assert torch.autograd.gradcheck(
+        lambda values: SLOPES[name](values, exact, OPERATIONS[name].magnitudes[6], signs), soft
+    )
 
 
 SMOOTH = sorted(set(OPERATIONS) - {"posterize", "equalize"})
@@ -91,10 +98,16 @@ def test_slopes_pass_through_a_whole_policy_and_point_the_right_way() -> None:
 
 
 def test_transforms_of_several_victims_run_as_one() -> None:
-    prepare, images = Preparation(2, True, Policy.parse("3-1-7+43-18-18")), pictures(6).float() / 255
+    prepare, images = (
+        Preparation(2, True, Policy.parse("3-1-7+43-18-18")),
+        pictures(6).float() / 255,
+    )
     parts = [draw(prepare, part, generator(number)) for number, part in enumerate(images.split(2))]
     together = parts[0].beside(parts[1:])
-    assert torch.equal(together(images), torch.cat([one(part) for one, part in zip(parts, images.split(2), strict=True)]))
+    assert torch.equal(
+        together(images),
+        torch.cat([one(part) for one, part in zip(parts, images.split(2), strict=True)]),
+    )
     with pytest.raises(GradveilError, match="cannot be joined"):
         parts[0].beside([replace(parts[1], policy=Policy())])
 

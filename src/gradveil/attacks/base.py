@@ -27,21 +27,31 @@ class Attack(ABC):
         return str(self)
 
     @final
-    def __call__(self, seen: Sequence[Observation], rng: Generator, progress: Progress | None = None) -> list[Reconstruction]:
+    def __call__(
+        self, seen: Sequence[Observation], rng: Generator, progress: Progress | None = None
+    ) -> list[Reconstruction]:
         """One reconstruction for each victim. All must be victims of one model, with batches of one size."""
         if not seen:
             return []
         first = seen[0]
         for one in seen:
-            if one.model is not first.model or one.size != first.size or one.protocol != first.protocol:
-                raise GradveilError("victims attacked together must share one model, one batch size and one protocol")
+            if (
+                one.model is not first.model
+                or one.size != first.size
+                or one.protocol != first.protocol
+            ):
+                raise GradveilError(
+                    "victims attacked together must share one model, one batch size and one protocol"
+                )
             one.knowledge.need(*self.needs, by=self.title)
         found = self.reconstruct(seen, rng, progress or _silent)
         assert len(found) == len(seen)
         return found
 
     @abstractmethod
-    def reconstruct(self, seen: Sequence[Observation], rng: Generator, progress: Progress) -> list[Reconstruction]:
+    def reconstruct(
+        self, seen: Sequence[Observation], rng: Generator, progress: Progress
+    ) -> list[Reconstruction]:
         """The attack itself."""
 
 

@@ -18,11 +18,15 @@ from gradveil.core.types import Observation, Reconstruction
 class Blind(Attack):
     """Guesses images by no more than their shape, and labels where they are known. The distance is infinite: none was measured."""
 
-    def reconstruct(self, seen: Sequence[Observation], rng: Generator, progress: Progress) -> list[Reconstruction]:
+    def reconstruct(
+        self, seen: Sequence[Observation], rng: Generator, progress: Progress
+    ) -> list[Reconstruction]:
         found = []
         for done, one in enumerate(seen, 1):
             dtype = next(iter(one.gradients.values())).dtype
-            images = self.guess(one, rng).to("cpu", dtype).expand(one.size, *one.image_shape).clone()
+            images = (
+                self.guess(one, rng).to("cpu", dtype).expand(one.size, *one.image_shape).clone()
+            )
             found.append(Reconstruction(images, one.knowledge.labels, math.inf))
             progress(done, len(seen))
         return found
@@ -47,7 +51,7 @@ class BlindNoise(Blind):
 class BlindGrey(Blind):
     """Every value 0.5."""
 
-    def guess(self, one: Observation, rng: Generator) -> Tensor:  # noqa: ARG002
+    def guess(self, one: Observation, rng: Generator) -> Tensor:
         return torch.full(one.image_shape, 0.5)
 
     def __str__(self) -> str:
@@ -64,7 +68,7 @@ class BlindImage(Blind):
     def __post_init__(self) -> None:
         _check_pixels(self.image, str(self))
 
-    def guess(self, one: Observation, rng: Generator) -> Tensor:  # noqa: ARG002
+    def guess(self, one: Observation, rng: Generator) -> Tensor:
         _check_shape(self.image, one.image_shape, str(self))
         return self.image
 
@@ -96,9 +100,13 @@ class BlindClassMean(Blind):
 def _check_pixels(images: Tensor, name: str) -> None:
     if not (images.is_floating_point() and bool(((images >= 0) & (images <= 1)).all())):
         low, high = (float(value) for value in images.aminmax())
-        raise GradveilError(f"{name!r} got {images.dtype} values from {low:g} to {high:g}: expected floating point in [0, 1]")
+        raise GradveilError(
+            f"{name!r} got {images.dtype} values from {low:g} to {high:g}: expected floating point in [0, 1]"
+        )
 
 
 def _check_shape(images: Tensor, expected: tuple[int, ...], name: str) -> None:
     if tuple(images.shape) != expected:
-        raise GradveilError(f"{name!r} got images of shape {tuple(images.shape)}: the victims need {expected}")
+        raise GradveilError(
+            f"{name!r} got images of shape {tuple(images.shape)}: the victims need {expected}"
+        )

@@ -11,10 +11,84 @@ from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor, nn
+from torch.func import functional_call
 
-from gradveil.attacks.probing import expect
 from gradveil.core.errors import GradveilError
-from gradveil.core.types import Observation
+from gradveil.core.seeds import following
+from gradveil.core.types import Gradients, Observation
+from gradveil.engine.gradients import in_mode, per_sample
+
+
+def outputs(
+    model: nn.Module, images: Tensor, train_mode: bool, weights: Gradients | None = None
+) -> Tensor:
+    """The model's answer in this mode, with other weights if given, which leaves it as it is: buffers that a pass may update are copies."""
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    with in_mode(model, train_mode):
+        found: Tensor = functional_call(model, {**buffers, **(weights or {})}, (images,))
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Expected:
+    """What the gradients of the last layer are made of, by the mean over noise images.
+
+    `absent` (classes,): the slope of the loss at a logit whose class is not the label; `drop` (1,): how much lower it is at the
+    label's own; `features` (1,): the sum of the layer's inputs. For cross-entropy `absent` holds the mean probabilities and
+    `drop` is 1. Taken from the client's own loss, they fit a scaled or a smoothed one too.
+    """
+
+    absent: Tensor
+    drop: Tensor
+    features: Tensor
+
+
+def expect(one: Observation, layer: nn.Linear, count: int, rng: Generator) -> Expected:
+    """From `count` images of uniform noise; with several local steps, before the first and before the last of them."""
+    noise = torch.rand(count, *one.image_shape, generator=rng, device=rng.device).to(layer.weight)
+    features: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
+    try:
+        with torch.no_grad(), following(rng):
+            logits = torch.cat(
+                [
+                    outputs(one.model, noise, one.protocol.train_mode, weights)
+                    for weights in _stages(one)
+                ]
+            )
+    finally:
+        hook.remove()
+    if not features:
+        raise GradveilError(
+            "the last linear layer plays no part in the model's output, so labels cannot be counted; give the labels"
+        )
+    first, second = (_slopes(one, logits, label) for label in (0, 1))
+    absent = torch.cat([second[:1], first[1:]])
+    return Expected(absent, absent[:1] - first[:1], torch.cat(features).sum(-1).mean().view(1))
+
+
+def _stages(one: Observation) -> list[Gradients]:
+    """The weights before the first local step and, about, before the last: W_0 - rate (k - 1) / k times the shared sum of gradients."""
+    steps = one.protocol.local_steps
+    if steps == 1:
+        return [{}]
+    rate = one.protocol.local_lr * (steps - 1) / steps
+    return [
+        {},
+        {
+            name: p - rate * one.gradients[name]
+            for name, p in one.model.named_parameters()
+            if name in one.gradients
+        },
+    ]
+
+
+def _slopes(one: Observation, logits: Tensor, label: int) -> Tensor:
+    logits = logits.detach().requires_grad_()
+    labels = torch.full((len(logits),), label, device=logits.device)
+    with torch.enable_grad():
+        (found,) = torch.autograd.grad(per_sample(one.loss, logits, labels).sum(), logits)
+    return found[:, : one.classes].mean(0)  # a model may answer with penalties behind the logits
 
 
 @dataclass(frozen=True)
@@ -30,7 +104,7 @@ class LabelFinder(ABC):
 class Known(LabelFinder):
     """The attacker was told."""
 
-    def infer(self, seen: Sequence[Observation], rng: Generator) -> Tensor:  # noqa: ARG002
+    def infer(self, seen: Sequence[Observation], rng: Generator) -> Tensor:
         return torch.stack([_told(one) for one in seen])
 
 
@@ -41,10 +115,12 @@ class SingleLabel(LabelFinder):
     The smallest entry is that one, and still the best guess where a defense left several negative entries or none.
     """
 
-    def infer(self, seen: Sequence[Observation], rng: Generator) -> Tensor:  # noqa: ARG002
+    def infer(self, seen: Sequence[Observation], rng: Generator) -> Tensor:
         for one in seen:
             if one.size != 1:
-                raise GradveilError(f"batch of {one.size}: SingleLabel reads the label of one image; use Counted or give the labels")
+                raise GradveilError(
+                    f"batch of {one.size}: SingleLabel reads the label of one image; use Counted or give the labels"
+                )
         return _pulls(seen, last_layer(seen[0]))[0].argmin(1, keepdim=True)
 
 
@@ -69,7 +145,10 @@ class Counted(LabelFinder):
         pulls, biased = _pulls(seen, layer)
         whose = seen if steps > 1 else seen[:1]  # after a step, each victim's weights are its own
         expected = [expect(one, layer, self.probes, rng) for one in whose]
-        absent, drop, features = (torch.stack([getattr(own, name) for own in expected]) for name in ("absent", "drop", "features"))
+        absent, drop, features = (
+            torch.stack([getattr(own, name) for own in expected])
+            for name in ("absent", "drop", "features")
+        )
         means = pulls / steps if biased else pulls / steps / features
         return _largest(size * (absent - means) / drop, size)
 
@@ -80,7 +159,9 @@ class Joint:
 
     def start(self, rows: int, size: int, classes: int, rng: Generator) -> Tensor:
         """N(0, 1), (rows, size, classes), row by row: none depends on how many follow."""
-        return torch.stack([torch.randn(size, classes, generator=rng, device=rng.device) for _ in range(rows)])
+        return torch.stack(
+            [torch.randn(size, classes, generator=rng, device=rng.device) for _ in range(rows)]
+        )
 
 
 Labels = LabelFinder | Joint
@@ -88,9 +169,13 @@ Labels = LabelFinder | Joint
 
 def last_layer(one: Observation) -> nn.Linear:
     """The last linear layer, in the order of registration, with one output for each class."""
-    fitting = [m for m in one.model.modules() if isinstance(m, nn.Linear) and m.out_features == one.classes]
+    fitting = [
+        m for m in one.model.modules() if isinstance(m, nn.Linear) and m.out_features == one.classes
+    ]
     if not fitting:
-        raise GradveilError(f"label inference needs a last linear layer with {one.classes} outputs, one for each class; give the labels")
+        raise GradveilError(
+            f"label inference needs a last linear layer with {one.classes} outputs, one for each class; give the labels"
+        )
     return fitting[-1]
 
 
@@ -102,27 +187,35 @@ def _told(one: Observation) -> Tensor:
         got = f"labels of shape {tuple(labels.shape)} and type {labels.dtype}"
         raise GradveilError(f"{got}: expected one class index for each of {one.size} image(s)")
     if bool(((labels < 0) | (labels >= one.classes)).any()):
-        raise GradveilError(f"labels {labels.tolist()}: expected class indices from 0 to {one.classes - 1}")
+        raise GradveilError(
+            f"labels {labels.tolist()}: expected class indices from 0 to {one.classes - 1}"
+        )
     return labels.long()
 
 
 def _pulls(seen: Sequence[Observation], layer: nn.Linear) -> tuple[Tensor, bool]:
     """(victims, classes): the last layer's bias gradients and True, or its weight gradients' row sums and False."""
-    shared = {id(p): name for name, p in seen[0].model.named_parameters() if name in seen[0].gradients}
+    shared = {
+        id(p): name for name, p in seen[0].model.named_parameters() if name in seen[0].gradients
+    }
     for parameter, biased in ((layer.bias, True), (layer.weight, False)):
         name = shared.get(id(parameter))
         if name is not None:
             both = torch.stack([one.gradients[name] for one in seen])
             _check_usable(both, name)
             return both if biased else both.sum(2), biased
-    raise GradveilError("the last linear layer is frozen, so its gradient is not shared and tells no labels; give the labels")
+    raise GradveilError(
+        "the last linear layer is frozen, so its gradient is not shared and tells no labels; give the labels"
+    )
 
 
 def _check_usable(gradients: Tensor, name: str) -> None:
     for victim, own in enumerate(gradients):
         if not bool(own.isfinite().all()) or not bool(own.any()):
             state = "all zero" if bool(own.isfinite().all()) else "not finite"
-            raise GradveilError(f"the gradient of {name!r} of victim {victim} is {state}: it tells no label; give the labels")
+            raise GradveilError(
+                f"the gradient of {name!r} of victim {victim} is {state}: it tells no label; give the labels"
+            )
 
 
 def _largest(counts: Tensor, size: int) -> Tensor:

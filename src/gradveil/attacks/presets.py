@@ -4,17 +4,15 @@ from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from gradveil.attacks.analytic import LinearInversion
 from gradveil.attacks.base import Attack
-from gradveil.attacks.distances import Cosine, Distance, cosine, l1, l2
-from gradveil.attacks.initial import ClassMean, Patterned
-from gradveil.attacks.joint import JointMasks, JointNoise
-from gradveil.attacks.lbfgs import LBFGS
+from gradveil.attacks.distances import Cosine, Distance, Likelihood, cosine, l1, l2
+from gradveil.attacks.hidden_draws import JointMasks, JointNoise
+from gradveil.attacks.linear import LinearInversion
 from gradveil.attacks.matching import GradientMatching
-from gradveil.attacks.optimizers import SGD, Adam
+from gradveil.attacks.optimizers import LBFGS, SGD, Adam
+from gradveil.attacks.policy_views import ExpectedTransform, GuessedTransform, KnownTransform
 from gradveil.attacks.priors import LabelTerm, Smoothness, TotalVariation
-from gradveil.attacks.targets import Likelihood
-from gradveil.attacks.through import ExpectedTransform, GuessedTransform, KnownTransform
+from gradveil.attacks.starts import ClassMean, Patterned
 from gradveil.core.errors import GradveilError, unknown
 
 TV = TotalVariation(1e-4)
@@ -29,8 +27,18 @@ PUBLISHED: dict[str, Attack] = {
     "adam-cosine": INVERTING,
     "ig-default": GradientMatching(cosine, Adam(0.1), TotalVariation(1e-1), steps=4_800),
     # As published, at a learning rate that hardly moves ("zhu"): kept to show it.
-    "lbfgs-l2": GradientMatching(l2, LBFGS(1e-4, line_search=False), TotalVariation(1e-3), steps=50, restarts=2, boxed=False, decay=False),
-    "lbfgs-cosine": GradientMatching(cosine, LBFGS(1e-4, line_search=False), TV, steps=300, restarts=16, signed=True, decay=False),
+    "lbfgs-l2": GradientMatching(
+        l2,
+        LBFGS(1e-4, line_search=False),
+        TotalVariation(1e-3),
+        steps=50,
+        restarts=2,
+        boxed=False,
+        decay=False,
+    ),
+    "lbfgs-cosine": GradientMatching(
+        cosine, LBFGS(1e-4, line_search=False), TV, steps=300, restarts=16, signed=True, decay=False
+    ),
     # Deep Leakage from Gradients, Zhu et al. 2019, as its own paper sets it, with a line search for each victim.
     "dlg": SECOND_ORDER,
     "adam-l1": GradientMatching(l1, Adam(0.1), TV, steps=4_800, signed=True),
@@ -45,7 +53,9 @@ PUBLISHED: dict[str, Attack] = {
 
 BREAKERS: dict[str, Attack] = {
     # Policies. Balunovic et al. 2022 showed that they fail early in training; the rest knows the policy, or the classes' looks.
-    "early-step": GradientMatching(cosine, Adam(0.1), TotalVariation(1e-5), steps=2_000, signed=True),
+    "early-step": GradientMatching(
+        cosine, Adam(0.1), TotalVariation(1e-5), steps=2_000, signed=True
+    ),
     "transform-known": replace(INVERTING, through=KnownTransform()),
     "transform-drawn": replace(INVERTING, through=ExpectedTransform(4)),
     "transform-guessed": replace(INVERTING, through=GuessedTransform(), restarts=8),
@@ -61,7 +71,9 @@ BREAKERS: dict[str, Attack] = {
     "masked-rounds": replace(INVERTING, distance=Cosine(rounds=True)),
     # Noise: what is most likely under it, and the mean of eight such searches (Balunovic et al. 2022, a Bayesian view).
     "likelihood": replace(INVERTING, distance=Likelihood(free=True), prior=NATS),
-    "averaged": replace(INVERTING, distance=Likelihood(free=True), prior=NATS, restarts=8, averaged=True),
+    "averaged": replace(
+        INVERTING, distance=Likelihood(free=True), prior=NATS, restarts=8, averaged=True
+    ),
 }
 
 
@@ -69,7 +81,9 @@ class Presets(dict[str, Attack]):
     """By name. `A+B` is there too, though not listed: both in one search."""
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and all(super(Presets, self).__contains__(part) for part in name.split("+"))
+        return isinstance(name, str) and all(
+            super(Presets, self).__contains__(part) for part in name.split("+")
+        )
 
     def __missing__(self, name: str) -> Attack:
         if name not in self:
@@ -97,16 +111,24 @@ def combined(attacks: Mapping[str, Attack], name: str) -> GradientMatching:
     apart: dict[str, dict[str, Any]] = {}  # by setting, then by part
     for part, attack in attacks.items():
         if not isinstance(attack, GradientMatching):
-            raise GradveilError(f"attack {name!r}: {part} matches no gradients, so nothing can be added to it; run it by itself")
+            raise GradveilError(
+                f"attack {name!r}: {part} matches no gradients, so nothing can be added to it; run it by itself"
+            )
         for setting in fields(attack):
             if getattr(attack, setting.name) != getattr(INVERTING, setting.name):
                 apart.setdefault(setting.name, {})[part] = getattr(attack, setting.name)
     distance = _joined(apart.pop("distance", {}), name)
-    return replace(INVERTING, distance=distance, **{setting: _agreed(setting, values, name) for setting, values in apart.items()})
+    return replace(
+        INVERTING,
+        distance=distance,
+        **{setting: _agreed(setting, values, name) for setting, values in apart.items()},
+    )
 
 
 def _joined(distances: Mapping[str, Distance], name: str) -> Distance:
-    kinds = {part: type(distance) for part, distance in distances.items() if type(distance) is not Cosine}
+    kinds = {
+        part: type(distance) for part, distance in distances.items() if type(distance) is not Cosine
+    }
     kind: type[Distance] = _agreed("distance", kinds, name) if kinds else Cosine
     apart: dict[str, dict[str, Any]] = {}
     for part, distance in distances.items():
@@ -122,5 +144,7 @@ def _agreed(setting: str, values: Mapping[str, Any], name: str) -> Any:
     (first, value), *others = values.items()
     for part, other in others:
         if other != value:
-            raise GradveilError(f"attack {name!r}: {first} and {part} cannot be combined, each has a {setting} of its own")
+            raise GradveilError(
+                f"attack {name!r}: {first} and {part} cannot be combined, each has a {setting} of its own"
+            )
     return value

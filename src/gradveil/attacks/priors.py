@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from gradveil.attacks.probing import outputs
+from gradveil.attacks.labels import outputs
 from gradveil.core.errors import GradveilError
 
 
@@ -102,10 +102,14 @@ class LabelTerm(Weighted):
     """
 
     def penalty(self, images: Tensor, state: PriorState) -> Tensor:
-        probabilities = _by_row(images, state, lambda rows: _logits(state, rows))[..., : state.classes].softmax(-1)
+        probabilities = _by_row(images, state, lambda rows: _logits(state, rows))[
+            ..., : state.classes
+        ].softmax(-1)
         labels = state.labels
         if labels.dim() == 2:
-            labels = labels[..., None] == torch.arange(probabilities.shape[-1], device=labels.device)
+            labels = labels[..., None] == torch.arange(
+                probabilities.shape[-1], device=labels.device
+            )
         return (probabilities - labels.to(probabilities)).square().sum((1, 2))
 
 
@@ -118,9 +122,15 @@ class NormStatistics(Weighted):
     """
 
     def penalty(self, images: Tensor, state: PriorState) -> Tensor:
-        norms = [m for m in state.model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+        norms = [
+            m
+            for m in state.model.modules()
+            if isinstance(m, _BatchNorm) and m.running_mean is not None
+        ]
         if not norms:
-            raise GradveilError(f"{type(state.model).__name__} has no batch norm with running statistics: leave NormStatistics out")
+            raise GradveilError(
+                f"{type(state.model).__name__} has no batch norm with running statistics: leave NormStatistics out"
+            )
         return _by_row(images, state, lambda rows: _mismatch(state, norms, rows))
 
 
@@ -139,7 +149,9 @@ class Sum(Prior):
         return any(prior.passes for prior in self.priors)
 
     def __call__(self, images: Tensor, state: PriorState) -> Tensor:
-        return torch.stack([images.new_zeros(len(images)), *(prior(images, state) for prior in self.priors)]).sum(0)
+        return torch.stack(
+            [images.new_zeros(len(images)), *(prior(images, state) for prior in self.priors)]
+        ).sum(0)
 
 
 none = Sum(())
@@ -152,12 +164,16 @@ def _mean(values: Tensor) -> Tensor:
 
 def _by_row(images: Tensor, state: PriorState, function: Callable[[Tensor], Tensor]) -> Tensor:
     """A function of (rows, B, C, H, W) with a result for each row. Layers in training mode mix all that shares a pass: rows go alone."""
-    return torch.cat([function(row[None]) for row in images]) if state.train_mode else function(images)
+    return (
+        torch.cat([function(row[None]) for row in images]) if state.train_mode else function(images)
+    )
 
 
 def _logits(state: PriorState, images: Tensor) -> Tensor:
     """(rows, B, classes and what else the model answers)."""
-    return torch.stack(list(outputs(state.model, images.flatten(0, 1), state.train_mode).chunk(len(images))))
+    return torch.stack(
+        list(outputs(state.model, images.flatten(0, 1), state.train_mode).chunk(len(images)))
+    )
 
 
 def _mismatch(state: PriorState, norms: list[_BatchNorm], images: Tensor) -> Tensor:
@@ -169,7 +185,9 @@ def _mismatch(state: PriorState, norms: list[_BatchNorm], images: Tensor) -> Ten
         assert isinstance(norm, _BatchNorm)
         mean, variance = kept[norm]
         assert mean is not None and variance is not None
-        values = inputs[0].reshape(len(images), -1, inputs[0].shape[1], math.prod(inputs[0].shape[2:]))
+        values = inputs[0].reshape(
+            len(images), -1, inputs[0].shape[1], math.prod(inputs[0].shape[2:])
+        )
         found_variance, found_mean = torch.var_mean(values, dim=(1, 3), correction=0)
         parts.append(((found_mean - mean).square() + (found_variance - variance).square()).mean(1))
 

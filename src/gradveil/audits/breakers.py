@@ -7,9 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from gradveil.attacks import Attack
-from gradveil.core.draws import DROPOUTS, Draw, drawing
 from gradveil.core.errors import GradveilError
-from gradveil.core.shares import in_mode
 from gradveil.core.types import WORDS as MEANINGS
 from gradveil.core.types import Knowledge, Observation
 from gradveil.defenses import (
@@ -27,13 +25,21 @@ from gradveil.defenses import (
     Soteria,
     chain,
 )
+from gradveil.engine.draws import DROPOUTS, Draw, drawing
+from gradveil.engine.gradients import in_mode
 
 AUTO = "auto"
 STANDARD = "adam-cosine"
 LONGEST = 128  # letters of an attack's name
 ROUNDS = 4  # that a client whose residuals are fed back shares of one batch, where an attack looks at several
 
-OF_POLICIES = ("early-step", "transform-known", "transform-drawn", "transform-guessed", "class-mean")
+OF_POLICIES = (
+    "early-step",
+    "transform-known",
+    "transform-drawn",
+    "transform-guessed",
+    "class-mean",
+)
 OF_NOISE = ("likelihood", "averaged")
 BREAKERS: dict[type[Defense], tuple[str, ...]] = {
     Defense: (),
@@ -76,12 +82,17 @@ WORDS = {
 }
 
 
-def automatic(defense: Defense, model: nn.Module | None = None, train_mode: bool = False) -> tuple[str, ...]:
+def automatic(
+    defense: Defense, model: nn.Module | None = None, train_mode: bool = False
+) -> tuple[str, ...]:
     """The attacks of `auto`: the standard one, the breakers of each part of the defence and all in one, and the closed form.
 
     Where the model draws by itself in this mode, that counts as a part.
     """
-    kinds = [*map(type, defense.parts()), *([] if model is None else _drawing_like(model, train_mode))]
+    kinds = [
+        *map(type, defense.parts()),
+        *([] if model is None else _drawing_like(model, train_mode)),
+    ]
     breakers = (name for kind in kinds for name in BREAKERS[kind])
     return tuple(dict.fromkeys((STANDARD, *breakers, *combinations(defense, kinds), "closed-form")))
 
@@ -107,13 +118,20 @@ def combinations(defense: Defense, kinds: Sequence[type[Defense]]) -> list[str]:
     names = [name for name, there in wanted.items() if there]
     choices = [names, [name for name in names if name != "transform-known"]]
     if Precode in kinds and DropoutDefense not in kinds:  # one search has one kind of draws
-        choices += [["joint-noise" if name == "without-random-layers" else name for name in some] for some in choices]
+        choices += [
+            ["joint-noise" if name == "without-random-layers" else name for name in some]
+            for some in choices
+        ]
     return list(dict.fromkeys(_one_name(some) for some in choices if len(some) > 1))
 
 
 def _told_of_gradients(defense: Defense) -> Knowledge:
     """Of what is done to gradients, whatever the model; Soteria has to see one."""
-    parts = [part for part in defense.parts() if part.acts_on == "gradients" and not isinstance(part, Soteria)]
+    parts = [
+        part
+        for part in defense.parts()
+        if part.acts_on == "gradients" and not isinstance(part, Soteria)
+    ]
     return chain(parts).tell(Knowledge(), nn.Module())
 
 
@@ -136,12 +154,19 @@ def check_told(name: str, attack: Attack, seen: Sequence[Observation]) -> None:
     """An error that names the attack, where it needs what is not known under this defence."""
     for need in attack.needs:
         if any(getattr(one.knowledge, need) is None for one in seen) and need in UNDER:
-            raise GradveilError(f"attack {name} needs to know the {need} ({MEANINGS[need]}), which is known only under {UNDER[need]}")
+            raise GradveilError(
+                f"attack {name} needs to know the {need} ({MEANINGS[need]}), which is known only under {UNDER[need]}"
+            )
 
 
 def rounds(defense: Defense, attacks: Iterable[Attack]) -> int:
     """How often each victim shares: several times only where residuals are fed back, rounds add up and an attack looks at that."""
-    return ROUNDS if _told_of_gradients(defense).momentum is not None and any("earlier" in attack.needs for attack in attacks) else 1
+    return (
+        ROUNDS
+        if _told_of_gradients(defense).momentum is not None
+        and any("earlier" in attack.needs for attack in attacks)
+        else 1
+    )
 
 
 def granted(one: Observation, attack: Attack, means: Tensor) -> Observation:
@@ -150,10 +175,14 @@ def granted(one: Observation, attack: Attack, means: Tensor) -> Observation:
     Of several rounds it sees the first, unless it needs the earlier ones.
     """
     full = replace(one.knowledge, means=means)
-    told = Knowledge(full.labels, **{name: getattr(full, name) for name in attack.needs if name != "labels"})
+    told = Knowledge(
+        full.labels, **{name: getattr(full, name) for name in attack.needs if name != "labels"}
+    )
     if "earlier" in attack.needs:
         return replace(one, knowledge=replace(told, momentum=full.momentum))
-    return replace(one, gradients=full.earlier[0] if full.earlier else one.gradients, knowledge=told)
+    return replace(
+        one, gradients=full.earlier[0] if full.earlier else one.gradients, knowledge=told
+    )
 
 
 def in_words(attack: Attack, defense: Defense, model: nn.Module, size: int, labels: str) -> str:

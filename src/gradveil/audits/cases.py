@@ -27,12 +27,22 @@ class Case:
 
     @property
     def folder(self) -> str:
-        name = slug(self.defense) + ("-clean" if self.clean else "") + (f"-at-{self.step}" if self.step else "")
-        return name if len(name) <= LONGEST else f"{name[:LONGEST]}-{sha256(repr(self).encode()).hexdigest()[:8]}"
+        name = (
+            slug(self.defense)
+            + ("-clean" if self.clean else "")
+            + (f"-at-{self.step}" if self.step else "")
+        )
+        return (
+            name
+            if len(name) <= LONGEST
+            else f"{name[:LONGEST]}-{sha256(repr(self).encode()).hexdigest()[:8]}"
+        )
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""
-        return {part.name: getattr(self, part.name) for part in fields(self)} | {"checkpoint": self.checkpoint and str(self.checkpoint)}
+        return {part.name: getattr(self, part.name) for part in fields(self)} | {
+            "checkpoint": self.checkpoint and str(self.checkpoint)
+        }
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,9 @@ class GridJob:
 
     def __post_init__(self) -> None:
         if self.base.protection.parts() or self.base.clean or self.base.checkpoint:
-            raise GradveilError("the base of a grid has a defense or checkpoint of its own: give them to the grid")
+            raise GradveilError(
+                "the base of a grid has a defense or checkpoint of its own: give them to the grid"
+            )
         if not self.defenses:
             raise GradveilError("no defense was named: choose at least one, such as none")
         if self.clean not in CLEAN:
@@ -63,11 +75,17 @@ class GridJob:
                 raise GradveilError(f"defense {text!r} is named twice")
         if bool(self.at) != bool(self.runs):
             given, absent = ("at", "run") if self.at else ("run", "at")
-            raise GradveilError(f"--{given} without --{absent}: steps are those of a training's folder; give both")
+            raise GradveilError(
+                f"--{given} without --{absent}: steps are those of a training's folder; give both"
+            )
         if len({slug(text) for text in texts}) < len(texts):
-            raise GradveilError(f"defenses {', '.join(texts)}: two of them would share one folder; audit them one by one")
+            raise GradveilError(
+                f"defenses {', '.join(texts)}: two of them would share one folder; audit them one by one"
+            )
         if self.at and self.checkpoints:
-            raise GradveilError("--checkpoint and --at: the checkpoints are those of the training; give one of them")
+            raise GradveilError(
+                "--checkpoint and --at: the checkpoints are those of the training; give one of them"
+            )
 
     def cases(self) -> list[Case]:
         found = []
@@ -77,32 +95,58 @@ class GridJob:
                 if self.at:
                     found += [Case(text, clean, step, self._saved(text, step)) for step in self.at]
                 else:
-                    found.append(Case(text, clean, None, self.checkpoints.get(text, self.checkpoints.get(""))))
+                    found.append(
+                        Case(
+                            text, clean, None, self.checkpoints.get(text, self.checkpoints.get(""))
+                        )
+                    )
         return found
 
     def job(self, case: Case, positive: bool) -> AuditJob:
         """Attacks that do not suit a defence are left out, with the reason: the other defences have the same list."""
-        return replace(self.base, defense=case.defense, clean=case.clean, checkpoint=case.checkpoint, fitting=True, positive=positive)
+        return replace(
+            self.base,
+            defense=case.defense,
+            clean=case.clean,
+            checkpoint=case.checkpoint,
+            fitting=True,
+            positive=positive,
+        )
 
     def settings(self) -> dict[str, Any]:
         """As plain values, for the JSON files."""
         plain = self.base.settings()
-        attacks = [one if isinstance(one, str) else f"{one[0]}: {one[1]!r}" for one in self.base.attacks]
+        attacks = [
+            one if isinstance(one, str) else f"{one[0]}: {one[1]!r}" for one in self.base.attacks
+        ]
         for key in ("policy", "defense", "clean", "checkpoint", "fitting", "positive"):
             del plain[key]
         return plain | {"attacks": attacks, "cases": [case.plain() for case in self.cases()]}
 
     def _saved(self, defense: str, step: str) -> Path:
-        from gradveil.training.folders import FINAL, STEPS, step_path  # Lightning takes seconds to import
+        from gradveil.training.job import (  # Lightning takes seconds to import
+            FINAL,
+            STEPS,
+            step_path,
+        )
 
         run = self.runs.get(defense, self.runs.get(""))
         if run is None:
-            raise GradveilError(f"defense {defense}: no --run was given for it; give --run {defense}=FOLDER, or one for all")
+            raise GradveilError(
+                f"defense {defense}: no --run was given for it; give --run {defense}=FOLDER, or one for all"
+            )
         path = run / FINAL if step == END else step_path(run, int(step))
         if not path.is_file():
-            there = [str(int(one.stem.removeprefix("step-"))) for one in sorted((run / STEPS).glob("step-*.safetensors"))]
+            there = [
+                str(int(one.stem.removeprefix("step-")))
+                for one in sorted((run / STEPS).glob("step-*.safetensors"))
+            ]
             there += [END] if (run / FINAL).is_file() else []
-            has = f"it has {', '.join(there)}; train with --save-at" if there else "it holds no weights; train with --save-at"
+            has = (
+                f"it has {', '.join(there)}; train with --save-at"
+                if there
+                else "it holds no weights; train with --save-at"
+            )
             raise GradveilError(f"step {step}: {run} has not saved it: {has}")
         return path
 
@@ -117,7 +161,9 @@ def parse_steps(text: str) -> tuple[str, ...]:
     parts = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     for part in parts:
         if part != END and not (part.isdecimal() and part.isascii()):
-            raise GradveilError(f"at {text!r}: {part!r} is no step; write whole numbers with commas and end, such as 0,1,10,end")
+            raise GradveilError(
+                f"at {text!r}: {part!r} is no step; write whole numbers with commas and end, such as 0,1,10,end"
+            )
     numbers = sorted({int(part) for part in parts if part != END})
     return (*map(str, numbers), *([END] if END in parts else []))
 
@@ -128,7 +174,9 @@ def parse_paths(values: Sequence[str], defenses: Sequence[str], option: str) -> 
     for value in values:
         key, path = _split(value, canonical(defenses), option)
         if key in found:
-            raise GradveilError(f"--{option} was given twice for {key or 'all defenses'}: {found[key]} and {path}")
+            raise GradveilError(
+                f"--{option} was given twice for {key or 'all defenses'}: {found[key]} and {path}"
+            )
         found[key] = path
     return found
 
@@ -142,5 +190,7 @@ def _split(value: str, defenses: Sequence[str], option: str) -> tuple[str, Path]
         if text in defenses:
             return text, Path(value[position + 1 :])
         if not Path(value).exists():
-            raise GradveilError(f"--{option} {value}: {text} is not among the defenses audited, {', '.join(defenses)}")
+            raise GradveilError(
+                f"--{option} {value}: {text} is not among the defenses audited, {', '.join(defenses)}"
+            )
     return "", Path(value)

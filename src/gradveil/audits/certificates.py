@@ -12,7 +12,7 @@ from gradveil.audits.records import Record
 from gradveil.audits.results import AuditResult
 from gradveil.audits.weights import Trained
 from gradveil.core.errors import GradveilError, unknown
-from gradveil.statistics import Difference, difference, lower_bound, upper_bound
+from gradveil.stats import Difference, difference, lower_bound, upper_bound
 
 LEVEL = 0.95  # one-sided, of each statement
 METRICS = ("psnr", "ssim")
@@ -31,25 +31,37 @@ class Threshold:
     def __post_init__(self) -> None:
         if self.metric not in METRICS:
             raise unknown("metric of certify", self.metric, METRICS)
-        if not math.isfinite(self.epsilon) or (self.metric == "ssim" and not -1 <= self.epsilon <= 1):
-            raise GradveilError(f"certify {self}: expected a finite number of dB for psnr, one from -1 to 1 for ssim")
+        if not math.isfinite(self.epsilon) or (
+            self.metric == "ssim" and not -1 <= self.epsilon <= 1
+        ):
+            raise GradveilError(
+                f"certify {self}: expected a finite number of dB for psnr, one from -1 to 1 for ssim"
+            )
         for name in ("delta", "gamma"):
             value = getattr(self, name)
             if value is not None and not 0 < value < 1:
-                raise GradveilError(f"{name} {value:g}: it is a share; choose above 0 and below 1, such as 0.05")
+                raise GradveilError(
+                    f"{name} {value:g}: it is a share; choose above 0 and below 1, such as 0.05"
+                )
 
     @classmethod
-    def parse(cls, text: str, delta: float | None = None, gamma: float | None = None) -> "Threshold":
+    def parse(
+        cls, text: str, delta: float | None = None, gamma: float | None = None
+    ) -> "Threshold":
         """From `psnr=15` or `ssim=0.5`."""
         metric, _, value = text.partition("=")
         if metric.strip() not in METRICS:
-            raise unknown("metric of certify", metric.strip(), (f"{name}=NUMBER" for name in METRICS))
+            raise unknown(
+                "metric of certify", metric.strip(), (f"{name}=NUMBER" for name in METRICS)
+            )
         try:
             return cls(metric.strip(), float(value), delta, gamma)
         except GradveilError:
             raise
         except ValueError:
-            raise GradveilError(f"certify {text!r}: {value!r} is no number; write psnr=15 or ssim=0.5") from None
+            raise GradveilError(
+                f"certify {text!r}: {value!r} is no number; write psnr=15 or ssim=0.5"
+            ) from None
 
     def __str__(self) -> str:
         return f"{self.metric}={self.epsilon:g}"
@@ -108,22 +120,50 @@ class Certificate:
         """Whether the loss is below gamma: None where it is undecided, unknown, or was not asked for."""
         if self.threshold.gamma is None or self.loss is None:
             return None
-        return True if self.loss.high < self.threshold.gamma else False if self.loss.low >= self.threshold.gamma else None
+        return (
+            True
+            if self.loss.high < self.threshold.gamma
+            else False
+            if self.loss.low >= self.threshold.gamma
+            else None
+        )
 
     def plain(self) -> dict[str, Any]:
         """For JSON."""
-        return asdict(self) | {"private": self.private, "bounded": self.bounded, "accurate": self.accurate, "level": LEVEL}
+        return asdict(self) | {
+            "private": self.private,
+            "bounded": self.bounded,
+            "accurate": self.accurate,
+            "level": LEVEL,
+        }
 
 
-def certify(result: AuditResult, threshold: Threshold, *, trained: Trained | None = None, baseline: Trained | None = None) -> Certificate:
+def certify(
+    result: AuditResult,
+    threshold: Threshold,
+    *,
+    trained: Trained | None = None,
+    baseline: Trained | None = None,
+) -> Certificate:
     """`trained` is the model that was audited, `baseline` the one trained without a defence."""
     attacks = result.of("attack")
     if not attacks:
-        raise GradveilError(f"certify {threshold}: n = 0, {result.out} holds no attacked image; nothing can be said without one")
+        raise GradveilError(
+            f"certify {threshold}: n = 0, {result.out} holds no attacked image; nothing can be said without one"
+        )
     strongest = result.strongest
-    claims = tuple(_claim(name, records, threshold, result.truths) for name, records in _by_name(attacks))
+    claims = tuple(
+        _claim(name, records, threshold, result.truths) for name, records in _by_name(attacks)
+    )
     blind = _best_blind(result, threshold)
-    return Certificate(threshold, claims, blind, strongest.attack, _overall(attacks, threshold, result.truths), _loss(trained, baseline))
+    return Certificate(
+        threshold,
+        claims,
+        blind,
+        strongest.attack,
+        _overall(attacks, threshold, result.truths),
+        _loss(trained, baseline),
+    )
 
 
 def bound(hits: int, failed: int, n: int) -> Bound:
@@ -147,14 +187,33 @@ def _best_blind(result: AuditResult, threshold: Threshold) -> Claim:
     levels: dict[str, float] = {}
     for row in result.rows:
         if row.kind == "blind" and row.truth in result.truths:
-            levels[row.attack] = levels.get(row.attack, 0.0) + (-math.inf if row.psnr.mean is None else row.psnr.mean)
-    claims = [_claim(name, records, threshold, result.truths) for name, records in _by_name(result.of("blind"))]
-    return max(claims, key=lambda claim: (sum(bound.hits for bound in claim.bounds.values()), levels[claim.attack]))
+            levels[row.attack] = levels.get(row.attack, 0.0) + (
+                -math.inf if row.psnr.mean is None else row.psnr.mean
+            )
+    claims = [
+        _claim(name, records, threshold, result.truths)
+        for name, records in _by_name(result.of("blind"))
+    ]
+    return max(
+        claims,
+        key=lambda claim: (
+            sum(bound.hits for bound in claim.bounds.values()),
+            levels[claim.attack],
+        ),
+    )
 
 
-def _claim(name: str, records: Sequence[Record], threshold: Threshold, truths: Sequence[str]) -> Claim:
+def _claim(
+    name: str, records: Sequence[Record], threshold: Threshold, truths: Sequence[str]
+) -> Claim:
     failed = sum(not record.ok for record in records)
-    return Claim(name, {truth: bound(sum(map(_reaches(threshold, (truth,)), records)), failed, len(records)) for truth in truths})
+    return Claim(
+        name,
+        {
+            truth: bound(sum(map(_reaches(threshold, (truth,)), records)), failed, len(records))
+            for truth in truths
+        },
+    )
 
 
 def _overall(records: Sequence[Record], threshold: Threshold, truths: Sequence[str]) -> Bound:
@@ -165,7 +224,10 @@ def _overall(records: Sequence[Record], threshold: Threshold, truths: Sequence[s
 
 
 def _reaches(threshold: Threshold, truths: Sequence[str]) -> Callable[[Record], bool]:
-    return lambda record: record.ok and any(record.scores[truth][threshold.metric] >= threshold.epsilon for truth in truths)
+    return lambda record: (
+        record.ok
+        and any(record.scores[truth][threshold.metric] >= threshold.epsilon for truth in truths)
+    )
 
 
 def _by_name(records: Iterable[Record]) -> list[tuple[str, list[Record]]]:

@@ -14,8 +14,8 @@ from torch import Tensor
 from gradveil.audits.records import RECORDS
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import write_bytes
-from gradveil.core.folders import SETTINGS, Kind, locked, remove_empty
-from gradveil.core.folders import claim as claim  # a part of this module too
+from gradveil.core.job_folder import SETTINGS, Kind, locked, remove_empty
+from gradveil.core.job_folder import claim as claim  # a part of this module too
 
 IMAGES = "images"
 PICTURES = "pictures"
@@ -28,7 +28,11 @@ def slug(name: str) -> str:
 
 
 def images_path(out: Path, kind: str, attack: str, chunk: int) -> Path:
-    return out / IMAGES / f"{'positive-' if kind == 'positive' else ''}{slug(attack)}-{chunk:04d}.safetensors"
+    return (
+        out
+        / IMAGES
+        / f"{'positive-' if kind == 'positive' else ''}{slug(attack)}-{chunk:04d}.safetensors"
+    )
 
 
 def save_images(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
@@ -40,9 +44,12 @@ def save_images(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, A
 def load_images(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, json.loads((file.metadata() or {})["gradveil"])  # noqa: SIM118
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return tensors, json.loads((file.metadata() or {})["gradveil"])
     except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise GradveilError(f"{path} is missing or damaged ({type(error).__name__}): audit into another --out") from None
+        raise GradveilError(
+            f"{path} is missing or damaged ({type(error).__name__}): audit into another --out"
+        ) from None
 
 
 def read_settings(out: Path) -> dict[str, Any]:
@@ -59,7 +66,9 @@ def alone(out: Path) -> Iterator[None]:
     """While no other process audits into the claimed folder."""
 
     def refuse() -> None:
-        raise GradveilError(f"another process is auditing into {out}: wait for it, or choose another --out")
+        raise GradveilError(
+            f"another process is auditing into {out}: wait for it, or choose another --out"
+        )
 
     with locked(out / SETTINGS, refuse):
         yield

@@ -11,10 +11,10 @@ from gradveil.audits.cases import Case, GridJob
 from gradveil.audits.results import AuditResult
 from gradveil.audits.runs import prepare, run_audit
 from gradveil.audits.weights import MODEL, Trained, read_trained, save_trained, trained
-from gradveil.core.devices import find_device
 from gradveil.core.errors import GradveilError
-from gradveil.core.folders import SETTINGS, Kind, claim, remove_empty
+from gradveil.core.job_folder import SETTINGS, Kind, claim, remove_empty
 from gradveil.data import Images, load
+from gradveil.engine.device import find_device
 
 GRID = Kind("a grid of audits", "grid of audits")
 
@@ -30,7 +30,11 @@ class Part:
     @property
     def own(self) -> Trained | None:
         """What is known of its training, where that was under this defence."""
-        return self.trained if self.trained is not None and self.trained.under == self.case.defense else None
+        return (
+            self.trained
+            if self.trained is not None and self.trained.under == self.case.defense
+            else None
+        )
 
     @property
     def step(self) -> int | None:
@@ -53,9 +57,21 @@ class GridResult:
         """From the folder of a grid that is done."""
         settings = GRID.read(out)
         if "cases" not in settings:
-            raise GradveilError(f"{out} holds a single audit, no grid: read it with AuditResult.read")
-        cases = [Case(**one | {"checkpoint": one["checkpoint"] and Path(one["checkpoint"])}) for one in settings["cases"]]
-        return cls(out, settings, tuple(Part(one, AuditResult.read(out / one.folder), read_trained(out / one.folder)) for one in cases))
+            raise GradveilError(
+                f"{out} holds a single audit, no grid: read it with AuditResult.read"
+            )
+        cases = [
+            Case(**one | {"checkpoint": one["checkpoint"] and Path(one["checkpoint"])})
+            for one in settings["cases"]
+        ]
+        return cls(
+            out,
+            settings,
+            tuple(
+                Part(one, AuditResult.read(out / one.folder), read_trained(out / one.folder))
+                for one in cases
+            ),
+        )
 
     def plain(self) -> list[dict[str, Any]]:
         """The parts, for JSON; `strongest` is the defence's result."""
@@ -75,23 +91,39 @@ class GridResult:
     @cached_property
     def baselines(self) -> dict[str | None, Trained]:
         """By the step asked for: the models trained and audited without a defence."""
-        return {part.case.step: part.own for part in self.parts if part.case.defense == "none" and part.own is not None}
+        return {
+            part.case.step: part.own
+            for part in self.parts
+            if part.case.defense == "none" and part.own is not None
+        }
 
 
-def grid(job: GridJob, out: Path, *, root: Path | None = None, device: str = "auto", progress: bool = True) -> GridResult:
+def grid(
+    job: GridJob,
+    out: Path,
+    *,
+    root: Path | None = None,
+    device: str = "auto",
+    progress: bool = True,
+) -> GridResult:
     """Audit every case into `out`. A run that was stopped goes on; before anything is written, every case is tried out."""
     place = find_device(device)
     job = replace(job, base=job.base.on(place))
     cases, settings = job.cases(), job.settings()
     GRID.refuse_other(out, settings)
-    splits = [load(job.base.data, name, root=root, image_size=job.base.image_size) for name in (job.base.split, "train", "test")]
+    splits = [
+        load(job.base.data, name, root=root, image_size=job.base.image_size)
+        for name in (job.base.split, "train", "test")
+    ]
     if not (out / SETTINGS).is_file():
         for case in cases:
             _explained(job, case, splits, place)
     claim(out, settings)
     try:
         for number, case in enumerate(cases):
-            own = job.job(case, positive=number == 0)  # the control depends on neither the model nor the defence
+            own = job.job(
+                case, positive=number == 0
+            )  # the control depends on neither the model nor the defence
             run_audit(prepare(own, splits[0], splits[1], place), out / case.folder, progress)
             if not (out / case.folder / MODEL).is_file():
                 save_trained(out / case.folder, trained(own, splits[2], place))
@@ -109,4 +141,6 @@ def _explained(job: GridJob, case: Case, splits: list[Images], place: torch.devi
         prepare(job.job(case, positive=False), splits[0], splits[1], place)
     except GradveilError as error:
         text = str(error)
-        raise GradveilError(text if case.defense in text else f"defense {case.defense}: {text}") from error
+        raise GradveilError(
+            text if case.defense in text else f"defense {case.defense}: {text}"
+        ) from error

@@ -13,7 +13,12 @@ from gradveil.scores import mean_image
 
 def blind_attacks(means: Tensor, color: Tensor) -> dict[str, Attack]:
     """By the names they have in the table, from the class means and the mean color of the training images."""
-    attacks: Sequence[Attack] = (BlindNoise(), BlindGrey(), BlindImage("mean color", color), BlindClassMean(means))
+    attacks: Sequence[Attack] = (
+        BlindNoise(),
+        BlindGrey(),
+        BlindImage("mean color", color),
+        BlindClassMean(means),
+    )
     return {str(attack): attack for attack in attacks}
 
 
@@ -28,4 +33,6 @@ def class_means(train: Images) -> tuple[Tensor, Tensor]:
         means[label] = mean_image(train.images[train.labels == label].double())[0] / 255
     everything = torch.einsum("k,kchw->chw", counts.double() / counts.sum(), means)
     means[counts == 0] = everything
-    return means.float(), everything.mean(dim=(1, 2), keepdim=True).expand_as(everything).float().clone()
+    return means.float(), everything.mean(dim=(1, 2), keepdim=True).expand_as(
+        everything
+    ).float().clone()

@@ -19,7 +19,10 @@ from gradveil.transforms import Policy
 
 LABELS = ("known", "inferred")
 SETTINGS = ("steps", "restarts")  # of an attack, that a job may change
-AT_ONCE = {"cpu": 16, "cuda": 100}  # victims attacked together: what a processor's cache and a GPU's memory take
+AT_ONCE = {
+    "cpu": 16,
+    "cuda": 100,
+}  # victims attacked together: what a processor's cache and a GPU's memory take
 
 
 @dataclass(frozen=True)
@@ -57,16 +60,29 @@ class AuditJob:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name, least in (("images", 1), ("batch_size", 1), ("first", 0), ("victims_at_once", 1), ("steps", 1), ("restarts", 1)):
+        for name, least in (
+            ("images", 1),
+            ("batch_size", 1),
+            ("first", 0),
+            ("victims_at_once", 1),
+            ("steps", 1),
+            ("restarts", 1),
+        ):
             value = getattr(self, name)
             if value is not None and value < least:
-                raise GradveilError(f"{name.replace('_', ' ')} {value}: it must be at least {least}")
+                raise GradveilError(
+                    f"{name.replace('_', ' ')} {value}: it must be at least {least}"
+                )
         if self.images % self.batch_size:
-            raise GradveilError(f"{self.images} images in batches of {self.batch_size}: choose a multiple of the batch size")
+            raise GradveilError(
+                f"{self.images} images in batches of {self.batch_size}: choose a multiple of the batch size"
+            )
         if self.labels not in LABELS:
             raise unknown("labels", self.labels, LABELS)
         if self.policy != Policy() and parse(self.defense).parts():
-            raise GradveilError(f"policy {self.policy} and defense {self.defense}: give one of them; a policy is a defense too")
+            raise GradveilError(
+                f"policy {self.policy} and defense {self.defense}: give one of them; a policy is a defense too"
+            )
         self.find_attacks()
 
     @cached_property
@@ -90,7 +106,9 @@ class AuditJob:
                 raise GradveilError(f"attack {name!r} is named twice")
             if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", name) or len(name) > LONGEST:
                 allowed = f"up to {LONGEST} letters, digits and any of . _ + -"
-                raise GradveilError(f"attack name {name!r}: files are named after it; choose {allowed}")
+                raise GradveilError(
+                    f"attack name {name!r}: files are named after it; choose {allowed}"
+                )
             found[name] = attack
         for setting in SETTINGS:
             value = getattr(self, setting)
@@ -111,11 +129,19 @@ class AuditJob:
     def _named(self) -> list[str | tuple[str, Attack]]:
         """With what `auto` stands for, but for what is named beside it."""
         others = [one for one in self.attacks if one != AUTO]
-        return [*(name for name in automatic(self.acting) if name not in others), *others] if AUTO in self.attacks else others
+        return (
+            [*(name for name in automatic(self.acting) if name not in others), *others]
+            if AUTO in self.attacks
+            else others
+        )
 
     def on(self, device: torch.device) -> "AuditJob":
         """With the chunks of this device."""
-        return self if self.victims_at_once else replace(self, victims_at_once=AT_ONCE.get(device.type, AT_ONCE["cpu"]))
+        return (
+            self
+            if self.victims_at_once
+            else replace(self, victims_at_once=AT_ONCE.get(device.type, AT_ONCE["cpu"]))
+        )
 
     def preparation(self) -> Callable[[Tensor, Generator], Tensor] | None:
         """What the defence does to images, as uint8."""
@@ -123,12 +149,20 @@ class AuditJob:
 
     def settings(self) -> dict[str, Any]:
         """As plain values, for the JSON files."""
-        plain: dict[str, Any] = {part.name: getattr(self, part.name) for part in fields(self)} | asdict(self.protocol)
+        plain: dict[str, Any] = {
+            part.name: getattr(self, part.name) for part in fields(self)
+        } | asdict(self.protocol)
         del plain["protocol"]
         attacks = {name: repr(attack) for name, attack in self.find_attacks().items()}
         defense = self.protection
-        policy = defense.policy if isinstance(defense, PolicyDefense) and defense.augment else Policy()
-        texts = {"policy": str(policy), "defense": str(defense), "checkpoint": self.checkpoint and str(self.checkpoint)}
+        policy = (
+            defense.policy if isinstance(defense, PolicyDefense) and defense.augment else Policy()
+        )
+        texts = {
+            "policy": str(policy),
+            "defense": str(defense),
+            "checkpoint": self.checkpoint and str(self.checkpoint),
+        }
         return plain | texts | {"attacks": attacks}
 
 
@@ -158,7 +192,10 @@ def _preset(name: str) -> Attack:
 def _changed(attacks: Mapping[str, Attack], setting: str, value: int) -> dict[str, Attack]:
     if not any(_has(attack, setting) for attack in attacks.values()):
         raise GradveilError(f"{setting} {value}: none of {', '.join(attacks)} has such a setting")
-    return {name: _with(attack, setting, value) if _has(attack, setting) else attack for name, attack in attacks.items()}
+    return {
+        name: _with(attack, setting, value) if _has(attack, setting) else attack
+        for name, attack in attacks.items()
+    }
 
 
 def _has(attack: Attack, setting: str) -> bool:

@@ -20,7 +20,9 @@ class Pool:
 
     indices: Tensor
     candidates: Mapping[str, Tensor]  # by truth: (K, C, H, W) in [0, 1]
-    chance: Mapping[str, float]  # by truth: of identifying an image by its class mean, or by luck where that is better
+    chance: Mapping[
+        str, float
+    ]  # by truth: of identifying an image by its class mean, or by luck where that is better
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -34,11 +36,18 @@ class Pool:
 
 
 def make_pool(
-    split: Images, victims: Tensor, prepare: Callable[[Tensor, Generator], Tensor] | None, class_means: Tensor, batch_size: int, seed: int
+    split: Images,
+    victims: Tensor,
+    prepare: Callable[[Tensor, Generator], Tensor] | None,
+    class_means: Tensor,
+    batch_size: int,
+    seed: int,
 ) -> Pool:
     """1,000 candidates, all of a smaller split, or the victims alone where they are more."""
     if len(split) < 2:
-        raise GradveilError(f"{split.name} {split.split} has {len(split)} image: identification needs at least two")
+        raise GradveilError(
+            f"{split.name} {split.split} has {len(split)} image: identification needs at least two"
+        )
     order = torch.randperm(len(split), generator=generator(seed, "candidates", "order"))
     others = order[~torch.isin(order, victims)]
     indices = torch.cat([victims, others])[: max(CANDIDATES, len(victims))]
@@ -46,7 +55,12 @@ def make_pool(
     drawn = pixels if prepare is None else prepare(pixels, generator(seed, "candidates", "prepare"))
     candidates = {"used": drawn.float() / 255, "original": pixels.float() / 255}
     guesses, places = class_means[split.labels[indices]].float(), torch.arange(len(indices))
-    rates = {truth: float(identify(guesses, images, places).mean()) for truth, images in candidates.items()}
+    rates = {
+        truth: float(identify(guesses, images, places).mean())
+        for truth, images in candidates.items()
+    }
     # Any reconstruction of a batch may be taken for an image, so luck has as many tries.
-    chance = {truth: min(1.0, batch_size * max(rate, 1 / len(indices))) for truth, rate in rates.items()}
+    chance = {
+        truth: min(1.0, batch_size * max(rate, 1 / len(indices))) for truth, rate in rates.items()
+    }
     return Pool(indices, candidates, chance)

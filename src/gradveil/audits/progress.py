@@ -3,7 +3,14 @@
 from collections.abc import Iterable
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from gradveil.attacks import Attack
 from gradveil.audits.records import Key
@@ -15,9 +22,21 @@ class Bar:
     """Counts the work of each part in iterations times images, so that parts of any size move it alike. Silent unless `shown`."""
 
     def __init__(self, shown: bool) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn(), TextColumn("left"))
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TaskProgressColumn(),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+        )
         console = Console(stderr=True)
-        self._progress = Progress(*columns, TimeRemainingColumn(), console=console, disable=not shown, speed_estimate_period=CALM)
+        self._progress = Progress(
+            *columns,
+            TimeRemainingColumn(),
+            console=console,
+            disable=not shown,
+            speed_estimate_period=CALM,
+        )
         self._done = 0.0
 
     def start(self, parts: Iterable[tuple[Attack, int]]) -> None:
@@ -29,10 +48,17 @@ class Bar:
 
     def begin(self, key: Key) -> None:
         kind, name, chunk = key
-        self._progress.update(self._task, description=f"positive control {name}" if kind == "positive" else f"{name}, chunk {chunk + 1}")
+        self._progress.update(
+            self._task,
+            description=f"positive control {name}"
+            if kind == "positive"
+            else f"{name}, chunk {chunk + 1}",
+        )
 
     def step(self, attack: Attack, images: int, done: int, of: int) -> None:
-        self._progress.update(self._task, completed=self._done + work(attack, images) * done / max(of, 1))
+        self._progress.update(
+            self._task, completed=self._done + work(attack, images) * done / max(of, 1)
+        )
 
     def finish(self, attack: Attack, images: int) -> None:
         self._done += work(attack, images)

@@ -57,7 +57,9 @@ def append(path: Path, records: Sequence[Record]) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
-        raise GradveilError(f"cannot write {path}: {error.strerror or error}; mend that and run again: what is whole is kept") from error
+        raise GradveilError(
+            f"cannot write {path}: {error.strerror or error}; mend that and run again: what is whole is kept"
+        ) from error
 
 
 def read_records(path: Path) -> list[Record]:
@@ -73,7 +75,9 @@ def recover(path: Path, sizes: Mapping[Key, int]) -> list[Record]:
     for record, position in _read(path):
         part.append(record)
         if record.key not in sizes or record.key != part[0].key:
-            raise GradveilError(f"{path} holds a record of {record.kind} {record.attack}, chunk {record.chunk}, out of place")
+            raise GradveilError(
+                f"{path} holds a record of {record.kind} {record.attack}, chunk {record.chunk}, out of place"
+            )
         if len(part) == sizes[record.key]:
             kept, part, end = kept + part, [], position
     if path.is_file() and path.stat().st_size > end:
@@ -95,5 +99,7 @@ def _read(path: Path) -> list[tuple[Record, int]]:
         except (ValueError, TypeError):
             if number == len(lines) and not rest:
                 break
-            raise GradveilError(f"line {number} of {path} is damaged: choose another --out") from None
+            raise GradveilError(
+                f"line {number} of {path} is damaged: choose another --out"
+            ) from None
     return found

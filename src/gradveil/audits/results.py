@@ -11,7 +11,7 @@ from gradveil.audits.folders import read_settings
 from gradveil.audits.jobs import changes_images
 from gradveil.audits.records import RECORDS, Record, read_records
 from gradveil.defenses import parse
-from gradveil.statistics import Summary, Verdict, better_than_blind, clopper_pearson, summary
+from gradveil.stats import Summary, Verdict, better_than_blind, clopper_pearson, summary
 
 TRUTHS = ("used", "original")
 NO_BETTER = "no better than blind"
@@ -64,8 +64,14 @@ class AuditResult:
     @cached_property
     def rows(self) -> tuple[Row, ...]:
         """The attacks, the blind controls and the positive ones, against the images used and then against the originals."""
-        names = dict.fromkeys((record.kind, record.attack) for kind in ("attack", "blind", "positive") for record in self.of(kind))
-        return tuple(make_row(self.of(kind, name), truth) for truth in TRUTHS for kind, name in names)
+        names = dict.fromkeys(
+            (record.kind, record.attack)
+            for kind in ("attack", "blind", "positive")
+            for record in self.of(kind)
+        )
+        return tuple(
+            make_row(self.of(kind, name), truth) for truth in TRUTHS for kind, name in names
+        )
 
     @property
     def defense(self) -> str:
@@ -81,17 +87,32 @@ class AuditResult:
     def strongest(self) -> Row:
         """The attack that identifies most images, against either truth; of equal ones that with the most dB over blind."""
         rows = [row for row in self.rows if row.kind == "attack" and row.truth in self.truths]
-        return max(rows, key=lambda row: (row.identified / row.n, -math.inf if row.over_blind.mean is None else row.over_blind.mean))
+        return max(
+            rows,
+            key=lambda row: (
+                row.identified / row.n,
+                -math.inf if row.over_blind.mean is None else row.over_blind.mean,
+            ),
+        )
 
     def of(self, kind: str, attack: str | None = None) -> list[Record]:
-        return [record for record in self.records if record.kind == kind and attack in (None, record.attack)]
+        return [
+            record
+            for record in self.records
+            if record.kind == kind and attack in (None, record.attack)
+        ]
 
 
 def make_row(records: Sequence[Record], truth: str) -> Row:
     good = [record.scores[truth] for record in records if record.ok]
-    columns = {name: [scores[name] for scores in good] for name in ("psnr", "over_blind", "ssim", "psnr_affine", "mse")}
+    columns = {
+        name: [scores[name] for scores in good]
+        for name in ("psnr", "over_blind", "ssim", "psnr_affine", "mse")
+    }
     n, hits, first = len(records), sum(int(scores["identified"]) for scores in good), records[0]
-    named = [record.label_found == record.label for record in records if record.label_found is not None]
+    named = [
+        record.label_found == record.label for record in records if record.label_found is not None
+    ]
     return Row(
         kind=first.kind,
         attack=first.attack,
@@ -104,5 +125,7 @@ def make_row(records: Sequence[Record], truth: str) -> Row:
         candidates=first.candidates,
         labels_right=sum(named) if named else None,
         seconds=sum(record.seconds for record in records),
-        verdict=better_than_blind(columns["over_blind"], hits, n, first.candidates, chance=first.chance[truth]),
+        verdict=better_than_blind(
+            columns["over_blind"], hits, n, first.candidates, chance=first.chance[truth]
+        ),
     )

@@ -19,16 +19,23 @@ from gradveil.audits.records import RECORDS, Key, append, recover
 from gradveil.audits.results import AuditResult
 from gradveil.audits.stages import Stage, make_stage, positive_stages
 from gradveil.audits.victims import blind_guesses
-from gradveil.checks.diagnosis import before_audit
-from gradveil.core.devices import find_device
-from gradveil.core.digests import digest
+from gradveil.checks.doctor import before_audit
+from gradveil.core.files import digest
 from gradveil.core.seeds import generator
 from gradveil.data import Images, load
+from gradveil.engine.device import find_device
 
 LOOKED_AT = 4  # victims, for what should be known before an audit
 
 
-def audit(job: AuditJob, out: Path, *, root: Path | None = None, device: str = "auto", progress: bool = True) -> AuditResult:
+def audit(
+    job: AuditJob,
+    out: Path,
+    *,
+    root: Path | None = None,
+    device: str = "auto",
+    progress: bool = True,
+) -> AuditResult:
     """Audit into `out`. A run that was stopped goes on after its last whole chunk; one that is done is read back."""
     place = find_device(device)
     job = job.on(place)
@@ -52,7 +59,12 @@ def prepare(job: AuditJob, split: Images, train: Images, place: torch.device) ->
     optional = job.optional()
     proper, left_out = proper.fitted(optional) if optional else (proper, {})
     attacks = {name: repr(attack) for name, attack in proper.attacks.items()}
-    more = {"attacks": attacks, "left_out": left_out, "knows": proper.knows(), "protected": proper.client.protected}
+    more = {
+        "attacks": attacks,
+        "left_out": left_out,
+        "knows": proper.knows(),
+        "protected": proper.client.protected,
+    }
     return Prepared(job, proper, job.settings() | _facts(proper, place) | more)
 
 
@@ -63,7 +75,12 @@ def run_audit(prepared: Prepared, out: Path, progress: bool) -> AuditResult:
     if not (out / RECORDS).is_file():
         for name in proper.attacks:
             proper.try_out(name)
-        before_audit(proper.client, proper.batches(0)[:LOOKED_AT], labels=prepared.job.known, seed=prepared.job.seed)
+        before_audit(
+            proper.client,
+            proper.batches(0)[:LOOKED_AT],
+            labels=prepared.job.known,
+            seed=prepared.job.seed,
+        )
     stages = [*(positive_stages(prepared.job, proper) if prepared.job.positive else ()), proper]
     claim(out, settings)
     run = _Run(out, experiment_id(settings), Bar(progress))
@@ -87,7 +104,12 @@ class _Run:
     def go(self, stages: list[Stage]) -> None:
         sizes = {key: size for stage in stages for key, size in stage.sizes().items()}
         done = {record.key for record in recover(self.out / RECORDS, sizes)}
-        rows = [row for stage in stages for number in range(len(stage.chunks)) for row in stage.rows(number)]
+        rows = [
+            row
+            for stage in stages
+            for number in range(len(stage.chunks))
+            for row in stage.rows(number)
+        ]
         self.bar.start((attack, sizes[key]) for key, attack in rows if key not in done)
         for stage in stages:
             for number in range(len(stage.chunks)):
@@ -98,7 +120,10 @@ class _Run:
         """The controls are cheap, and all else is measured by them, so they are made again where only an attack is missing."""
         victims = stage.share(stage.chunks[number])
         told = [victim.told() for victim in victims if victim.seen is not None]
-        controls = {name: attacked(blind, told, generator(stage.seed, "blind", name, number), None) for name, blind in stage.blinds.items()}
+        controls = {
+            name: attacked(blind, told, generator(stage.seed, "blind", name, number), None)
+            for name, blind in stage.blinds.items()
+        }
         guesses = blind_guesses(victims, [found for found, _ in controls.values()])
         images = sum(map(len, stage.chunks[number]))
         for key, attack in stage.rows(number):
@@ -113,10 +138,15 @@ class _Run:
             if kind == "blind":
                 found, seconds = controls[name]
             else:
-                found, seconds = attacked(attack, stage.seen_by(attack, victims), generator(stage.seed, *key), step)
+                found, seconds = attacked(
+                    attack, stage.seen_by(attack, victims), generator(stage.seed, *key), step
+                )
             made = outcomes(victims, found)
             save_images(images_path(self.out, *key), *pictures(made, with_frames=number == 0))
-            append(self.out / RECORDS, records(made, guesses, stage.pool, self.experiment, key, seconds))
+            append(
+                self.out / RECORDS,
+                records(made, guesses, stage.pool, self.experiment, key, seconds),
+            )
             self.bar.finish(attack, images)
 
 
@@ -131,8 +161,14 @@ def _facts(stage: Stage, place: torch.device) -> dict[str, Any]:
     indices = torch.cat([indices for chunk in stage.chunks for indices in chunk])
     return {
         "weights_sha256": digest(stage.client.model.state_dict()),
-        "images_sha256": digest({"images": stage.split.images[indices], "labels": stage.split.labels[indices]}),
+        "images_sha256": digest(
+            {"images": stage.split.images[indices], "labels": stage.split.labels[indices]}
+        ),
         "candidates": len(stage.pool),
-        "versions": {"gradveil": __version__, "torch": torch.__version__, "python": platform.python_version()},
+        "versions": {
+            "gradveil": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
         "device": torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu",
     }

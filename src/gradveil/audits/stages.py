@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gradveil.attacks import Attack
-from gradveil.attacks.analytic import LinearInversion
+from gradveil.attacks.linear import LinearInversion
 from gradveil.audits.breakers import AUTO, PUBLIC, automatic, check_told, granted, in_words, rounds
 from gradveil.audits.chunks import attacked
 from gradveil.audits.guesses import blind_attacks, class_means
@@ -40,7 +40,9 @@ class Stage:
     means: Tensor
     labels: str
     seed: int
-    extra: frozenset[str] = frozenset()  # attacks that `auto` has for this model, beside those that the job names
+    extra: frozenset[str] = (
+        frozenset()
+    )  # attacks that `auto` has for this model, beside those that the job names
 
     def rows(self, chunk: int) -> Iterator[tuple[Key, Attack]]:
         """What is run on this chunk, the controls first."""
@@ -50,24 +52,38 @@ class Stage:
 
     def sizes(self) -> dict[Key, int]:
         """How many images each part of the work has."""
-        return {key: sum(map(len, chunk)) for number, chunk in enumerate(self.chunks) for key, _ in self.rows(number)}
+        return {
+            key: sum(map(len, chunk))
+            for number, chunk in enumerate(self.chunks)
+            for key, _ in self.rows(number)
+        }
 
     def batches(self, chunk: int) -> list[Batch]:
         """What the victims of this chunk have, before any defence."""
-        return [Batch(self.split.images[indices].float() / 255, self.split.labels[indices]) for indices in self.chunks[chunk]]
+        return [
+            Batch(self.split.images[indices].float() / 255, self.split.labels[indices])
+            for indices in self.chunks[chunk]
+        ]
 
     def share(self, victims: tuple[Tensor, ...]) -> list[Victim]:
         several = rounds(self.client.acting, self.attacks.values())
         return share(self.client, self.split, victims, self.seed, self.labels, several)
 
     def seen_by(self, attack: Attack, victims: list[Victim]) -> list[Observation]:
-        return [granted(victim.seen, attack, self.means) for victim in victims if victim.seen is not None]
+        return [
+            granted(victim.seen, attack, self.means)
+            for victim in victims
+            if victim.seen is not None
+        ]
 
     def knows(self) -> dict[str, str]:
         """What each attack is given, in words."""
         seen = self.sample[0].seen
         assert seen is not None
-        return {name: in_words(attack, self.client.acting, seen.model, seen.size, self.labels) for name, attack in self.attacks.items()}
+        return {
+            name: in_words(attack, self.client.acting, seen.model, seen.size, self.labels)
+            for name, attack in self.attacks.items()
+        }
 
     @cached_property
     def sample(self) -> list[Victim]:
@@ -100,19 +116,27 @@ class Stage:
         if len(left_out) == len(self.attacks):
             reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
             raise GradveilError(f"defense {self.client.defense}: no attack suits it: {reasons}")
-        return replace(self, attacks={name: attack for name, attack in self.attacks.items() if name not in left_out}), left_out
+        return replace(
+            self,
+            attacks={name: attack for name, attack in self.attacks.items() if name not in left_out},
+        ), left_out
 
 
 def make_stage(job: AuditJob, split: Images, train: Images, device: torch.device) -> Stage:
     """The audit proper, with every attack that the job names."""
     if job.first + job.images > len(split):
-        raise GradveilError(f"images {job.first} to {job.first + job.images - 1}: {split.name} {split.split} has {len(split)}, from 0")
+        raise GradveilError(
+            f"images {job.first} to {job.first + job.images - 1}: {split.name} {split.split} has {len(split)}, from 0"
+        )
     victims = torch.arange(job.first, job.first + job.images)
     means, color = class_means(train)
     pool = make_pool(split, victims, job.preparation(), means, job.batch_size, job.seed)
     assert job.victims_at_once is not None
     parts = tuple(victims.split(job.batch_size))
-    chunks = tuple(parts[start : start + job.victims_at_once] for start in range(0, len(parts), job.victims_at_once))
+    chunks = tuple(
+        parts[start : start + job.victims_at_once]
+        for start in range(0, len(parts), job.victims_at_once)
+    )
     model, protected = find_model(job, split)
     client = Client(
         model.to(device),
@@ -123,7 +147,19 @@ def make_stage(job: AuditJob, split: Images, train: Images, device: torch.device
         protected=protected,
     )
     attacks, extra = _attacks(job, client.model)
-    return Stage("attack", client, split, pool, chunks, attacks, blind_attacks(means, color), means, job.labels, job.seed, extra)
+    return Stage(
+        "attack",
+        client,
+        split,
+        pool,
+        chunks,
+        attacks,
+        blind_attacks(means, color),
+        means,
+        job.labels,
+        job.seed,
+        extra,
+    )
 
 
 def _attacks(job: AuditJob, model: nn.Module) -> tuple[dict[str, Attack], frozenset[str]]:
@@ -131,7 +167,9 @@ def _attacks(job: AuditJob, model: nn.Module) -> tuple[dict[str, Attack], frozen
     named = job.find_attacks()
     if AUTO not in job.attacks:
         return named, frozenset()
-    more = [name for name in automatic(job.acting, model, job.protocol.train_mode) if name not in named]
+    more = [
+        name for name in automatic(job.acting, model, job.protocol.train_mode) if name not in named
+    ]
     return replace(job, attacks=(*job.attacks, *more)).find_attacks(), frozenset(more)
 
 
@@ -143,12 +181,18 @@ def positive_stages(job: AuditJob, proper: Stage) -> list[Stage]:
     stages = []
     for name in ("lenet", "mlp"):
         chosen = {
-            key: attack for key, attack in proper.attacks.items() if positive_model(attack) == name and set(attack.needs) <= {*PUBLIC}
+            key: attack
+            for key, attack in proper.attacks.items()
+            if positive_model(attack) == name and set(attack.needs) <= {*PUBLIC}
         }
         if chosen:
             device = next(proper.client.model.parameters()).device
             easy = Client(untrained(name, split, job.seed).to(device), classes=len(split.classes))
-            stages.append(replace(proper, kind="positive", client=easy, pool=plain, chunks=few, attacks=chosen))
+            stages.append(
+                replace(
+                    proper, kind="positive", client=easy, pool=plain, chunks=few, attacks=chosen
+                )
+            )
     return stages
 
 

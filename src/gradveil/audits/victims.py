@@ -9,9 +9,8 @@ from torch import Generator, Tensor
 from gradveil.attacks.labels import Counted, SingleLabel
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError
-from gradveil.core.gradients import Gradients
 from gradveil.core.seeds import generator
-from gradveil.core.types import Batch, Knowledge, Observation, Reconstruction
+from gradveil.core.types import Batch, Gradients, Knowledge, Observation, Reconstruction
 from gradveil.data import Images
 from gradveil.scores import assign
 
@@ -39,12 +38,17 @@ class Victim:
         return images[order].clamp(0, 1), labels, order
 
 
-def share(client: Client, split: Images, chunk: Sequence[Tensor], seed: int, labels: str, rounds: int = 1) -> list[Victim]:
+def share(
+    client: Client, split: Images, chunk: Sequence[Tensor], seed: int, labels: str, rounds: int = 1
+) -> list[Victim]:
     """Each victim draws from its own generator, so what it uses depends on nothing but the seed and its first image.
 
     All that can be known of the defence is told; `breakers.granted` leaves each attack what it may know.
     """
-    victims = [_share_one(client, split, indices, generator(seed, "share", int(indices[0])), rounds) for indices in chunk]
+    victims = [
+        _share_one(client, split, indices, generator(seed, "share", int(indices[0])), rounds)
+        for indices in chunk
+    ]
     alive = [victim for victim in victims if victim.seen is not None]
     if labels == "known" or not alive:
         return victims
@@ -52,8 +56,14 @@ def share(client: Client, split: Images, chunk: Sequence[Tensor], seed: int, lab
     seen = [victim.seen for victim in alive if victim.seen is not None]
     bare = [replace(one, gradients=_first(one), knowledge=Knowledge()) for one in seen]
     inferred = finder.infer(bare, generator(seed, "labels", int(chunk[0][0]))).cpu()
-    knows = {id(one): replace(one.knowledge, labels=found) for one, found in zip(seen, inferred, strict=True)}
-    return [replace(v, seen=replace(v.seen, knowledge=knows[id(v.seen)])) if v.seen else v for v in victims]
+    knows = {
+        id(one): replace(one.knowledge, labels=found)
+        for one, found in zip(seen, inferred, strict=True)
+    }
+    return [
+        replace(v, seen=replace(v.seen, knowledge=knows[id(v.seen)])) if v.seen else v
+        for v in victims
+    ]
 
 
 def blind_guesses(victims: Sequence[Victim], found: Sequence[Sequence[Reconstruction]]) -> Tensor:
@@ -61,7 +71,10 @@ def blind_guesses(victims: Sequence[Victim], found: Sequence[Sequence[Reconstruc
     alive = [victim for victim in victims if victim.seen is not None]
     if not alive:
         return torch.empty(0, len(found), *victims[0].used.shape[1:])
-    aligned = [[victim.aligned(one)[0] for victim, one in zip(alive, guesses, strict=True)] for guesses in found]
+    aligned = [
+        [victim.aligned(one)[0] for victim, one in zip(alive, guesses, strict=True)]
+        for guesses in found
+    ]
     return torch.stack([torch.cat(images) for images in aligned], dim=1)
 
 
@@ -70,10 +83,14 @@ def _first(one: Observation) -> Gradients:
     return one.knowledge.earlier[0] if one.knowledge.earlier else one.gradients
 
 
-def _share_one(client: Client, split: Images, indices: Tensor, rng: Generator, rounds: int) -> Victim:
+def _share_one(
+    client: Client, split: Images, indices: Tensor, rng: Generator, rounds: int
+) -> Victim:
     batch = Batch(split.images[indices].float() / 255, split.labels[indices])
     try:
-        ((seen, used),) = client.share([batch], rng, tell_defense=True, tell_draws=True, rounds=rounds)
+        ((seen, used),) = client.share(
+            [batch], rng, tell_defense=True, tell_draws=True, rounds=rounds
+        )
     except GradveilError as error:
         reason = str(error).removeprefix("victim 0: ")  # it was shared alone
         return Victim(indices, batch, torch.zeros_like(batch.images), None, f"failed: {reason}")

@@ -21,7 +21,10 @@ from gradveil.models.checkpoints import load_checkpoint, read_settings
 
 MODEL = "model.json"
 AT_ONCE = 500
-MEASURED = {"cpu": 2_000, "cuda": 10_000}  # images at most, where a checkpoint does not say its accuracy
+MEASURED = {
+    "cpu": 2_000,
+    "cuda": 10_000,
+}  # images at most, where a checkpoint does not say its accuracy
 
 
 @dataclass(frozen=True)
@@ -76,10 +79,16 @@ def trained(job: AuditJob, test: Images, device: torch.device) -> Trained | None
         return None
     facts = read_settings(job.checkpoint)
     said = facts.get("test_accuracy")
-    if isinstance(said, float) and facts.get("data") == job.data and facts.get("image_size") in (None, test.size):
+    if (
+        isinstance(said, float)
+        and facts.get("data") == job.data
+        and facts.get("image_size") in (None, test.size)
+    ):
         accuracy, tested = said, len(test)
     else:
-        accuracy, tested = measured(model.to(device), test, MEASURED.get(device.type, MEASURED["cpu"]), job.seed)
+        accuracy, tested = measured(
+            model.to(device), test, MEASURED.get(device.type, MEASURED["cpu"]), job.seed
+        )
     return Trained(accuracy, tested, _trained_under(facts), facts.get("step"))
 
 
@@ -91,7 +100,9 @@ def measured(model: nn.Module, test: Images, most: int, seed: int = 0) -> tuple[
     with torch.no_grad(), at_rest(model), following(generator(seed, "test")):
         for some in chosen.split(AT_ONCE):
             answers = model(test.images[some].to(device).float() / 255)
-            hits += int((answers[:, : len(test.classes)].argmax(1).cpu() == test.labels[some]).sum())
+            hits += int(
+                (answers[:, : len(test.classes)].argmax(1).cpu() == test.labels[some]).sum()
+            )
     model.train(mode)
     return hits / len(chosen), len(chosen)
 
@@ -105,7 +116,9 @@ def read_trained(out: Path) -> Trained | None:
         found = json.loads((out / MODEL).read_text())
         return None if found is None else Trained(**found)
     except (OSError, ValueError, TypeError):
-        raise GradveilError(f"{out / MODEL} is missing or damaged: run the same command again") from None
+        raise GradveilError(
+            f"{out / MODEL} is missing or damaged: run the same command again"
+        ) from None
 
 
 def _in_the_model(defense: Defense) -> bool:
@@ -119,14 +132,20 @@ def _trained_under(facts: Mapping[str, Any]) -> str | None:
     if not isinstance(found, str):
         return None
     parts = parse(found).parts()
-    return str(chain(parts if facts.get("augment", True) else [_as_they_are(part) for part in parts]))
+    return str(
+        chain(parts if facts.get("augment", True) else [_as_they_are(part) for part in parts])
+    )
 
 
 def _as_they_are(part: Defense) -> Defense:
-    return replace(part, augment=False) if isinstance(part, PolicyDefense | RandomPolicies) else part
+    return (
+        replace(part, augment=False) if isinstance(part, PolicyDefense | RandomPolicies) else part
+    )
 
 
 def _refuse_protected(path: Path, defense: Defense) -> None:
     under = _trained_under(read_settings(path))
     if under is not None and _in_the_model(parse(under)):
-        raise GradveilError(f"checkpoint {path} was trained under {under}, a part of the model: audit it with that defense, not {defense}")
+        raise GradveilError(
+            f"checkpoint {path} was trained under {under}, a part of the model: audit it with that defense, not {defense}"
+        )

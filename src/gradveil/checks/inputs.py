@@ -7,10 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gradveil.checks.cases import Case
-from gradveil.checks.findings import Finding
+from gradveil.checks.subject import Finding, Subject, quiet
+from gradveil.clients import check_batch
+from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import forked
-from gradveil.core.shares import in_mode
+from gradveil.engine.gradients import in_mode
+from gradveil.engine.shares import Shares
+from gradveil.models.bottleneck import at_rest, penalties
 
 LEAST_CANDIDATES = 100  # below, chance alone identifies more than 1 in 100
 LEAST_RANKED = 6  # below, no signed-rank test reaches 2.5%: 1 / 2^5
@@ -20,7 +23,7 @@ SLACK = 1e-4  # rounding
 Range = tuple[float, float]
 
 
-def outside_pixels(case: Case) -> Finding | None:
+def outside_pixels(case: Subject) -> Finding | None:
     """Images that were normalized before they were handed in, bytes, or numbers that are none."""
     low = min(float(batch.images.min()) for batch in case.few)
     high = max(float(batch.images.max()) for batch in case.few)
@@ -29,20 +32,33 @@ def outside_pixels(case: Case) -> Finding | None:
         return None
     ends = f"the images have values from {low:g} to {high:g}, pixels have 0 to 1"
     if not all(bool(batch.images.isfinite().all()) for batch in case.few):
-        return Finding("error", "pixels", f"{ends}: some are not finite", "mend what makes the images")
+        return Finding(
+            "error", "pixels", f"{ends}: some are not finite", "mend what makes the images"
+        )
     if not floats or (low >= 0 and high > BYTES):
         return Finding("error", "pixels", f"{ends}: they are bytes", "divide them by 255")
-    twice = "the model normalizes too, so they are normalized twice" if _normalizing(case.client.model) else "they were normalized already"
-    return Finding("error", "pixels", f"{ends}: {twice}", "give pixels in [0, 1] and let the model normalize them, once")
+    twice = (
+        "the model normalizes too, so they are normalized twice"
+        if _normalizing(case.client.model)
+        else "they were normalized already"
+    )
+    return Finding(
+        "error",
+        "pixels",
+        f"{ends}: {twice}",
+        "give pixels in [0, 1] and let the model normalize them, once",
+    )
 
 
-def normalized_twice(case: Case) -> Finding | None:
+def normalized_twice(case: Subject) -> Finding | None:
     """A layer with mean and std whose input is no longer in [0, 1], seen in a pass."""
     model, (images, _) = case.client.model, case.placed(case.few[0])
     seen: dict[str, Range] = {}
     with ExitStack() as hooks:
         for name, module in _normalizing(model).items():
-            hooks.callback(module.register_forward_pre_hook(_record(seen, name, images.shape)).remove)
+            hooks.callback(
+                module.register_forward_pre_hook(_record(seen, name, images.shape)).remove
+            )
         with in_mode(model, False), forked():
             case.answers(images, model)
     wrong = {name: ends for name, ends in seen.items() if ends[0] < -SLACK or ends[1] > 1 + SLACK}
@@ -50,46 +66,136 @@ def normalized_twice(case: Case) -> Finding | None:
         return None
     name, (low, high) = next(iter(wrong.items()))
     means = f"{name or 'the model'} normalizes values from {low:.3g} to {high:.3g}, which are no pixels: they were normalized before"
-    return Finding("warning", "normalization", means, "take out one of the two normalizations, in the model or before it")
+    return Finding(
+        "warning",
+        "normalization",
+        means,
+        "take out one of the two normalizations, in the model or before it",
+    )
 
 
-def few_candidates(case: Case) -> Finding | None:
+def few_candidates(case: Subject) -> Finding | None:
     """Identification means little among few."""
     if case.test is None or len(case.test) >= LEAST_CANDIDATES:
         return None
     there = len(case.test)
     means = f"there are {there} images to identify a reconstruction among: luck alone finds {1 / max(there, 1):.0%}"
-    return Finding("warning", "candidates", means, f"give {LEAST_CANDIDATES} images or more, 1,000 if you can; else go by dB over blind")
+    return Finding(
+        "warning",
+        "candidates",
+        means,
+        f"give {LEAST_CANDIDATES} images or more, 1,000 if you can; else go by dB over blind",
+    )
 
 
-def few_images(case: Case) -> Finding | None:
+def few_images(case: Subject) -> Finding | None:
     """The tests of an audit need some."""
     total = sum(map(len, case.batches))
     if total >= LEAST_RANKED:
         return None
     means = f"{total} image(s): no test by rank can tell an attack on fewer than {LEAST_RANKED} from a blind guess"
-    return Finding("note", "images", means, f"attack {LEAST_RANKED} or more, 32 or more for a figure to quote")
+    return Finding(
+        "note", "images", means, f"attack {LEAST_RANKED} or more, 32 or more for a figure to quote"
+    )
 
 
 def _normalizing(model: nn.Module) -> dict[str, nn.Module]:
     """The modules without weights that hold a mean and a std, unless these change nothing."""
-    return {name: module for name, module in model.named_modules() if _constants(module) not in (None, ((0.0,), (1.0,)))}
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if _constants(module) not in (None, ((0.0,), (1.0,)))
+    }
 
 
 def _constants(module: nn.Module) -> tuple[tuple[float, ...], tuple[float, ...]] | None:
     values = [getattr(module, name, None) for name in ("mean", "std")]
-    if any(value is None or callable(value) for value in values) or next(module.parameters(recurse=False), None) is not None:
+    if (
+        any(value is None or callable(value) for value in values)
+        or next(module.parameters(recurse=False), None) is not None
+    ):
         return None
     try:
-        mean, std = (tuple(sorted(set(torch.as_tensor(value).flatten().tolist()))) for value in values)
+        mean, std = (
+            tuple(sorted(set(torch.as_tensor(value).flatten().tolist()))) for value in values
+        )
     except (TypeError, ValueError, RuntimeError):
         return None
     return mean, std
 
 
-def _record(seen: dict[str, Range], name: str, shape: torch.Size) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+def _record(
+    seen: dict[str, Range], name: str, shape: torch.Size
+) -> Callable[[nn.Module, tuple[Any, ...]], None]:
     def record(_: nn.Module, inputs: tuple[Any, ...]) -> None:
         if inputs and isinstance(inputs[0], Tensor) and inputs[0].shape == shape:
             seen[name] = float(inputs[0].min()), float(inputs[0].max())
 
     return record
+
+
+def unfit(case: Subject) -> Finding | None:
+    """The images and labels are no batch, or the model gives no logit for each class."""
+    client = case.client
+    try:
+        for number, batch in enumerate(case.few):
+            check_batch(batch, client.classes, f"victim {number}")
+        images, _ = case.placed(case.few[0])
+        with quiet():
+            Shares(client.model, client.loss, client.protocol).check(
+                images, client.classes + penalties(client.model)
+            )
+    except GradveilError as error:
+        return Finding(
+            "error", "model and images", str(error), "choose a model and images that go together"
+        )
+    return None
+
+
+def unshared(case: Subject) -> Finding | None:
+    """The client refuses for another reason: the defense does not suit the model, the local steps diverge."""
+    try:
+        assert case.shared
+    except GradveilError as error:
+        return Finding("error", "sharing", str(error), "nothing can be attacked until then")
+    return None
+
+
+MOST_IMAGES = 1_000
+AT_ONCE = 250
+CERTAIN = 0.01  # p-value above which an accuracy may be luck
+
+
+def at_chance(case: Subject) -> Finding | None:
+    """The accuracy on up to 1,000 images, against the most frequent class of them."""
+    from scipy.stats import binomtest
+
+    if case.test is None or not len(case.test):
+        return None
+    labels = case.test.labels[:MOST_IMAGES]
+    hits, n = correct(case), len(labels)
+    chance = max(float(labels.bincount().max()) / n, 1 / case.client.classes)
+    bar = min(
+        2 * chance, (1 + chance) / 2
+    )  # random weights alone may do somewhat better than chance
+    if hits / n > bar and binomtest(hits, n, chance, alternative="greater").pvalue < CERTAIN:
+        return None
+    means = f"the model is right on {hits / n:.1%} of {n} test images, hardly better than chance ({chance:.1%})"
+    if case.trained:
+        do = "check that checkpoint, model, data set and its normalization belong together; the figures will be those of an untrained model"
+        return Finding("warning", "accuracy", means, do)
+    do = "give a checkpoint for figures of a trained model: untrained ones leak most"
+    return Finding("note", "accuracy", f"{means}, as untrained ones are", do)
+
+
+def correct(case: Subject) -> int:
+    """How many of the test images it is right on, in eval mode and without a defense's dropout."""
+    assert case.test is not None
+    images, labels = case.placed(case.test)
+    images, labels = images[:MOST_IMAGES], labels[:MOST_IMAGES]
+    hits = 0
+    with case.passes(), in_mode(case.model, False), at_rest(case.model):
+        for some, true in zip(images.split(AT_ONCE), labels.split(AT_ONCE), strict=True):
+            logits = case.answers(some)[:, : case.client.classes]
+            hits += int((logits.argmax(1) == true).sum())
+    return hits

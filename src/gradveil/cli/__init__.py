@@ -37,7 +37,11 @@ def _version(asked: bool) -> None:
 
 
 @app.callback()
-def group(version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")] = False) -> None:
+def group(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
     """What shared gradients give away in collaborative learning, and the defences that stop it."""
 
 
@@ -71,7 +75,9 @@ def run(arguments: list[str] | None = None) -> int:
     except OSError as error:
         return _fail(str(error))
     except Exception as error:
-        message = getattr(error, "format_message", None)  # click's errors about usage, wherever this typer keeps click
+        message = getattr(
+            error, "format_message", None
+        )  # click's errors about usage, wherever this typer keeps click
         if message is None:
             raise
         return _fail(message() or "no command given: see gradveil --help")

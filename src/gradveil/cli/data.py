@@ -5,17 +5,32 @@ from pathlib import Path
 from typing import Any
 
 import typer
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 
 from gradveil.cli.options import DataRoot, Device, Json, Seed, examples, progress, say, table
-from gradveil.core.devices import find_device
 from gradveil.data import Dataset, Verification, catalog, fetch, find_root, verify
+from gradveil.engine.device import find_device
 
 app = typer.Typer(no_args_is_help=True, help="List, check and fetch data sets.")
 
 
-@app.command("list", epilog=examples("gradveil data list", "gradveil data list --data-root DIR --json"))
-def list_sets(data_root: DataRoot = None, as_json: Json = False, seed: Seed = 0, device: Device = "auto") -> None:  # noqa: ARG001
+@app.command(
+    "list", epilog=examples("gradveil data list", "gradveil data list --data-root DIR --json")
+)
+def list_sets(
+    data_root: DataRoot = None,
+    as_json: Json = False,
+    seed: Seed = 0,  # noqa: ARG001
+    device: Device = "auto",
+) -> None:
     """Every data set gradveil knows, with what it expects below the data root."""
     find_device(device)
     root = find_root(data_root)
@@ -34,26 +49,57 @@ def list_sets(data_root: DataRoot = None, as_json: Json = False, seed: Seed = 0,
     ]
     columns = ("name", "image", "classes", "train", "test", "here", "license")
     own = "A folder of your own: --data folder:PATH, with PATH/<class>/* or PATH/{train,test}/<class>/*."
-    say({"root": str(root), "datasets": sets}, as_json, table(f"Data sets below {root}", columns, rows), own)
+    say(
+        {"root": str(root), "datasets": sets},
+        as_json,
+        table(f"Data sets below {root}", columns, rows),
+        own,
+    )
 
 
-@app.command("verify", epilog=examples("gradveil data verify cifar100 --data-root DIR", "gradveil data verify fashion-mnist-mini --json"))
-def verify_set(name: str, data_root: DataRoot = None, as_json: Json = False, seed: Seed = 0, device: Device = "auto") -> None:  # noqa: ARG001
+@app.command(
+    "verify",
+    epilog=examples(
+        "gradveil data verify cifar100 --data-root DIR",
+        "gradveil data verify fashion-mnist-mini --json",
+    ),
+)
+def verify_set(
+    name: str,
+    data_root: DataRoot = None,
+    as_json: Json = False,
+    seed: Seed = 0,  # noqa: ARG001
+    device: Device = "auto",
+) -> None:
     """Check a data set's files: by checksum where the owner publishes one, else by decoding every image. Status 1 if something is wrong."""
     find_device(device)
     _report(verify(name, data_root), as_json)
 
 
 @app.command("fetch", epilog=examples("gradveil data fetch fashion-mnist --data-root DIR"))
-def fetch_set(name: str, data_root: DataRoot = None, as_json: Json = False, seed: Seed = 0, device: Device = "auto") -> None:  # noqa: ARG001
+def fetch_set(
+    name: str,
+    data_root: DataRoot = None,
+    as_json: Json = False,
+    seed: Seed = 0,  # noqa: ARG001
+    device: Device = "auto",
+) -> None:
     """Download a data set below the data root, going on where an earlier download stopped, and check it."""
     find_device(device)
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
     bar = Progress(*columns, console=progress)
     tasks: dict[str, TaskID] = {}
 
     def show(file: str, done: int, total: int | None) -> None:
-        if not tasks:  # not before there is something to show: a bar without tasks leaves an empty line
+        if (
+            not tasks
+        ):  # not before there is something to show: a bar without tasks leaves an empty line
             bar.start()
         if file not in tasks:
             tasks[file] = bar.add_task(file, total=total)
@@ -68,12 +114,30 @@ def fetch_set(name: str, data_root: DataRoot = None, as_json: Json = False, seed
 
 
 def _facts(entry: Dataset, root: Path) -> dict[str, Any]:
-    named = ("name", "title", "channels", "size", "classes", "train", "test", "license", "citation", "layout", "url", "home")
+    named = (
+        "name",
+        "title",
+        "channels",
+        "size",
+        "classes",
+        "train",
+        "test",
+        "license",
+        "citation",
+        "layout",
+        "url",
+        "home",
+    )
     return {name: getattr(entry, name) for name in named} | {"here": entry.here(root)}
 
 
 def _report(found: Verification, as_json: bool) -> None:
-    result = {"dataset": found.name, "verified": found.ok, "note": found.note, "files": [asdict(check) for check in found.files]}
+    result = {
+        "dataset": found.name,
+        "verified": found.ok,
+        "note": found.note,
+        "files": [asdict(check) for check in found.files],
+    }
     wrong = [check for check in found.files if not check.ok]
     verdict = (
         f"{found.name}: all {len(found.files)} files are right"

@@ -19,8 +19,19 @@ def group() -> None:
 def list_defenses(as_json: Json = False) -> None:
     """Every defence as it is written, what it does in one line, and the paper it is from."""
     found = [
-        {"name": name, "example": kind.example, "acts_on": kind.acts_on, "line": kind.line, "paper": kind.paper}
+        {
+            "name": name,
+            "example": kind.example,
+            "acts_on": kind.acts_on,
+            "line": kind.line,
+            "paper": kind.paper,
+        }
         for name, kind in REGISTRY.items()
     ]
     rows = [(one["example"], one["line"], one["paper"]) for one in found]
-    say({"defenses": found, "chaining": CHAINING}, as_json, table("Defences", ("such as", "what it does", "paper"), rows), CHAINING)
+    say(
+        {"defenses": found, "chaining": CHAINING},
+        as_json,
+        table("Defences", ("such as", "what it does", "paper"), rows),
+        CHAINING,
+    )

@@ -14,10 +14,12 @@ from gradveil.core.types import Protocol
 if TYPE_CHECKING:
     from gradveil.attacks import Attack
     from gradveil.audits import AuditJob
-    from gradveil.checks import Case, Finding
+    from gradveil.checks import Finding, Subject
 
 VICTIMS = 8
-SPARE = 1_000  # images, at most, that accuracy is measured on and reconstructions are identified among
+SPARE = (
+    1_000  # images, at most, that accuracy is measured on and reconstructions are identified among
+)
 
 EXAMPLES = examples(
     "gradveil doctor --data fashion-mnist-mini --model lenet --steps 30",
@@ -27,20 +29,52 @@ EXAMPLES = examples(
 
 
 def doctor_command(
-    data: Annotated[str, typer.Option("--data", help="A data set of `gradveil data list`, or folder:PATH.")],
-    model: Annotated[str, typer.Option("--model", help="resnet20-4, convnet, lenet, mlp, vit, or package.module:factory.")],
-    checkpoint: Annotated[Path | None, typer.Option(help="The model's weights, as `gradveil train` saves them. Untrained without.")] = None,
-    defense: Annotated[str, typer.Option("--defense", help="As `gradveil defenses list` shows, or a policies.toml.")] = "none",
-    batch_size: Annotated[int, typer.Option(help="Images of one victim, whose gradient is of their mean loss.")] = 1,
+    data: Annotated[
+        str, typer.Option("--data", help="A data set of `gradveil data list`, or folder:PATH.")
+    ],
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model", help="resnet20-4, convnet, lenet, mlp, vit, or package.module:factory."
+        ),
+    ],
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(
+            help="The model's weights, as `gradveil train` saves them. Untrained without."
+        ),
+    ] = None,
+    defense: Annotated[
+        str,
+        typer.Option("--defense", help="As `gradveil defenses list` shows, or a policies.toml."),
+    ] = "none",
+    batch_size: Annotated[
+        int, typer.Option(help="Images of one victim, whose gradient is of their mean loss.")
+    ] = 1,
     labels: Annotated[str, typer.Option(help="known, or inferred from the gradient.")] = "known",
-    local_steps: Annotated[int, typer.Option(help="Steps of SGD that a client makes before it shares.")] = 1,
+    local_steps: Annotated[
+        int, typer.Option(help="Steps of SGD that a client makes before it shares.")
+    ] = 1,
     local_lr: Annotated[float, typer.Option(help="Learning rate of those steps.")] = 0.01,
-    train_mode: Annotated[bool, typer.Option("--train-mode", help="Batch norm uses the batch's own statistics, dropout is on.")] = False,
+    train_mode: Annotated[
+        bool,
+        typer.Option(
+            "--train-mode", help="Batch norm uses the batch's own statistics, dropout is on."
+        ),
+    ] = False,
     attack: Annotated[
-        str, typer.Option("--attack", help="The attack that is tried on 4 images, beside blind guesses; auto: the standard one.")
+        str,
+        typer.Option(
+            "--attack",
+            help="The attack that is tried on 4 images, beside blind guesses; auto: the standard one.",
+        ),
     ] = "adam-cosine",
-    steps: Annotated[int, typer.Option(min=0, help="Iterations of that attack; 0 leaves it out.")] = 100,
-    image_size: Annotated[int | None, typer.Option(help="Resize the images to this many pixels a side.")] = None,
+    steps: Annotated[
+        int, typer.Option(min=0, help="Iterations of that attack; 0 leaves it out.")
+    ] = 100,
+    image_size: Annotated[
+        int | None, typer.Option(help="Resize the images to this many pixels a side.")
+    ] = None,
     data_root: DataRoot = None,
     as_json: Json = False,
     seed: Seed = 0,
@@ -50,7 +84,7 @@ def doctor_command(
     from gradveil.attacks import GradientMatching
     from gradveil.audits import AuditJob
     from gradveil.checks import CHECKS, self_check
-    from gradveil.checks.diagnosis import TRIAL, examine
+    from gradveil.checks.doctor import TRIAL, examine
 
     job = AuditJob(
         data,
@@ -74,35 +108,52 @@ def doctor_command(
             made[name] = one
             status.update(f"{len(made)} of {len(CHECKS)} checks")
         status.update("self-check")
-        found = [*(one for one in made.values() if one is not None), *automatic_note(job, ran=TRIAL in made), self_check(device)]
+        found = [
+            *(one for one in made.values() if one is not None),
+            *automatic_note(job, ran=TRIAL in made),
+            self_check(device),
+        ]
     silent = [name for name, one in made.items() if one is None]
     errors = sum(one.level == "error" for one in found)
     skipped = [name for name in CHECKS if name not in made]
-    result = {"findings": [one.plain() for one in found], "silent": silent, "skipped": skipped, "errors": errors}
+    result = {
+        "findings": [one.plain() for one in found],
+        "silent": silent,
+        "skipped": skipped,
+        "errors": errors,
+    }
     say(result, as_json, in_words(found, silent, skipped))
     if errors:
         raise typer.Exit(1)
 
 
-def make_case(job: "AuditJob", root: Path | None, device: str, *, with_attack: bool) -> "Case":
+def make_case(job: "AuditJob", root: Path | None, device: str, *, with_attack: bool) -> "Subject":
     """The client and the first victims as an audit of this job would have them, and other images beside."""
     from gradveil.audits.weights import find_model
-    from gradveil.checks import Case
-    from gradveil.checks.losses import ScaledCrossEntropy
+    from gradveil.checks import Subject
+    from gradveil.checks.attack import ScaledCrossEntropy
     from gradveil.clients import Client
-    from gradveil.core.devices import find_device
-    from gradveil.core.gradients import cross_entropy
     from gradveil.core.types import Batch
     from gradveil.data import load
+    from gradveil.engine.device import find_device
+    from gradveil.engine.gradients import cross_entropy
     from gradveil.models.checkpoints import read_settings
 
     split = load(job.data, job.split, root=root, image_size=job.image_size)
     train = load(job.data, "train", root=root, image_size=job.image_size)
     if job.batch_size > len(split):
-        raise GradveilError(f"batch size {job.batch_size}: {split.name} {split.split} has {len(split)} images")
+        raise GradveilError(
+            f"batch size {job.batch_size}: {split.name} {split.split} has {len(split)} images"
+        )
     whole = len(split) // job.batch_size * job.batch_size
-    images, truth = split.images[: min(job.images, whole)].float() / 255, split.labels[: min(job.images, whole)]
-    batches = [Batch(some, own) for some, own in zip(images.split(job.batch_size), truth.split(job.batch_size), strict=True)]
+    images, truth = (
+        split.images[: min(job.images, whole)].float() / 255,
+        split.labels[: min(job.images, whole)],
+    )
+    batches = [
+        Batch(some, own)
+        for some, own in zip(images.split(job.batch_size), truth.split(job.batch_size), strict=True)
+    ]
     net, protected = find_model(job, split)
     # Clients share what they train with; the published code halves the loss there, and not in its attack.
     scale = float(read_settings(job.checkpoint).get("loss_scale", 1.0)) if job.checkpoint else 1.0
@@ -114,7 +165,7 @@ def make_case(job: "AuditJob", root: Path | None, device: str, *, with_attack: b
         defense=job.protection,
         protected=protected,
     )
-    return Case(
+    return Subject(
         client,
         batches,
         tried(job) if with_attack else None,
@@ -141,7 +192,14 @@ def automatic_note(job: "AuditJob", *, ran: bool) -> "list[Finding]":
         return []
     *others, last = names = automatic(job.acting)
     means = f"of attack auto, {names[0] if ran else 'nothing'} was tried here"
-    return [Finding("note", "attack", means, f"an audit with it runs {', '.join(others)} and {last}, as far as they suit the model")]
+    return [
+        Finding(
+            "note",
+            "attack",
+            means,
+            f"an audit with it runs {', '.join(others)} and {last}, as far as they suit the model",
+        )
+    ]
 
 
 def in_words(found: "Sequence[Finding]", silent: Sequence[str], skipped: Sequence[str]) -> str:
@@ -151,5 +209,9 @@ def in_words(found: "Sequence[Finding]", silent: Sequence[str], skipped: Sequenc
     lines = []
     for one in [*sorted(others, key=lambda one: order.index(one.level)), own]:
         lines += [f"{one.level:<8}{one.name}: {one.means}", f"{'':<8}{one.do}"]
-    rest = [f"{word:<8}{len(names)} checks: {', '.join(names)}" for word, names in (("well", silent), ("skipped", skipped)) if names]
+    rest = [
+        f"{word:<8}{len(names)} checks: {', '.join(names)}"
+        for word, names in (("well", silent), ("skipped", skipped))
+        if names
+    ]
     return "\n".join([*lines[:-2], *rest, *lines[-2:]])

@@ -10,12 +10,22 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object on the standard output, and nothing else there.")]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json", help="Print one JSON object on the standard output, and nothing else there."
+    ),
+]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="The seed of everything random.")]
-Device = Annotated[str, typer.Option("--device", help="auto (the GPU where there is one), cpu or cuda.")]
+Device = Annotated[
+    str, typer.Option("--device", help="auto (the GPU where there is one), cpu or cuda.")
+]
 DataRoot = Annotated[
     Path | None,
-    typer.Option("--data-root", help="The folder that holds the data sets. Default: $GRADVEIL_DATA, else ~/.local/share/gradveil."),
+    typer.Option(
+        "--data-root",
+        help="The folder that holds the data sets. Default: $GRADVEIL_DATA, else ~/.local/share/gradveil.",
+    ),
 ]
 
 progress = Console(stderr=True)
@@ -30,7 +40,9 @@ def say(result: Mapping[str, Any], as_json: bool, *shown: Table | str) -> None:
     for number, part in enumerate(shown):
         if number and isinstance(part, Table):
             console.print()
-        console.print(part, soft_wrap=isinstance(part, str), markup=False, highlight=False)  # a path may hold [brackets]
+        console.print(
+            part, soft_wrap=isinstance(part, str), markup=False, highlight=False
+        )  # a path may hold [brackets]
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:

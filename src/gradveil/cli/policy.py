@@ -6,11 +6,10 @@ from typing import Annotated, Any
 import typer
 
 from gradveil.cli.options import Device, Json, Seed, examples, say, table
-from gradveil.core.devices import find_device
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
 from gradveil.data import load
-from gradveil.report.policies import as_picture, draw_policy, open_picture
+from gradveil.engine.device import find_device
 from gradveil.transforms import Policy, Transform
 
 app = typer.Typer(no_args_is_help=True, help="Look at transformation policies.")
@@ -30,24 +29,50 @@ def group() -> None:
     ),
 )
 def show(
-    policy: Annotated[str, typer.Argument(help="Such as 3-1-7+43-18-18: library numbers 0 to 49, or names like translate_x(9).")],
-    image: Annotated[Path | None, typer.Option("--image", help="A picture to draw it on; an embedded one without this.")] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Draw what the policy does, step by step, into this PNG.")] = None,
+    policy: Annotated[
+        str,
+        typer.Argument(
+            help="Such as 3-1-7+43-18-18: library numbers 0 to 49, or names like translate_x(9)."
+        ),
+    ],
+    image: Annotated[
+        Path | None,
+        typer.Option("--image", help="A picture to draw it on; an embedded one without this."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="Draw what the policy does, step by step, into this PNG."),
+    ] = None,
     as_json: Json = False,
     seed: Seed = 0,
     device: Device = "auto",
 ) -> None:
     """Say what a policy does; with --out, draw it. Each image gets one of the members joined by +, and its own random signs."""
+    from gradveil.report.pictures import (  # matplotlib takes a second to import
+        as_picture,
+        draw_policy,
+        open_picture,
+    )
+
     find_device(device)
     parsed = Policy.parse(policy)
     if image and not out:
         raise GradveilError("--image needs --out, the PNG to draw into")
     if out:
-        picture = open_picture(image) if image else as_picture(load("fashion-mnist-mini", "test").images[0])
+        picture = (
+            open_picture(image)
+            if image
+            else as_picture(load("fashion-mnist-mini", "test").images[0])
+        )
         draw_policy(parsed, picture, generator(seed, "policy"), out)
     members = [[_facts(transform) for transform in member] for member in parsed.members]
     rows = [
-        (number, "" if t.index is None else t.index, t.describe(), "drawn for each image" if t.signed else "")
+        (
+            number,
+            "" if t.index is None else t.index,
+            t.describe(),
+            "drawn for each image" if t.signed else "",
+        )
         for number, member in enumerate(parsed.members, start=1)
         for t in member
     ]

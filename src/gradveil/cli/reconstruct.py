@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 from gradveil.cli.options import DataRoot, Device, Json, Seed, examples, say
-from gradveil.core.devices import find_device
 from gradveil.core.errors import GradveilError
-from gradveil.core.gradients import cross_entropy
 from gradveil.core.seeds import generator
 from gradveil.core.types import Knowledge, Protocol
+from gradveil.engine.device import find_device
+from gradveil.engine.gradients import cross_entropy
 
 EXAMPLES = examples(
     "gradveil reconstruct --before r7.safetensors --after c3.safetensors --data cifar100 --model lenet --local-lr 0.01 --out found",
@@ -21,17 +21,39 @@ EXAMPLES = examples(
 
 
 def reconstruct_command(
-    before: Annotated[Path, typer.Option("--before", help="Weights that the client got: .safetensors, .npz, .pt, .pth or .ckpt.")],
+    before: Annotated[
+        Path,
+        typer.Option(
+            "--before", help="Weights that the client got: .safetensors, .npz, .pt, .pth or .ckpt."
+        ),
+    ],
     after: Annotated[Path, typer.Option("--after", help="Weights that it sent back.")],
-    data: Annotated[str, typer.Option("--data", help="The data set whose image shape, classes and normalization the model has.")],
-    model: Annotated[str, typer.Option("--model", help="resnet20-4, convnet, lenet, mlp, vit, or package.module:factory.")],
+    data: Annotated[
+        str,
+        typer.Option(
+            "--data",
+            help="The data set whose image shape, classes and normalization the model has.",
+        ),
+    ],
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model", help="resnet20-4, convnet, lenet, mlp, vit, or package.module:factory."
+        ),
+    ],
     out: Annotated[Path, typer.Option("--out", help="The folder for the pictures.")],
     attack: Annotated[str, typer.Option("--attack", help="Such as dlg or adam-cosine.")] = "dlg",
     size: Annotated[int, typer.Option(help="Images that the client trained on.")] = 1,
-    local_steps: Annotated[int, typer.Option(help="Steps of SGD that the client made, each over all its images.")] = 1,
+    local_steps: Annotated[
+        int, typer.Option(help="Steps of SGD that the client made, each over all its images.")
+    ] = 1,
     local_lr: Annotated[float, typer.Option(help="Learning rate of those steps.")] = 0.01,
-    steps: Annotated[int | None, typer.Option(help="Iterations of the attack. Default: as published.")] = None,
-    image_size: Annotated[int | None, typer.Option(help="Pixels a side, where they differ from the data set's.")] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Iterations of the attack. Default: as published.")
+    ] = None,
+    image_size: Annotated[
+        int | None, typer.Option(help="Pixels a side, where they differ from the data set's.")
+    ] = None,
     data_root: DataRoot = None,
     as_json: Json = False,
     seed: Seed = 0,
@@ -43,12 +65,19 @@ def reconstruct_command(
     from gradveil.core.files import write_text
     from gradveil.data import load
     from gradveil.models import build
-    from gradveil.report.policies import as_picture, save_picture
+    from gradveil.report.pictures import as_picture, save_picture
     from gradveil.updates import observe_update
 
     place = find_device(device)
     split = load(data, "test", root=data_root, image_size=image_size)
-    net = build(model, channels=split.channels, size=split.size, classes=len(split.classes), mean=split.mean, std=split.std).to(place)
+    net = build(
+        model,
+        channels=split.channels,
+        size=split.size,
+        classes=len(split.classes),
+        mean=split.mean,
+        std=split.std,
+    ).to(place)
     seen = observe_update(
         before,
         after,
@@ -68,8 +97,20 @@ def reconstruct_command(
     paths = [out / f"image-{number}.png" for number in range(size)]
     for path, image in zip(paths, found.images, strict=True):
         save_picture(path, as_picture((image * 255).round().byte()))
-    labels = [] if found.labels is None else [split.classes[label] for label in found.labels.tolist()]
-    facts = {"status": found.status, "distance": found.distance, "labels": labels, "pictures": [str(path) for path in paths], "seed": seed}
+    labels = (
+        [] if found.labels is None else [split.classes[label] for label in found.labels.tolist()]
+    )
+    facts = {
+        "status": found.status,
+        "distance": found.distance,
+        "labels": labels,
+        "pictures": [str(path) for path in paths],
+        "seed": seed,
+    }
     write_text(out / "found.json", json.dumps(facts, indent=2) + "\n")
-    lines = [f"{found.status}: gradient distance {found.distance:.3g}", f"labels inferred: {', '.join(labels)}", *map(str, paths)]
+    lines = [
+        f"{found.status}: gradient distance {found.distance:.3g}",
+        f"labels inferred: {', '.join(labels)}",
+        *map(str, paths),
+    ]
     say(facts, as_json, "\n".join(lines))

@@ -18,46 +18,116 @@ EXAMPLES = examples(
 
 
 def search_command(
-    data: Annotated[str, typer.Option("--data", help="A data set of `gradveil data list`, or folder:PATH.")],
-    model: Annotated[str, typer.Option("--model", help="resnet20-4, convnet, lenet, mlp, vit, or package.module:factory.")],
+    data: Annotated[
+        str, typer.Option("--data", help="A data set of `gradveil data list`, or folder:PATH.")
+    ],
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model", help="resnet20-4, convnet, lenet, mlp, vit, or package.module:factory."
+        ),
+    ],
     out: Annotated[Path, typer.Option("--out", help="The search's folder.")],
-    checkpoint: Annotated[Path | None, typer.Option(help="Semi-trained weights. Trained without: 10% of the data, 50 epochs.")] = None,
-    trials: Annotated[int, typer.Option(help="Policies to draw; as many again, at most three times, while too few qualify.")] = 1500,
+    checkpoint: Annotated[
+        Path | None,
+        typer.Option(help="Semi-trained weights. Trained without: 10% of the data, 50 epochs."),
+    ] = None,
+    trials: Annotated[
+        int,
+        typer.Option(
+            help="Policies to draw; as many again, at most three times, while too few qualify."
+        ),
+    ] = 1500,
     keep: Annotated[int, typer.Option(help="Policies to keep.")] = 10,
     threshold: Annotated[float, typer.Option(help="Least accuracy score that qualifies.")] = -85.0,
     score: Annotated[
         str | None,
-        typer.Option(help="What leakage is ranked by: probe, a short real attack, or privacy, the paper's S_pri. Default: probe."),
+        typer.Option(
+            help="What leakage is ranked by: probe, a short real attack, or privacy, the paper's S_pri. Default: probe."
+        ),
     ] = None,
-    rule: Annotated[str, typer.Option(help="S_pri as the published code computes it, or as the paper writes it: code or paper.")] = "code",
-    rank_by: Annotated[str, typer.Option(help="What of the probe: over_blind, ssim or identified. Lower leaks less.")] = "over_blind",
-    sampler: Annotated[str, typer.Option(help="random, tpe, or nsga2, which gives the front of leakage against accuracy.")] = "random",
-    race: Annotated[bool, typer.Option("--race", help="Drop policies that are clearly worse after a few images.")] = False,
+    rule: Annotated[
+        str,
+        typer.Option(
+            help="S_pri as the published code computes it, or as the paper writes it: code or paper."
+        ),
+    ] = "code",
+    rank_by: Annotated[
+        str,
+        typer.Option(help="What of the probe: over_blind, ssim or identified. Lower leaks less."),
+    ] = "over_blind",
+    sampler: Annotated[
+        str,
+        typer.Option(
+            help="random, tpe, or nsga2, which gives the front of leakage against accuracy."
+        ),
+    ] = "random",
+    race: Annotated[
+        bool,
+        typer.Option("--race", help="Drop policies that are clearly worse after a few images."),
+    ] = False,
     race_confidence: Annotated[float, typer.Option(help="How sure the race must be.")] = 0.999,
-    images: Annotated[int | None, typer.Option(help="Images that leakage is scored on. Default: 64 for probe, 100 for privacy.")] = None,
-    attack: Annotated[str, typer.Option(help="Attack of the probe and of the confirming audits.")] = "adam-cosine",
+    images: Annotated[
+        int | None,
+        typer.Option(
+            help="Images that leakage is scored on. Default: 64 for probe, 100 for privacy."
+        ),
+    ] = None,
+    attack: Annotated[
+        str, typer.Option(help="Attack of the probe and of the confirming audits.")
+    ] = "adam-cosine",
     probe_steps: Annotated[int, typer.Option(help="Iterations of the probe.")] = 200,
     hybrid: Annotated[int, typer.Option(help="Members of the hybrid, at most.")] = 2,
-    at_once: Annotated[int | None, typer.Option(help="Trials scored together. Default: as suits sampler, race and machine.")] = None,
-    audit_images: Annotated[int, typer.Option(help="Images of the confirming audits, the first of the test split.")] = 32,
-    audit_steps: Annotated[int | None, typer.Option(help="Iterations of the confirming audits. Default: as published.")] = None,
+    at_once: Annotated[
+        int | None,
+        typer.Option(help="Trials scored together. Default: as suits sampler, race and machine."),
+    ] = None,
+    audit_images: Annotated[
+        int, typer.Option(help="Images of the confirming audits, the first of the test split.")
+    ] = 32,
+    audit_steps: Annotated[
+        int | None, typer.Option(help="Iterations of the confirming audits. Default: as published.")
+    ] = None,
     augment: Annotated[
-        bool, typer.Option(help="Random crop (padding 4) and mirror image before the policy, in training and scores.")
+        bool,
+        typer.Option(
+            help="Random crop (padding 4) and mirror image before the policy, in training and scores."
+        ),
     ] = True,
-    image_size: Annotated[int | None, typer.Option(help="Resize the images to this many pixels a side.")] = None,
-    as_published: Annotated[bool, typer.Option("--as-published", help="The paper's search: S_pri by its code, random, no race.")] = False,
-    storage: Annotated[str | None, typer.Option(help="An Optuna storage URL that searches share. Default: a file in --out.")] = None,
+    image_size: Annotated[
+        int | None, typer.Option(help="Resize the images to this many pixels a side.")
+    ] = None,
+    as_published: Annotated[
+        bool,
+        typer.Option(
+            "--as-published", help="The paper's search: S_pri by its code, random, no race."
+        ),
+    ] = False,
+    storage: Annotated[
+        str | None,
+        typer.Option(help="An Optuna storage URL that searches share. Default: a file in --out."),
+    ] = None,
     study: Annotated[str, typer.Option(help="The study's name in the storage.")] = "gradveil",
-    engine: Annotated[str, typer.Option(help="local, or ray: scores and audits on a Ray cluster.")] = "local",
-    ray_address: Annotated[str | None, typer.Option(help="The cluster's address. Default: $RAY_ADDRESS, else one on this machine.")] = None,
+    engine: Annotated[
+        str, typer.Option(help="local, or ray: scores and audits on a Ray cluster.")
+    ] = "local",
+    ray_address: Annotated[
+        str | None,
+        typer.Option(
+            help="The cluster's address. Default: $RAY_ADDRESS, else one on this machine."
+        ),
+    ] = None,
     data_root: DataRoot = None,
     as_json: Json = False,
     seed: Seed = 0,
     device: Device = "auto",
 ) -> None:
     """Search for transformation policies and confirm them by audits. Run the same command again after a stop: it goes on."""
-    from gradveil.report.searches import search_in_words, search_tables
-    from gradveil.search import SearchJob, search  # Lightning, scipy and Optuna take seconds to import
+    from gradveil.report.search import search_in_words, search_tables
+    from gradveil.search import (  # Lightning, scipy and Optuna take seconds to import
+        SearchJob,
+        search,
+    )
 
     settings: dict[str, Any] = {
         "checkpoint": checkpoint,
@@ -80,11 +150,38 @@ def search_command(
         "image_size": image_size,
         "seed": seed,
     } | ({} if score is None else {"score": score})
-    job = SearchJob.as_published(data, model, **settings) if as_published else SearchJob(data, model, **settings)
-    result = search(
-        job, out, root=data_root, device=device, storage=storage, study=study, engine=engine, ray_address=ray_address, progress=True
+    job = (
+        SearchJob.as_published(data, model, **settings)
+        if as_published
+        else SearchJob(data, model, **settings)
     )
-    files = {name: out / file for name, file in (("policies", "policies.toml"), ("trials", "trials.csv"), ("results", "search.json"))}
+    result = search(
+        job,
+        out,
+        root=data_root,
+        device=device,
+        storage=storage,
+        study=study,
+        engine=engine,
+        ray_address=ray_address,
+        progress=True,
+    )
+    files = {
+        name: out / file
+        for name, file in (
+            ("policies", "policies.toml"),
+            ("trials", "trials.csv"),
+            ("results", "search.json"),
+        )
+    }
     plain = {"out": out, "files": files} | result.plain()
-    where = [*(f"{name} {path}" for name, path in files.items()), f"study   optuna-dashboard {result.storage}"]
-    say(plain, as_json, *search_tables(result), "\n".join(["", *search_in_words(result), "", *where]))
+    where = [
+        *(f"{name} {path}" for name, path in files.items()),
+        f"study   optuna-dashboard {result.storage}",
+    ]
+    say(
+        plain,
+        as_json,
+        *search_tables(result),
+        "\n".join(["", *search_in_words(result), "", *where]),
+    )

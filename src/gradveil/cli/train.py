@@ -18,28 +18,62 @@ EXAMPLES = examples(
 
 
 def train_command(
-    data: Annotated[str, typer.Option("--data", help="A data set of `gradveil data list`, or folder:PATH.")],
-    model: Annotated[str, typer.Option("--model", help="resnet20-4, convnet, lenet, mlp, vit, or package.module:factory.")],
-    out: Annotated[Path | None, typer.Option("--out", help="The run's folder. Default: runs/train-DATA-MODEL-SEED.")] = None,
+    data: Annotated[
+        str, typer.Option("--data", help="A data set of `gradveil data list`, or folder:PATH.")
+    ],
+    model: Annotated[
+        str,
+        typer.Option(
+            "--model", help="resnet20-4, convnet, lenet, mlp, vit, or package.module:factory."
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", help="The run's folder. Default: runs/train-DATA-MODEL-SEED."),
+    ] = None,
     epochs: Annotated[int, typer.Option(help="Passes over the training images.")] = 60,
-    lr: Annotated[float, typer.Option("--lr", help="Learning rate; divided by ten at 3/8, 5/8 and 7/8 of the epochs.")] = 0.1,
+    lr: Annotated[
+        float,
+        typer.Option(
+            "--lr", help="Learning rate; divided by ten at 3/8, 5/8 and 7/8 of the epochs."
+        ),
+    ] = 0.1,
     momentum: Annotated[float, typer.Option(help="Nesterov momentum.")] = 0.9,
     weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 5e-4,
     batch_size: Annotated[int, typer.Option(help="Images in a step.")] = 128,
-    loss_scale: Annotated[float, typer.Option(help="Multiplies the training loss; the published code uses 0.5.")] = 1.0,
+    loss_scale: Annotated[
+        float, typer.Option(help="Multiplies the training loss; the published code uses 0.5.")
+    ] = 1.0,
     policy: Annotated[
         str,
-        typer.Option("--policy", help="Transformation policy that replaces each training image, or the policies.toml of a search."),
+        typer.Option(
+            "--policy",
+            help="Transformation policy that replaces each training image, or the policies.toml of a search.",
+        ),
     ] = "none",
     defense: Annotated[
         str,
-        typer.Option("--defense", help="A defense of `gradveil defenses list`, such as prune:0.95, or a policy; several joined by ,then,."),
+        typer.Option(
+            "--defense",
+            help="A defense of `gradveil defenses list`, such as prune:0.95, or a policy; several joined by ,then,.",
+        ),
     ] = "none",
-    delta: Annotated[float | None, typer.Option(help="Of DP-SGD's epsilon. Default: 1 / the number of training images.")] = None,
-    augment: Annotated[bool, typer.Option(help="Random crop (padding 4) and mirror image before the policy.")] = True,
-    fraction: Annotated[float, typer.Option(help="Class-balanced share of the training images, such as 0.1.")] = 1.0,
-    image_size: Annotated[int | None, typer.Option(help="Resize the images to this many pixels a side.")] = None,
-    save_at: Annotated[str, typer.Option(help="Save the weights after these steps too, such as 0,1,10,50.")] = "",
+    delta: Annotated[
+        float | None,
+        typer.Option(help="Of DP-SGD's epsilon. Default: 1 / the number of training images."),
+    ] = None,
+    augment: Annotated[
+        bool, typer.Option(help="Random crop (padding 4) and mirror image before the policy.")
+    ] = True,
+    fraction: Annotated[
+        float, typer.Option(help="Class-balanced share of the training images, such as 0.1.")
+    ] = 1.0,
+    image_size: Annotated[
+        int | None, typer.Option(help="Resize the images to this many pixels a side.")
+    ] = None,
+    save_at: Annotated[
+        str, typer.Option(help="Save the weights after these steps too, such as 0,1,10,50.")
+    ] = "",
     precision: Annotated[str, typer.Option(help="auto (bf16 on a GPU), 32 or bf16.")] = "auto",
     data_root: DataRoot = None,
     as_json: Json = False,
@@ -47,10 +81,23 @@ def train_command(
     device: Device = "auto",
 ) -> None:
     """Train a model. Run the same command again after a stop: it goes on after the last whole epoch, with the same result."""
-    from gradveil.training import Job, Recipe, train  # Lightning takes seconds to import
+    from gradveil.training import Recipe, TrainingJob, train  # Lightning takes seconds to import
 
     recipe = Recipe(epochs, lr, momentum, weight_decay, batch_size, loss_scale)
-    job = Job(data, model, recipe, Policy.find(policy), augment, fraction, image_size, _steps(save_at), precision, seed, defense, delta)
+    job = TrainingJob(
+        data,
+        model,
+        recipe,
+        Policy.find(policy),
+        augment,
+        fraction,
+        image_size,
+        _steps(save_at),
+        precision,
+        seed,
+        defense,
+        delta,
+    )
     folder = out or Path("runs") / f"train-{_plain(data)}-{_plain(model)}-{seed}"
     trained = train(job, folder, root=data_root, device=device)
     result = {
@@ -76,8 +123,12 @@ def _steps(text: str) -> tuple[int, ...]:
     try:
         return tuple(sorted({int(part) for part in text.split(",") if part.strip()}))
     except ValueError:
-        raise GradveilError(f"save-at {text!r}: write whole numbers with commas, such as 0,1,10,50") from None
+        raise GradveilError(
+            f"save-at {text!r}: write whole numbers with commas, such as 0,1,10,50"
+        ) from None
 
 
 def _plain(name: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in name).strip("-")
+    return "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in name).strip(
+        "-"
+    )

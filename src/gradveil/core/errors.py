@@ -13,7 +13,9 @@ class GradveilWarning(UserWarning):
 
 def unknown(kind: str, name: object, choices: Iterable[object]) -> GradveilError:
     """An error for a name that is none of the choices."""
-    return GradveilError(f"unknown {kind} {str(name)!r}: choose from {', '.join(map(str, choices))}")
+    return GradveilError(
+        f"unknown {kind} {str(name)!r}: choose from {', '.join(map(str, choices))}"
+    )
 
 
 def one_line(error: BaseException, longest: int | None = None) -> str:

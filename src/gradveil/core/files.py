@@ -1,11 +1,15 @@
 """Files that are either whole or not there: written beside their place, then renamed."""
 
 import errno
+import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from gradveil.core.errors import GradveilError
 
@@ -51,7 +55,22 @@ def _umask() -> int:
 
 def _explained(error: OSError, path: Path) -> GradveilError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return GradveilError(f"no space left on the disk while writing {path}: nothing was kept of it; free some space and run again")
+        return GradveilError(
+            f"no space left on the disk while writing {path}: nothing was kept of it; free some space and run again"
+        )
     if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
-        return GradveilError(f"cannot write {path}: {error.strerror}; a file stands where a folder should, or the reverse")
+        return GradveilError(
+            f"cannot write {path}: {error.strerror}; a file stands where a folder should, or the reverse"
+        )
     return GradveilError(f"cannot write {path}: {error.strerror or error}; choose another folder")
+
+
+def digest(tensors: Mapping[str, Tensor]) -> str:
+    """SHA-256, in hexadecimal digits."""
+    hashed = hashlib.sha256()
+    for name, value in tensors.items():
+        hashed.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
+        hashed.update(
+            value.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        )
+    return hashed.hexdigest()

@@ -8,7 +8,12 @@ import torch
 from torch import Generator, Tensor, nn
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.gradients import Gradients, Loss
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+"""(logits, class indices or class probabilities) -> one value for each sample."""
+
+Gradients = dict[str, Tensor]
+"""One tensor for each parameter that requires a gradient, by name, in the order of `model.named_parameters()`."""
 
 
 @dataclass(frozen=True)
@@ -27,20 +32,36 @@ class Knowledge:
     """What the attacker knows beyond the model and what was shared. None: unknown."""
 
     labels: Tensor | None = None  # one class index for each image of the victim
-    transform: Callable[[Tensor], Tensor] | None = None  # pixel images as the client changed them, its own draws known; differentiable
-    policy: Callable[[Tensor, Generator], Tensor] | None = None  # the same with new draws at each call: those of the client are unknown
+    transform: Callable[[Tensor], Tensor] | None = (
+        None  # pixel images as the client changed them, its own draws known; differentiable
+    )
+    policy: Callable[[Tensor, Generator], Tensor] | None = (
+        None  # the same with new draws at each call: those of the client are unknown
+    )
     means: Tensor | None = None  # (classes, C, H, W): the class means of public data
-    random_layers: tuple[str, ...] | None = None  # patterns of parameters whose gradients depend on what the model draws
-    defended_layers: tuple[str, ...] | None = None  # patterns of parameters whose gradients the defense changed
+    random_layers: tuple[str, ...] | None = (
+        None  # patterns of parameters whose gradients depend on what the model draws
+    )
+    defended_layers: tuple[str, ...] | None = (
+        None  # patterns of parameters whose gradients the defense changed
+    )
     pruned: bool | None = None  # zeros in the shared gradient are cut off, not measured
-    noise: tuple[str, float] | None = None  # ("gaussian" or "laplacian", scale), added to the shared gradient
+    noise: tuple[str, float] | None = (
+        None  # ("gaussian" or "laplacian", scale), added to the shared gradient
+    )
     train_masks: bool | None = None  # dropout was on; its masks are unknown
-    earlier: tuple[Gradients, ...] | None = None  # shared of the same batch in the rounds before, what was cut off being fed back
+    earlier: tuple[Gradients, ...] | None = (
+        None  # shared of the same batch in the rounds before, what was cut off being fed back
+    )
     momentum: float | None = None  # of that feedback (deep gradient compression); None counts as 0
 
     def need(self, *names: str, by: str) -> None:
         """Refuse when something the attack cannot do without is unknown."""
-        absent = [f"{name} ({WORDS[name]})" if name in WORDS else name for name in names if getattr(self, name) is None]
+        absent = [
+            f"{name} ({WORDS[name]})" if name in WORDS else name
+            for name in names
+            if getattr(self, name) is None
+        ]
         if absent:
             raise GradveilError(
                 f"attack {by} needs to know the {' and the '.join(absent)}: give them, or choose an attack that does without or infers them"
@@ -77,7 +98,9 @@ class Protocol:
         if self.local_steps < 1:
             raise GradveilError(f"local steps {self.local_steps}: there must be at least 1")
         if not 0 < self.local_lr < float("inf"):
-            raise GradveilError(f"local learning rate {self.local_lr}: it must be above 0 and finite")
+            raise GradveilError(
+                f"local learning rate {self.local_lr}: it must be above 0 and finite"
+            )
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,10 +11,9 @@ import torch
 from numpy.typing import NDArray
 
 from gradveil.core.errors import GradveilError
-from gradveil.data.archives import Archive, unpack
-from gradveil.data.files import File, Verification, check, checked_bytes
+from gradveil.data.decode import Pixels, resized
+from gradveil.data.files import Archive, File, Verification, check, checked_bytes, unpack
 from gradveil.data.images import Images
-from gradveil.data.pixels import Pixels, resized
 
 Labels = NDArray[np.int64]
 
@@ -68,7 +67,9 @@ class Dataset(Source):
     @property
     def downloads(self) -> tuple[File, ...]:
         """What `fetch` gets: the archive, or the files one by one, or nothing when there is no open address."""
-        return (self.archive.file,) if self.archive else tuple(file for file in self.files if file.url)
+        return (
+            (self.archive.file,) if self.archive else tuple(file for file in self.files if file.url)
+        )
 
     @property
     def url(self) -> str | None:
@@ -76,30 +77,45 @@ class Dataset(Source):
 
     def here(self, root: Path) -> bool:
         """Whether something of it lies below the root; `verify` says whether it is whole."""
-        return any((root / path.split("/")[0]).exists() for path in self.layout) or self._only_archive(root)
+        return any(
+            (root / path.split("/")[0]).exists() for path in self.layout
+        ) or self._only_archive(root)
 
     def read(self, root: Path, split: str, image_size: int | None) -> Images:
         images, labels, classes = self.pixels(root, split)
         tensor = torch.from_numpy(np.ascontiguousarray(resized(images, image_size or self.size)))
-        return Images(self.name, split, tensor, torch.from_numpy(labels), classes, self.mean, self.std)
+        return Images(
+            self.name, split, tensor, torch.from_numpy(labels), classes, self.mean, self.std
+        )
 
     def verify(self, root: Path) -> Verification:
         if self._only_archive(root):
             assert self.archive is not None
             state = check(root, self.archive.file)
-            return Verification(self.name, state.ok, (state,), "only the archive is here; the first load unpacks it")
+            return Verification(
+                self.name, state.ok, (state,), "only the archive is here; the first load unpacks it"
+            )
         return self.inspect(root)
 
     def inspect(self, root: Path) -> Verification:
         """Compare every official file with its checksum."""
         checks = tuple(check(root, file) for file in self.files)
         right = sum(state.ok for state in checks)
-        return Verification(self.name, right == len(checks), checks, f"{right} of {len(checks)} files match their official checksum")
+        return Verification(
+            self.name,
+            right == len(checks),
+            checks,
+            f"{right} of {len(checks)} files match their official checksum",
+        )
 
     def present(self, root: Path, paths: Iterable[str]) -> list[Path]:
         """These paths below the root, unpacked from the archive if need be; an absent one is an error that says what to do."""
         wanted = list(paths)
-        if any(not (root / path).exists() for path in wanted) and self.archive and (root / self.archive.file.path).is_file():
+        if (
+            any(not (root / path).exists() for path in wanted)
+            and self.archive
+            and (root / self.archive.file.path).is_file()
+        ):
             unpack(root, self.archive)
         absent = [path for path in wanted if not (root / path).exists()]
         if absent:

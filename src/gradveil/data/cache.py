@@ -46,10 +46,14 @@ def cached(source: Source, root: Path, split: str, image_size: int | None) -> Im
     try:
         _keep(folder, stem, images)
     except (OSError, GradveilError) as error:
-        raise GradveilError(f"{error} (GRADVEIL_CACHE can name another folder for the cache)") from error
+        raise GradveilError(
+            f"{error} (GRADVEIL_CACHE can name another folder for the cache)"
+        ) from error
     kept = _restored(folder, stem, source.name, split)
     if kept is None:
-        raise GradveilError(f"the cache entry {folder / stem} was damaged or removed while it was written; run again")
+        raise GradveilError(
+            f"the cache entry {folder / stem} was damaged or removed while it was written; run again"
+        )
     return kept
 
 
@@ -67,14 +71,19 @@ def _key(source: Source, root: Path, split: str) -> str:
 def _keep(folder: Path, stem: str, images: Images) -> None:
     _save(folder / f"{stem}.images.npy", images.images.numpy())
     _save(folder / f"{stem}.labels.npy", images.labels.numpy())
-    write_text(folder / f"{stem}.json", json.dumps({"classes": images.classes, "mean": images.mean, "std": images.std}))
+    write_text(
+        folder / f"{stem}.json",
+        json.dumps({"classes": images.classes, "mean": images.mean, "std": images.std}),
+    )
 
 
 def _save(path: Path, array: NDArray[Any]) -> None:
     """As np.save, which on a full disk raises an error without a code, so that nobody can tell what happened."""
     whole = np.ascontiguousarray(array)
     with replacing(path) as temporary, temporary.open("wb") as handle:
-        np.lib.format.write_array_header_1_0(handle, np.lib.format.header_data_from_array_1_0(whole))
+        np.lib.format.write_array_header_1_0(
+            handle, np.lib.format.header_data_from_array_1_0(whole)
+        )
         handle.write(whole.data.cast("B"))
 
 
@@ -89,4 +98,6 @@ def _restored(folder: Path, stem: str, name: str, split: str) -> Images | None:
         return None
     if len(pixels) != len(labels):
         return None
-    return Images(name, split, torch.from_numpy(pixels), torch.from_numpy(labels), classes, mean, std)
+    return Images(
+        name, split, torch.from_numpy(pixels), torch.from_numpy(labels), classes, mean, std
+    )

@@ -7,11 +7,9 @@ from pathlib import Path
 import numpy as np
 
 from gradveil.core.errors import GradveilError
-from gradveil.data.archives import Archive
 from gradveil.data.base import Dataset, Labels
-from gradveil.data.files import File
-from gradveil.data.pickles import loads
-from gradveil.data.pixels import Pixels
+from gradveil.data.decode import Pixels
+from gradveil.data.files import Archive, File, loads
 
 _CITATION = "Krizhevsky, Learning Multiple Layers of Features from Tiny Images, 2009"
 _LICENSE = "none stated by its owner, who asks to be cited"
@@ -36,7 +34,11 @@ class Cifar(Dataset):
         parts = [self._part(root, path) for path in self._batches(split)]
         names = loads(self.official(root, self.meta), root / self.meta)[self.names_key.encode()]
         images = parts[0][0] if len(parts) == 1 else np.concatenate([part[0] for part in parts])
-        return images, np.concatenate([part[1] for part in parts]), tuple(name.decode() for name in names)
+        return (
+            images,
+            np.concatenate([part[1] for part in parts]),
+            tuple(name.decode() for name in names),
+        )
 
     def _batches(self, split: str) -> tuple[str, ...]:
         return self.train_batches if split == "train" else self.test_batches
@@ -44,8 +46,14 @@ class Cifar(Dataset):
     def _part(self, root: Path, path: str) -> tuple[Pixels, Labels]:
         found = loads(self.official(root, path), root / path)
         pixels, labels = found.get(b"data"), found.get(self.label_key.encode())
-        if not isinstance(pixels, np.ndarray) or not isinstance(labels, list) or pixels.shape != (len(labels), 3072):
-            raise GradveilError(f"{root / path}: not a batch of {self.title}: no {self.label_key!r} for its images of 3 x 32 x 32")
+        if (
+            not isinstance(pixels, np.ndarray)
+            or not isinstance(labels, list)
+            or pixels.shape != (len(labels), 3072)
+        ):
+            raise GradveilError(
+                f"{root / path}: not a batch of {self.title}: no {self.label_key!r} for its images of 3 x 32 x 32"
+            )
         return pixels.reshape(-1, 3, 32, 32), np.asarray(labels, np.int64)
 
 
@@ -61,7 +69,9 @@ CIFAR10 = Cifar(
     std=(0.2470322, 0.2434851, 0.2615879),
     license=_LICENSE,
     citation=_CITATION,
-    layout=("cifar-10-batches-py/{data_batch_1,data_batch_2,data_batch_3,data_batch_4,data_batch_5,test_batch,batches.meta}",),
+    layout=(
+        "cifar-10-batches-py/{data_batch_1,data_batch_2,data_batch_3,data_batch_4,data_batch_5,test_batch,batches.meta}",
+    ),
     home=_HOME,
     files=(
         File("cifar-10-batches-py/data_batch_1", "c99cafc152244af753f735de768cd75f"),
@@ -73,7 +83,11 @@ CIFAR10 = Cifar(
         File("cifar-10-batches-py/batches.meta", "5ff9c542aee3614f3951f8cda6e48888"),
     ),
     archive=Archive(
-        File("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", url=f"{_BASE}/cifar-10-python.tar.gz"),
+        File(
+            "cifar-10-python.tar.gz",
+            "c58f30108f718f92721af3b95e74349a",
+            url=f"{_BASE}/cifar-10-python.tar.gz",
+        ),
         folder="cifar-10-batches-py",
         members=r"cifar-10-batches-py/(data_batch_[1-5]|test_batch|batches\.meta)",
     ),
@@ -104,7 +118,11 @@ CIFAR100 = Cifar(
         File("cifar-100-python/meta", "7973b15100ade9c7d40fb424638fde48", 1_473),
     ),
     archive=Archive(
-        File("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", url=f"{_BASE}/cifar-100-python.tar.gz"),
+        File(
+            "cifar-100-python.tar.gz",
+            "eb9058c3a382ffc7106e4002c42a8d85",
+            url=f"{_BASE}/cifar-100-python.tar.gz",
+        ),
         folder="cifar-100-python",
         members=r"cifar-100-python/(train|test|meta)",
     ),

@@ -11,14 +11,23 @@ import numpy as np
 
 from gradveil.core.errors import GradveilError
 from gradveil.data.base import Dataset, Labels
+from gradveil.data.decode import Pixels
 from gradveil.data.files import File
-from gradveil.data.pixels import Pixels
 
-CLASSES = ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot")
-MEAN, STD = (0.1307,), (0.3081,)  # as published by the papers; they are MNIST's
-CITATION = (
-    "Xiao, Rasul, Vollgraf, Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms, arXiv:1708.07747, 2017"
+CLASSES = (
+    "T-shirt/top",
+    "Trouser",
+    "Pullover",
+    "Dress",
+    "Coat",
+    "Sandal",
+    "Shirt",
+    "Sneaker",
+    "Bag",
+    "Ankle boot",
 )
+MEAN, STD = (0.1307,), (0.3081,)  # as published by the papers; they are MNIST's
+CITATION = "Xiao, Rasul, Vollgraf, Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms, arXiv:1708.07747, 2017"
 LICENSE = "MIT"
 HOME = "https://github.com/zalandoresearch/fashion-mnist"
 
@@ -37,7 +46,9 @@ def idx(data: bytes, origin: object) -> Pixels:
         raise GradveilError(f"{origin}: not a gzipped idx file: {error}") from error
     if rank == 0 or len(raw) != 4 + 4 * rank + math.prod(shape):
         raise GradveilError(f"{origin}: not an idx file of bytes")
-    return np.frombuffer(bytearray(raw), np.uint8, offset=4 + 4 * rank).reshape(shape)  # torch wants memory it may write
+    return np.frombuffer(bytearray(raw), np.uint8, offset=4 + 4 * rank).reshape(
+        shape
+    )  # torch wants memory it may write
 
 
 @dataclass(frozen=True)
@@ -48,7 +59,9 @@ class FashionMnist(Dataset):
     def pixels(self, root: Path, split: str) -> tuple[Pixels, Labels, tuple[str, ...]]:
         images, labels = (idx(self.official(root, path), root / path) for path in _paths(split))
         if images.shape[1:] != (28, 28) or labels.shape != images.shape[:1]:
-            raise GradveilError(f"{root / _FOLDER}: images {images.shape} and labels {labels.shape} do not fit")
+            raise GradveilError(
+                f"{root / _FOLDER}: images {images.shape} and labels {labels.shape} do not fit"
+            )
         return images[:, None], labels.astype(np.int64), CLASSES
 
 

@@ -1,8 +1,20 @@
 """Official files and their checksums: a file is read whole, compared, and only then used."""
 
 import hashlib
+import io
+import pickle
+import re
+import shutil
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
 
 from gradveil.core.errors import GradveilError
 
@@ -64,7 +76,9 @@ def checked_bytes(root: Path, file: File) -> bytes:
 
 
 def _md5(data: bytes = b"") -> "hashlib._Hash":
-    return hashlib.md5(data, usedforsecurity=False)  # what the owners publish; it finds damage, not forgery
+    return hashlib.md5(
+        data, usedforsecurity=False
+    )  # what the owners publish; it finds damage, not forgery
 
 
 def _difference(size: int, digest: str, file: File) -> str:
@@ -73,3 +87,123 @@ def _difference(size: int, digest: str, file: File) -> str:
     if file.size is not None and size < file.size:
         return f"truncated: {size} of {file.size} bytes"
     return f"corrupted: md5 is {digest}, official {file.md5}"
+
+
+_reconstruct: Any = np.empty(0).__reduce__()[0]  # its module was renamed in NumPy 2
+
+
+def _array(kind: type, shape: tuple[int, ...], code: bytes) -> Any:
+    if kind is not np.ndarray:
+        raise pickle.UnpicklingError(f"array of {kind!r}")
+    return _reconstruct(kind, shape, code)
+
+
+def _dtype(spec: bytes | str, *_: object) -> Any:
+    """Bytes alone: an array of objects could carry anything. NumPy 2.4 warns of the flags that old pickles pass, so they stay out."""
+    text = spec.decode() if isinstance(spec, bytes) else spec
+    if text != "u1":
+        raise pickle.UnpicklingError(f"array of {text!r}")
+    return np.dtype("u1")
+
+
+_ALLOWED: dict[tuple[str, str], Any] = {
+    ("numpy.core.multiarray", "_reconstruct"): _array,
+    ("numpy._core.multiarray", "_reconstruct"): _array,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): _dtype,
+}
+
+
+class _Restricted(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return _ALLOWED[module, name]
+        except KeyError:
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}") from None
+
+
+def loads(data: bytes, origin: object) -> dict[bytes, Any]:
+    """The dictionary in a pickle whose checksum has been compared already; `origin` names the file in errors."""
+    try:
+        found = _Restricted(io.BytesIO(data), encoding="bytes").load()
+    except Exception as error:  # a damaged pickle can raise nearly anything
+        raise GradveilError(f"{origin}: refused to unpickle: {error}") from error
+    if not isinstance(found, dict):
+        raise GradveilError(
+            f"{origin}: refused to unpickle: it holds a {type(found).__name__}, not a dictionary"
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class Archive:
+    """A published .tar.gz or .zip. `members` is the pattern a member's whole name must match to be unpacked into `folder`.
+
+    The pattern is a list of what may be written: names with `..`, absolute names and links never match.
+    """
+
+    file: File
+    folder: str
+    members: str
+
+
+def unpack(root: Path, archive: Archive) -> None:
+    """Write the wanted members below the root. The folder appears complete, or files join the ones already there."""
+    path = root / archive.file.path
+    state = check(root, archive.file)
+    if not state.ok:
+        raise GradveilError(f"{path}: {state.problem}; delete it and fetch it again")
+    try:
+        with _staging(root, archive.folder) as staging:
+            for name, source in _members(path, re.compile(archive.members)):
+                target = staging / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("wb") as out:
+                    shutil.copyfileobj(source, out)
+            _move(staging / archive.folder, root / archive.folder)
+    except (OSError, tarfile.TarError, zipfile.BadZipFile, EOFError) as error:
+        raise GradveilError(f"cannot unpack {path} below {root}: {error}") from error
+
+
+@contextmanager
+def _staging(root: Path, folder: str) -> Iterator[Path]:
+    staging = Path(tempfile.mkdtemp(dir=root, prefix=f".{folder}.", suffix=".part"))
+    try:
+        yield staging
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+
+
+def _members(path: Path, wanted: re.Pattern[str]) -> Iterator[tuple[str, IO[bytes]]]:
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path) as archive:
+            for info in archive.infolist():
+                if wanted.fullmatch(info.filename):
+                    with archive.open(info) as source:
+                        yield info.filename, source
+        return
+    with tarfile.open(path) as tar:
+        for member in tar:
+            source_or_none = (
+                tar.extractfile(member)
+                if member.isreg() and wanted.fullmatch(member.name)
+                else None
+            )
+            if source_or_none is not None:
+                yield member.name, source_or_none
+
+
+def _move(staged: Path, target: Path) -> None:
+    if not staged.is_dir():
+        raise OSError("it holds none of the files expected")
+    if not target.exists():
+        try:
+            staged.rename(target)
+            return
+        except OSError:
+            if not target.is_dir():  # another process may have put the same folder there meanwhile
+                raise
+    for source in sorted(path for path in staged.rglob("*") if path.is_file()):
+        place = target / source.relative_to(staged)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        source.replace(place)

@@ -14,10 +14,20 @@ from PIL import Image
 
 from gradveil.core.errors import GradveilError
 from gradveil.data.base import Source
+from gradveil.data.decode import (
+    Pixels,
+    broken,
+    chw,
+    header,
+    in_test,
+    listed,
+    opened,
+    square,
+    statistics,
+    subfolders,
+)
 from gradveil.data.files import FileCheck, Verification
 from gradveil.data.images import SPLITS, Images
-from gradveil.data.pixels import Pixels, chw, header, in_test, opened, square, statistics
-from gradveil.data.trees import broken, listed, subfolders
 
 _GREY = {"L", "1"}
 
@@ -26,7 +36,7 @@ _GREY = {"L", "1"}
 class Folder(Source):
     path: Path
 
-    def sources(self, root: Path, split: str) -> Sequence[Path]:  # noqa: ARG002  the path is the user's own; both splits count for mode and size
+    def sources(self, root: Path, split: str) -> Sequence[Path]:
         return [path for path, _, _ in self._entries()]
 
     def read(self, root: Path, split: str, image_size: int | None) -> Images:
@@ -42,9 +52,17 @@ class Folder(Source):
         for side in {"train", split}:
             self._refuse_gaps(side, len(names), set(labels[side]))
         mean, std = statistics(np.stack(pixels["train"]))
-        return Images(self.name, split, torch.from_numpy(np.stack(pixels[split])), torch.tensor(labels[split]), tuple(names), mean, std)
+        return Images(
+            self.name,
+            split,
+            torch.from_numpy(np.stack(pixels[split])),
+            torch.tensor(labels[split]),
+            tuple(names),
+            mean,
+            std,
+        )
 
-    def verify(self, root: Path) -> Verification:  # noqa: ARG002
+    def verify(self, root: Path) -> Verification:
         """Every image decodes; files that are no images by their suffix are counted."""
         parts = self._parts()
         found = [listed(folder) for part in parts for folder in subfolders(part)]
@@ -58,21 +76,27 @@ class Folder(Source):
             except GradveilError as error:
                 problems = (FileCheck(self.path, False, str(error)),)
         layout = "split by folder" if len(parts) == 2 else "split by content, about 80 to 20"
-        several = "of several sizes or not square (give an image size), " if len(sizes) > 1 or any(w != h for w, h in sizes) else ""
-        note = (
-            f"{len(paths)} images, {several}{len(subfolders(parts[0]))} classes, {layout}; {sum(n for _, n in found)} other files ignored"
+        several = (
+            "of several sizes or not square (give an image size), "
+            if len(sizes) > 1 or any(w != h for w, h in sizes)
+            else ""
         )
+        note = f"{len(paths)} images, {several}{len(subfolders(parts[0]))} classes, {layout}; {sum(n for _, n in found)} other files ignored"
         return Verification(self.name, not problems, problems, note)
 
     def _parts(self) -> list[Path]:
         """The train and test folders, or the one folder that holds the classes."""
         if not self.path.is_dir():
-            raise GradveilError(f"no folder {self.path}: give a folder with one subfolder of images per class")
+            raise GradveilError(
+                f"no folder {self.path}: give a folder with one subfolder of images per class"
+            )
         train, test = (self.path / split for split in SPLITS)
         if not train.is_dir() or (not test.is_dir() and not subfolders(train)):
             return [self.path]
         if not test.is_dir():
-            raise GradveilError(f"{train} holds class folders, but there is no {test}: add it, or give {train} itself to split by content")
+            raise GradveilError(
+                f"{train} holds class folders, but there is no {test}: add it, or give {train} itself to split by content"
+            )
         return [train, test]
 
     def _entries(self) -> Iterator[tuple[Path, str, str | None]]:
@@ -85,13 +109,20 @@ class Folder(Source):
                     raise GradveilError(f"class {folder.name!r} is in {part} but not in {parts[0]}")
                 paths, _ = listed(folder)
                 if not paths:
-                    raise GradveilError(f"class folder {folder} has no images (png, jpg, jpeg, bmp, webp): fill or remove it")
-                yield from ((path, folder.name, SPLITS[number] if len(parts) == 2 else None) for path in paths)
+                    raise GradveilError(
+                        f"class folder {folder} has no images (png, jpg, jpeg, bmp, webp): fill or remove it"
+                    )
+                yield from (
+                    (path, folder.name, SPLITS[number] if len(parts) == 2 else None)
+                    for path in paths
+                )
 
     def _names(self, part: Path) -> list[str]:
         names = [folder.name for folder in subfolders(part)]
         if len(names) < 2:
-            raise GradveilError(f"{part} has {len(names)} class folders: at least 2 are needed, one subfolder of images per class")
+            raise GradveilError(
+                f"{part} has {len(names)} class folders: at least 2 are needed, one subfolder of images per class"
+            )
         return names
 
     def _shape(self, paths: Sequence[Path], image_size: int | None) -> tuple[str, int]:
@@ -110,7 +141,9 @@ class Folder(Source):
 
     def _refuse_gaps(self, split: str, classes: int, labels: set[int]) -> None:
         if not labels or (split == "train" and len(labels) < classes):
-            what = "no images" if not labels else f"images of {len(labels)} of {classes} classes only"
+            what = (
+                "no images" if not labels else f"images of {len(labels)} of {classes} classes only"
+            )
             raise GradveilError(
                 f"{self.path}: the {split} split has {what}: add images, or divide them into {self.path / 'train'} and {self.path / 'test'}"
             )

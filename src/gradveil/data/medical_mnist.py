@@ -12,17 +12,23 @@ import numpy as np
 
 from gradveil.core.errors import GradveilError
 from gradveil.data.base import Dataset, Labels
+from gradveil.data.decode import Pixels, broken, decoded, in_test, listed
 from gradveil.data.files import FileCheck, Verification
-from gradveil.data.pixels import Pixels, in_test
-from gradveil.data.trees import broken, decoded, listed
 
 _FOLDER = "medical-mnist"
-_PUBLISHED = {"AbdomenCT": 10_000, "BreastMRI": 8_954, "CXR": 10_000, "ChestCT": 10_000, "Hand": 10_000, "HeadCT": 10_000}
+_PUBLISHED = {
+    "AbdomenCT": 10_000,
+    "BreastMRI": 8_954,
+    "CXR": 10_000,
+    "ChestCT": 10_000,
+    "Hand": 10_000,
+    "HeadCT": 10_000,
+}
 
 
 @dataclass(frozen=True)
 class MedicalMnist(Dataset):
-    def sources(self, root: Path, split: str) -> Sequence[Path]:  # noqa: ARG002  any file may belong to either split
+    def sources(self, root: Path, split: str) -> Sequence[Path]:
         return [path for path, _ in self._entries(root)]
 
     def pixels(self, root: Path, split: str) -> tuple[Pixels, Labels, tuple[str, ...]]:
@@ -31,21 +37,37 @@ class MedicalMnist(Dataset):
         labels = np.asarray([label for _, label in entries], np.int64)
         here = np.asarray([in_test(image.tobytes()) == (split == "test") for image in images])
         if len(np.unique(labels[here])) < len(_PUBLISHED):
-            raise GradveilError(f"{root / _FOLDER}: too few images: by content, the {split} split lacks some of the six classes")
+            raise GradveilError(
+                f"{root / _FOLDER}: too few images: by content, the {split} split lacks some of the six classes"
+            )
         return images[here], labels[here], tuple(_PUBLISHED)
 
     def inspect(self, root: Path) -> Verification:
         """Every class folder is there and every JPEG decodes; there are no official checksums."""
         found = {name: listed(root / _FOLDER / name)[0] for name in _PUBLISHED}
-        empty = tuple(FileCheck(root / _FOLDER / name, False, "missing or empty") for name, paths in found.items() if not paths)
+        empty = tuple(
+            FileCheck(root / _FOLDER / name, False, "missing or empty")
+            for name, paths in found.items()
+            if not paths
+        )
         problems = empty + broken(path for paths in found.values() for path in paths)
-        counts = ", ".join(f"{len(found[name])} of {count} {name}" for name, count in _PUBLISHED.items())
-        whole = tuple(FileCheck(root / _FOLDER / name, True) for name, paths in found.items() if paths)
-        return Verification(self.name, not problems, whole + problems, f"{counts}; split by content, about 80 to 20")
+        counts = ", ".join(
+            f"{len(found[name])} of {count} {name}" for name, count in _PUBLISHED.items()
+        )
+        whole = tuple(
+            FileCheck(root / _FOLDER / name, True) for name, paths in found.items() if paths
+        )
+        return Verification(
+            self.name, not problems, whole + problems, f"{counts}; split by content, about 80 to 20"
+        )
 
     def _entries(self, root: Path) -> list[tuple[Path, int]]:
         found = [listed(root / _FOLDER / name)[0] for name in _PUBLISHED]
-        empty = [f"{_FOLDER}/{name}/*.jpeg" for name, paths in zip(_PUBLISHED, found, strict=True) if not paths]
+        empty = [
+            f"{_FOLDER}/{name}/*.jpeg"
+            for name, paths in zip(_PUBLISHED, found, strict=True)
+            if not paths
+        ]
         if empty:
             raise self.missing(root, empty)
         return [(path, label) for label, paths in enumerate(found) for path in paths]

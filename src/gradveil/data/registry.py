@@ -1,12 +1,16 @@
 """The one table of datasets, and finding one by name."""
 
+import os
 from pathlib import Path
 
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.data.base import Dataset, Source
+from gradveil.data.cache import cached
 from gradveil.data.cifar import CIFAR10, CIFAR100
 from gradveil.data.fashion_mnist import FASHION_MNIST
+from gradveil.data.files import Verification
 from gradveil.data.folder import Folder
+from gradveil.data.images import SPLITS, Images, balanced
 from gradveil.data.medical_mnist import MEDICAL_MNIST
 from gradveil.data.mini import FASHION_MNIST_MINI
 from gradveil.data.tiny_imagenet import TINY_IMAGENET
@@ -43,3 +47,48 @@ def find(name: str) -> Source:
 
 def _folder(path: str) -> Folder:
     return Folder(f"folder:{path}", Path(path).expanduser())
+
+
+LARGEST = 4096
+
+
+def find_root(root: Path | None = None) -> Path:
+    """The folder given, else $GRADVEIL_DATA, else $XDG_DATA_HOME/gradveil, else ~/.local/share/gradveil."""
+    if root is not None:
+        return Path(root).expanduser()
+    if chosen := os.environ.get("GRADVEIL_DATA"):
+        return Path(chosen).expanduser()
+    if shared := os.environ.get("XDG_DATA_HOME"):
+        return Path(shared).expanduser() / "gradveil"
+    return Path.home() / ".local" / "share" / "gradveil"
+
+
+def load(
+    name: str,
+    split: str = "train",
+    *,
+    root: Path | None = None,
+    fraction: float = 1.0,
+    seed: int = 0,
+    image_size: int | None = None,
+) -> Images:
+    """One split, decoded once and mapped from the cache. `fraction` keeps a random part of every class, the same for the same seed."""
+    if split not in SPLITS:
+        raise unknown("split", split, SPLITS)
+    if not 0 < fraction <= 1:
+        raise GradveilError(f"fraction {fraction!r} is out of range: choose above 0 and at most 1")
+    if image_size is not None and not 1 <= image_size <= LARGEST:
+        raise GradveilError(
+            f"image size {image_size!r} is out of range: choose from 1 to {LARGEST}"
+        )
+    source, place = find(name), find_root(root)
+    size = None if isinstance(source, Dataset) and image_size == source.size else image_size
+    images = (
+        cached(source, place, split, size) if source.decodes else source.read(place, split, size)
+    )
+    return images if fraction == 1 else images.select(balanced(images.labels, fraction, seed))
+
+
+def verify(name: str, root: Path | None = None) -> Verification:
+    """Look at every file of a dataset: which is missing, truncated or corrupted."""
+    return find(name).verify(find_root(root))

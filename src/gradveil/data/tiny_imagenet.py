@@ -10,11 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from gradveil.core.errors import GradveilError
-from gradveil.data.archives import Archive
 from gradveil.data.base import Dataset, Labels
-from gradveil.data.files import File, FileCheck, Verification
-from gradveil.data.pixels import Pixels
-from gradveil.data.trees import broken, decoded, listed, natural
+from gradveil.data.decode import Pixels, broken, decoded, listed, natural
+from gradveil.data.files import Archive, File, FileCheck, Verification
 
 _FOLDER = "tiny-imagenet-200"
 _INDEX = (f"{_FOLDER}/wnids.txt", f"{_FOLDER}/words.txt", f"{_FOLDER}/val/val_annotations.txt")
@@ -40,11 +38,19 @@ class TinyImageNet(Dataset):
             return Verification(self.name, False, checks, f"expected {', '.join(self.layout)}")
         ids = _ids(root)
         training = {wnid: listed(_images(root, wnid))[0] for wnid in ids}
-        empty = tuple(FileCheck(_images(root, wnid), False, "missing or empty") for wnid, paths in training.items() if not paths)
+        empty = tuple(
+            FileCheck(_images(root, wnid), False, "missing or empty")
+            for wnid, paths in training.items()
+            if not paths
+        )
         testing = [path for path, _ in self._annotated(root, ids) if path.is_file()]
-        problems = empty + broken([*(path for paths in training.values() for path in paths), *testing])
+        problems = empty + broken(
+            [*(path for paths in training.values() for path in paths), *testing]
+        )
         checks = tuple(FileCheck(root / path, True) for path in _INDEX) + problems
-        return Verification(self.name, not problems and bool(testing), checks, self._note(training, testing))
+        return Verification(
+            self.name, not problems and bool(testing), checks, self._note(training, testing)
+        )
 
     def _note(self, training: dict[str, list[Path]], testing: list[Path]) -> str:
         counts = sorted({len(paths) for paths in training.values()})
@@ -72,10 +78,14 @@ class TinyImageNet(Dataset):
         rows = [line.split("\t") for line in _text(path).splitlines()]
         if any(len(row) < 2 or row[1] not in label for row in rows):
             raise GradveilError(f"{path}: corrupted: a line has no known class id")
-        return [(root / _FOLDER / "val" / "images" / Path(row[0]).name, label[row[1]]) for row in rows]
+        return [
+            (root / _FOLDER / "val" / "images" / Path(row[0]).name, label[row[1]]) for row in rows
+        ]
 
     def _names(self, root: Path) -> tuple[str, ...]:
-        rows = (line.split("\t", 1) for line in _text(root / _INDEX[1]).splitlines() if "\t" in line)
+        rows = (
+            line.split("\t", 1) for line in _text(root / _INDEX[1]).splitlines() if "\t" in line
+        )
         words = {row[0]: row[1] for row in rows}
         return tuple(words.get(wnid, wnid) for wnid in _ids(root))
 
@@ -114,8 +124,13 @@ TINY_IMAGENET = TinyImageNet(
     layout=(*_INDEX, f"{_FOLDER}/train/<id>/images/*.JPEG", f"{_FOLDER}/val/images/*.JPEG"),
     home="http://cs231n.stanford.edu",
     archive=Archive(
-        File("tiny-imagenet-200.zip", "90528d7ca1a48142e341f4ef8d21d0de", url="http://cs231n.stanford.edu/tiny-imagenet-200.zip"),
+        File(
+            "tiny-imagenet-200.zip",
+            "90528d7ca1a48142e341f4ef8d21d0de",
+            url="http://cs231n.stanford.edu/tiny-imagenet-200.zip",
+        ),
         folder=_FOLDER,
-        members=_FOLDER + r"/(wnids\.txt|words\.txt|val/val_annotations\.txt|train/n\d{8}/images/\w+\.JPEG|val/images/\w+\.JPEG)",
+        members=_FOLDER
+        + r"/(wnids\.txt|words\.txt|val/val_annotations\.txt|train/n\d{8}/images/\w+\.JPEG|val/images/\w+\.JPEG)",
     ),
 )

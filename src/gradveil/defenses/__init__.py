@@ -1,14 +1,14 @@
 """Defences: what a client does to its model, its images and its gradients before it shares them. Each is one small class."""
 
 from gradveil.defenses.base import Defense, Moment, State
-from gradveil.defenses.chains import Chain, chain
-from gradveil.defenses.clipping import DPSGD, Clipping
+from gradveil.defenses.chain import Chain, chain
+from gradveil.defenses.dpsgd import DPSGD, Clipping
 from gradveil.defenses.dropout import DropoutDefense
 from gradveil.defenses.noise import GaussianNoise, LaplacianNoise
-from gradveil.defenses.parsing import REGISTRY, parse
 from gradveil.defenses.policies import PolicyDefense, RandomPolicies
 from gradveil.defenses.precode import Precode
 from gradveil.defenses.pruning import FeedbackPruning, Pruning
+from gradveil.defenses.registry import REGISTRY, parse
 from gradveil.defenses.soteria import Soteria
 
 __all__ = [

@@ -6,9 +6,8 @@ from typing import ClassVar, Literal
 
 from torch import Generator, Tensor, nn
 
-from gradveil.core.draws import Draws
-from gradveil.core.gradients import Gradients, Loss
-from gradveil.core.types import Batch, Knowledge
+from gradveil.core.types import Batch, Gradients, Knowledge, Loss
+from gradveil.engine.draws import Draws
 
 State = object
 """What one client keeps between rounds; None for most defences."""
@@ -23,7 +22,9 @@ class Moment:
     model: nn.Module
     batch: Batch
     loss: Loss
-    draws: Draws = field(default_factory=dict)  # what the model drew in the pass, by module, a row for each image
+    draws: Draws = field(
+        default_factory=dict
+    )  # what the model drew in the pass, by module, a row for each image
 
 
 @dataclass(frozen=True)
@@ -41,14 +42,16 @@ class Defense:
     acts_on: ClassVar[Literal["nothing", "model", "batch", "gradients"]] = "nothing"
     clips: ClassVar[bool] = False
     noisy: ClassVar[bool] = False  # adds noise to the gradients
-    one_step: ClassVar[bool] = False  # defined for a single gradient, not for the outcome of several local steps
+    one_step: ClassVar[bool] = (
+        False  # defined for a single gradient, not for the outcome of several local steps
+    )
 
     @property
     def random(self) -> bool:
         """Whether two shares of one batch differ."""
         return False
 
-    def protect_model(self, model: nn.Module, image_shape: ImageShape | None = None) -> nn.Module:  # noqa: ARG002
+    def protect_model(self, model: nn.Module, image_shape: ImageShape | None = None) -> nn.Module:
         """A protected copy, or the model itself where nothing is to be done. Some positions need the shape of an image."""
         return model
 
@@ -56,7 +59,7 @@ class Defense:
         """The loss of the protected model, whose answers may have more columns than there are classes."""
         return loss
 
-    def protect_batch(self, batch: Batch, rng: Generator) -> Batch:  # noqa: ARG002
+    def protect_batch(self, batch: Batch, rng: Generator) -> Batch:
         """What the client computes its gradients on, images still in [0, 1]."""
         return batch
 
@@ -67,18 +70,18 @@ class Defense:
     def protect_gradients(
         self,
         gradients: Gradients,
-        moment: Moment,  # noqa: ARG002
+        moment: Moment,
         state: State,
-        rng: Generator,  # noqa: ARG002
+        rng: Generator,
     ) -> tuple[Gradients, State]:
         """What is shared, and what is kept for the next round."""
         return gradients, state
 
-    def tell(self, knowledge: Knowledge, model: nn.Module) -> Knowledge:  # noqa: ARG002
+    def tell(self, knowledge: Knowledge, model: nn.Module) -> Knowledge:
         """What an attacker knows who also knows the defence and its settings, but none of its draws. The model is the protected one."""
         return knowledge
 
-    def reveal(self, images: Tensor, rng: Generator) -> Callable[[Tensor], Tensor] | None:  # noqa: ARG002
+    def reveal(self, images: Tensor, rng: Generator) -> Callable[[Tensor], Tensor] | None:
         """What `protect_batch` does to such images with this generator, draws included, differentiable; None where it changes none."""
         return None
 
@@ -91,8 +94,15 @@ class Defense:
         return Defense() if self.acts_on == "gradients" else self
 
     def __str__(self) -> str:
-        shown = [(one.name, getattr(self, one.name)) for one in fields(self) if getattr(self, one.name) != one.default]
-        settings = ",".join(_written(value) if key == self.first else f"{key}={_written(value)}" for key, value in shown)
+        shown = [
+            (one.name, getattr(self, one.name))
+            for one in fields(self)
+            if getattr(self, one.name) != one.default
+        ]
+        settings = ",".join(
+            _written(value) if key == self.first else f"{key}={_written(value)}"
+            for key, value in shown
+        )
         return f"{self.name}:{settings}" if settings else self.name
 
 

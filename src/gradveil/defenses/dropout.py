@@ -8,7 +8,7 @@ from torch import nn
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Knowledge
 from gradveil.defenses.base import Defense, ImageShape
-from gradveil.defenses.places import FEATURES, from_first_draw, place
+from gradveil.defenses.insertion import FEATURES, from_first_draw, place
 from gradveil.models.bottleneck import AlwaysDropout
 
 
@@ -18,7 +18,9 @@ class DropoutDefense(Defense):
 
     name: ClassVar[str] = "dropout"
     line: ClassVar[str] = "dropout before the head, on also when gradients are shared"
-    paper: ClassVar[str] = "Scheliga et al. 2023, Dropout Is NOT All You Need to Prevent Gradient Leakage (which breaks it)"
+    paper: ClassVar[str] = (
+        "Scheliga et al. 2023, Dropout Is NOT All You Need to Prevent Gradient Leakage (which breaks it)"
+    )
     example: ClassVar[str] = "dropout:0.5"
     first: ClassVar[str | None] = "p"
     acts_on: ClassVar[Literal["nothing", "model", "batch", "gradients"]] = "model"

@@ -9,8 +9,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.gradients import Gradients
-from gradveil.core.types import Knowledge
+from gradveil.core.types import Gradients, Knowledge
 from gradveil.defenses.base import Defense, Moment, State
 
 
@@ -26,7 +25,9 @@ class Noise(Defense, ABC):
 
     def __post_init__(self) -> None:
         if not 0 <= self.scale < float("inf"):
-            raise GradveilError(f"defense {self.name}: scale {self.scale:g}; it must be 0 or more, and finite")
+            raise GradveilError(
+                f"defense {self.name}: scale {self.scale:g}; it must be 0 or more, and finite"
+            )
 
     @property
     def random(self) -> bool:
@@ -39,13 +40,15 @@ class Noise(Defense, ABC):
     def protect_gradients(
         self,
         gradients: Gradients,
-        moment: Moment,  # noqa: ARG002
+        moment: Moment,
         state: State,
         rng: Generator,
     ) -> tuple[Gradients, State]:
-        return {name: value + self.scale * self.draw(value, rng) for name, value in gradients.items()}, state
+        return {
+            name: value + self.scale * self.draw(value, rng) for name, value in gradients.items()
+        }, state
 
-    def tell(self, knowledge: Knowledge, model: nn.Module) -> Knowledge:  # noqa: ARG002
+    def tell(self, knowledge: Knowledge, model: nn.Module) -> Knowledge:
         return tell_noise(knowledge, self.name, self.scale)
 
 

@@ -12,8 +12,8 @@ from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Knowledge
 from gradveil.defenses.base import Defense
 from gradveil.transforms import LIBRARY, Policy, Preparation, Transform
+from gradveil.transforms.differentiable import Anew, Drawn, draw
 from gradveil.transforms.policy import LONGEST
-from gradveil.transforms.soft import Anew, Drawn, draw
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Transforming(Defense):
         prepared = self.used((batch.images * 255).round().to(torch.uint8), rng)
         return replace(batch, images=prepared.to(batch.images.dtype) / 255)
 
-    def tell(self, knowledge: Knowledge, model: nn.Module) -> Knowledge:  # noqa: ARG002
+    def tell(self, knowledge: Knowledge, model: nn.Module) -> Knowledge:
         return replace(knowledge, policy=Anew(self.used))
 
     def reveal(self, images: Tensor, rng: Generator) -> Drawn:
@@ -53,8 +53,12 @@ class PolicyDefense(Transforming):
     """One policy for all images, or for each image one of a hybrid's, drawn at random."""
 
     name: ClassVar[str] = "policy"
-    line: ClassVar[str] = "images are transformed by a policy, a hybrid (A+B), or those of a search (PATH.toml)"
-    paper: ClassVar[str] = "Gao et al. 2021, Privacy-preserving Collaborative Learning with Automatic Transformation Search"
+    line: ClassVar[str] = (
+        "images are transformed by a policy, a hybrid (A+B), or those of a search (PATH.toml)"
+    )
+    paper: ClassVar[str] = (
+        "Gao et al. 2021, Privacy-preserving Collaborative Learning with Automatic Transformation Search"
+    )
     example: ClassVar[str] = "3-1-7+43-18-18"
     first: ClassVar[str | None] = "policy"
 
@@ -67,7 +71,11 @@ class PolicyDefense(Transforming):
 
     def __str__(self) -> str:
         plain = self.augment and self.policy != Policy()
-        return str(self.policy) if plain else f"{self.name}:{self.policy}" + ("" if self.augment else ",augment=no")
+        return (
+            str(self.policy)
+            if plain
+            else f"{self.name}:{self.policy}" + ("" if self.augment else ",augment=no")
+        )
 
 
 @dataclass(frozen=True)
@@ -75,8 +83,12 @@ class RandomPolicies(Transforming):
     """Each image gets one of `count` policies of three transformations, which were drawn once from `seed`."""
 
     name: ClassVar[str] = "random"
-    line: ClassVar[str] = "each image is transformed by one of ten random policies: the baseline of a search"
-    paper: ClassVar[str] = "Gao et al. 2021, Privacy-preserving Collaborative Learning with Automatic Transformation Search"
+    line: ClassVar[str] = (
+        "each image is transformed by one of ten random policies: the baseline of a search"
+    )
+    paper: ClassVar[str] = (
+        "Gao et al. 2021, Privacy-preserving Collaborative Learning with Automatic Transformation Search"
+    )
     example: ClassVar[str] = "random:count=10"
     first: ClassVar[str | None] = "count"
 
@@ -86,14 +98,18 @@ class RandomPolicies(Transforming):
 
     def __post_init__(self) -> None:
         if self.count < 1:
-            raise GradveilError(f"defense random: count {self.count}; there must be at least 1 policy")
+            raise GradveilError(
+                f"defense random: count {self.count}; there must be at least 1 policy"
+            )
 
     @cached_property
     def policy(self) -> Policy:
         """The policies, as one hybrid."""
         rng = generator(self.seed, "random policies")
         drawn = torch.randint(len(LIBRARY), (self.count, LONGEST), generator=rng).tolist()
-        return Policy(tuple(tuple(Transform.parse(str(index)) for index in member) for member in drawn))
+        return Policy(
+            tuple(tuple(Transform.parse(str(index)) for index in member) for member in drawn)
+        )
 
     @property
     def used(self) -> Preparation:
@@ -101,4 +117,6 @@ class RandomPolicies(Transforming):
 
 
 def _preparation(policy: Policy, augment: bool) -> Preparation:
-    return Preparation(policy=policy) if augment else Preparation(padding=0, flip=False, policy=policy)
+    return (
+        Preparation(policy=policy) if augment else Preparation(padding=0, flip=False, policy=policy)
+    )

@@ -6,11 +6,10 @@ from typing import ClassVar, Literal
 from torch import Tensor, nn
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.gradients import Loss
-from gradveil.core.types import Knowledge
+from gradveil.core.types import Knowledge, Loss
 from gradveil.defenses.base import Defense, ImageShape
-from gradveil.defenses.clipping import check_positive
-from gradveil.defenses.places import FEATURES, from_first_draw, layers_before, place
+from gradveil.defenses.dpsgd import check_positive
+from gradveil.defenses.insertion import FEATURES, from_first_draw, layers_before, place
 from gradveil.models.bottleneck import Bottleneck, Penalized
 
 
@@ -24,7 +23,9 @@ class Precode(Defense):
 
     name: ClassVar[str] = "precode"
     line: ClassVar[str] = "a variational bottleneck in the model makes its gradients random"
-    paper: ClassVar[str] = "Scheliga et al. 2022, PRECODE - A Generic Model Extension to Prevent Deep Gradient Leakage"
+    paper: ClassVar[str] = (
+        "Scheliga et al. 2022, PRECODE - A Generic Model Extension to Prevent Deep Gradient Leakage"
+    )
     example: ClassVar[str] = "precode:k=256,beta=1e-3"
     acts_on: ClassVar[Literal["nothing", "model", "batch", "gradients"]] = "model"
 
@@ -37,7 +38,9 @@ class Precode(Defense):
 
     def __post_init__(self) -> None:
         if self.k < 1:
-            raise GradveilError(f"defense precode: k {self.k}; the bottleneck needs at least 1 value")
+            raise GradveilError(
+                f"defense precode: k {self.k}; the bottleneck needs at least 1 value"
+            )
         if self.beta:
             check_positive(self.name, "beta", self.beta)
         object.__setattr__(self, "position", str(self.position))
@@ -46,7 +49,9 @@ class Precode(Defense):
                 f"defense precode: modules {self.modules} at {self.position!r}; give 1 or more at one position, or positions a|b"
             )
         if len(set(self.positions)) < len(self.positions) or not all(self.positions):
-            raise GradveilError(f"defense precode: position {self.position!r}; each bottleneck needs a position of its own")
+            raise GradveilError(
+                f"defense precode: position {self.position!r}; each bottleneck needs a position of its own"
+            )
 
     @property
     def random(self) -> bool:
@@ -78,7 +83,9 @@ class Precode(Defense):
         inner = model.inner if isinstance(model, Penalized) else model
         layers = layers_before(inner, self.position, str(self))
         if len(layers) < self.modules - 1:
-            raise GradveilError(f"defense {self}: modules {self.modules}; the model has {len(layers)} layer(s) before {self.position!r}")
+            raise GradveilError(
+                f"defense {self}: modules {self.modules}; the model has {len(layers)} layer(s) before {self.position!r}"
+            )
         return [layers[len(layers) * number // self.modules] for number in range(1, self.modules)]
 
 

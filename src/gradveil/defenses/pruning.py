@@ -8,8 +8,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.gradients import Gradients
-from gradveil.core.types import Knowledge
+from gradveil.core.types import Gradients, Knowledge
 from gradveil.defenses.base import Defense, Moment, State
 
 
@@ -32,13 +31,13 @@ class Pruning(Defense):
     def protect_gradients(
         self,
         gradients: Gradients,
-        moment: Moment,  # noqa: ARG002
+        moment: Moment,
         state: State,
-        rng: Generator,  # noqa: ARG002
+        rng: Generator,
     ) -> tuple[Gradients, State]:
         return {name: value * kept(value, self.share) for name, value in gradients.items()}, state
 
-    def tell(self, knowledge: Knowledge, model: nn.Module) -> Knowledge:  # noqa: ARG002
+    def tell(self, knowledge: Knowledge, model: nn.Module) -> Knowledge:
         return replace(knowledge, pruned=True)
 
 
@@ -58,7 +57,9 @@ class FeedbackPruning(Pruning):
     """
 
     name: ClassVar[str] = "prune-feedback"
-    line: ClassVar[str] = "the largest entries are shared, the rest adds up, with momentum, until it is shared in a later round"
+    line: ClassVar[str] = (
+        "the largest entries are shared, the rest adds up, with momentum, until it is shared in a later round"
+    )
     paper: ClassVar[str] = "Lin et al. 2018, Deep Gradient Compression"
     example: ClassVar[str] = "prune-feedback:0.99"
 
@@ -67,20 +68,27 @@ class FeedbackPruning(Pruning):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.momentum < 1:
-            raise GradveilError(f"defense {self.name}: momentum {self.momentum:g}; it must be from 0 to below 1")
+            raise GradveilError(
+                f"defense {self.name}: momentum {self.momentum:g}; it must be from 0 to below 1"
+            )
 
     def protect_gradients(
         self,
         gradients: Gradients,
-        moment: Moment,  # noqa: ARG002
+        moment: Moment,
         state: State,
-        rng: Generator,  # noqa: ARG002
+        rng: Generator,
     ) -> tuple[Gradients, State]:
         before = state if isinstance(state, Residuals) else None
-        momentum = {k: g + self.momentum * before.momentum[k] if before else g for k, g in gradients.items()}
+        momentum = {
+            k: g + self.momentum * before.momentum[k] if before else g for k, g in gradients.items()
+        }
         waiting = {k: u + before.unsent[k] if before else u for k, u in momentum.items()}
         sent = {k: kept(v, self.share) for k, v in waiting.items()}
-        after = Residuals({k: u * ~sent[k] for k, u in momentum.items()}, {k: v * ~sent[k] for k, v in waiting.items()})
+        after = Residuals(
+            {k: u * ~sent[k] for k, u in momentum.items()},
+            {k: v * ~sent[k] for k, v in waiting.items()},
+        )
         return {k: v * sent[k] for k, v in waiting.items()}, after
 
     def tell(self, knowledge: Knowledge, model: nn.Module) -> Knowledge:
@@ -97,7 +105,11 @@ def kept(values: Tensor, share: float) -> Tensor:
     magnitudes = values.abs().flatten()
     if dropped < 1:
         return torch.ones_like(values, dtype=torch.bool)
-    threshold = magnitudes.sort().values[dropped - 1] if magnitudes.is_cuda else magnitudes.kthvalue(dropped).values
+    threshold = (
+        magnitudes.sort().values[dropped - 1]
+        if magnitudes.is_cuda
+        else magnitudes.kthvalue(dropped).values
+    )
     equal, above = magnitudes == threshold, magnitudes > threshold
     first = dropped - (magnitudes.numel() - equal.sum() - above.sum())
     return (above | (equal & (equal.cumsum(0, dtype=torch.int32) > first))).view_as(values)
@@ -105,4 +117,6 @@ def kept(values: Tensor, share: float) -> Tensor:
 
 def check_share(share: float, name: str) -> None:
     if not 0 <= share < 1:
-        raise GradveilError(f"defense {name}: share {share:g}; it must be from 0 (nothing is cut) to below 1")
+        raise GradveilError(
+            f"defense {name}: share {share:g}; it must be from 0 (nothing is cut) to below 1"
+        )

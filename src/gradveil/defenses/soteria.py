@@ -8,13 +8,12 @@ from typing import ClassVar, Literal
 import torch
 from torch import Generator, Tensor, nn
 
-from gradveil.core.draws import given
 from gradveil.core.errors import GradveilError, unknown
-from gradveil.core.gradients import Gradients
-from gradveil.core.types import Knowledge
+from gradveil.core.types import Gradients, Knowledge
 from gradveil.defenses.base import Defense, Moment, State
-from gradveil.defenses.places import last_linear
+from gradveil.defenses.insertion import last_linear
 from gradveil.defenses.pruning import check_share, kept
+from gradveil.engine.draws import given
 
 AT_ONCE = 32  # features whose slopes are taken in one pass
 SMALLEST = 1e-10  # for a feature of zero
@@ -29,8 +28,12 @@ class Soteria(Defense):
     """
 
     name: ClassVar[str] = "soteria"
-    line: ClassVar[str] = "columns of the last layer's gradient that tell most of the image are set to zero"
-    paper: ClassVar[str] = "Sun et al. 2021, Provable Defense against Privacy Leakage in Federated Learning from Representation Perspective"
+    line: ClassVar[str] = (
+        "columns of the last layer's gradient that tell most of the image are set to zero"
+    )
+    paper: ClassVar[str] = (
+        "Sun et al. 2021, Provable Defense against Privacy Leakage in Federated Learning from Representation Perspective"
+    )
     example: ClassVar[str] = "soteria:0.8"
     first: ClassVar[str | None] = "share"
     acts_on: ClassVar[Literal["nothing", "model", "batch", "gradients"]] = "gradients"
@@ -46,12 +49,14 @@ class Soteria(Defense):
         gradients: Gradients,
         moment: Moment,
         state: State,
-        rng: Generator,  # noqa: ARG002
+        rng: Generator,
     ) -> tuple[Gradients, State]:
         name, layer = self._layer(moment.model)
         weight = f"{name}.weight" if name else "weight"
         if weight not in gradients:
-            raise GradveilError(f"defense {self}: the weight of layer {name!r} is frozen, so there is nothing to cut; name another layer")
+            raise GradveilError(
+                f"defense {self}: the weight of layer {name!r} is frozen, so there is nothing to cut; name another layer"
+            )
         kept_columns = kept(sensitivities(moment, layer), self.share)
         return {**gradients, weight: gradients[weight] * kept_columns}, state
 
@@ -61,10 +66,14 @@ class Soteria(Defense):
         return replace(knowledge, defended_layers=tuple(dict.fromkeys(layers)))
 
     def _layer(self, model: nn.Module) -> tuple[str, nn.Linear]:
-        linear = {name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)}
+        linear = {
+            name: module for name, module in model.named_modules() if isinstance(module, nn.Linear)
+        }
         found = last_linear(model) if self.layer is None else (self.layer, linear.get(self.layer))
         if found is None:
-            raise GradveilError(f"defense {self}: the model has no linear layer, whose inputs would be the representation")
+            raise GradveilError(
+                f"defense {self}: the model has no linear layer, whose inputs would be the representation"
+            )
         name, layer = found
         if layer is None:
             raise unknown(f"layer of defense {self}:", self.layer, linear)
@@ -81,9 +90,13 @@ def sensitivities(moment: Moment, layer: nn.Linear) -> Tensor:
     features = inputs[0].reshape(-1, layer.in_features)
     totals = features.new_zeros(layer.in_features)
     for some in torch.arange(layer.in_features, device=features.device).split(AT_ONCE):
-        asked = torch.zeros(len(some), *features.shape, dtype=features.dtype, device=features.device)
+        asked = torch.zeros(
+            len(some), *features.shape, dtype=features.dtype, device=features.device
+        )
         asked[torch.arange(len(some), device=some.device), :, some] = 1
-        (slopes,) = torch.autograd.grad(features, images, asked, retain_graph=True, is_grads_batched=True)
+        (slopes,) = torch.autograd.grad(
+            features, images, asked, retain_graph=True, is_grads_batched=True
+        )
         norms = slopes.flatten(2).norm(dim=2)  # (features, images)
         sizes = features.detach()[:, some].T.reshape(len(some), len(images), -1).norm(dim=2)
         totals[some] = (norms / sizes.clamp_min(SMALLEST)).sum(1)

@@ -8,12 +8,8 @@ from torch import nn
 from gradveil.core import unknown
 from gradveil.core.seeds import derived
 from gradveil.models.base import Classifier, Normalize, Task
-from gradveil.models.convnet import convnet
 from gradveil.models.factories import find
-from gradveil.models.lenet import lenet
-from gradveil.models.mlp import mlp
-from gradveil.models.resnet import resnet20_4
-from gradveil.models.vit import vit
+from gradveil.models.zoo import convnet, lenet, mlp, resnet20_4, vit
 
 __all__ = ["ARCHITECTURES", "Classifier", "Normalize", "Task", "build", "names"]
 
@@ -51,7 +47,9 @@ def build(
     task = Task(channels, size, classes)
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         make = find(name) if ":" in name else _architecture(name, Normalize(channels, mean, std))
-        torch.default_generator.manual_seed(derived(seed, "weights"))  # after the import of a user's module, which may draw too
+        torch.default_generator.manual_seed(
+            derived(seed, "weights")
+        )  # after the import of a user's module, which may draw too
         return make(task)
 
 

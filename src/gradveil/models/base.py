@@ -19,14 +19,20 @@ class Task:
     classes: int
 
     def __post_init__(self) -> None:
-        for name, value, least in (("channels", self.channels, 1), ("size", self.size, 1), ("classes", self.classes, 2)):
+        for name, value, least in (
+            ("channels", self.channels, 1),
+            ("size", self.size, 1),
+            ("classes", self.classes, 2),
+        ):
             if value < least:
                 raise GradveilError(f"{name} is {value}: a model needs at least {least}")
 
     def at_least(self, size: int, model: str) -> None:
         """Refuse images too small for an architecture."""
         if self.size < size:
-            raise GradveilError(f"size is {self.size}: {model} needs images of at least {size} x {size} pixels")
+            raise GradveilError(
+                f"size is {self.size}: {model} needs images of at least {size} x {size} pixels"
+            )
 
 
 class Normalize(nn.Module):
@@ -35,12 +41,20 @@ class Normalize(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, channels: int, mean: Sequence[float] | None = None, std: Sequence[float] | None = None) -> None:
+    def __init__(
+        self, channels: int, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
+    ) -> None:
         super().__init__()
-        self.register_buffer("mean", _constants("mean", [0.0] * channels if mean is None else mean, channels))
-        self.register_buffer("std", _constants("std", [1.0] * channels if std is None else std, channels))
+        self.register_buffer(
+            "mean", _constants("mean", [0.0] * channels if mean is None else mean, channels)
+        )
+        self.register_buffer(
+            "std", _constants("std", [1.0] * channels if std is None else std, channels)
+        )
         if not bool((self.std > 0).all()):
-            raise GradveilError(f"std is {self.std.flatten().tolist()}: every value must be above 0")
+            raise GradveilError(
+                f"std is {self.std.flatten().tolist()}: every value must be above 0"
+            )
 
     def forward(self, images: Tensor) -> Tensor:
         return (images - self.mean) / self.std
@@ -73,5 +87,7 @@ class Classifier(nn.Module):
 
 def _constants(name: str, values: Sequence[float], channels: int) -> Tensor:
     if len(values) != channels or not all(map(math.isfinite, values)):
-        raise GradveilError(f"{name} is {list(values)}: expected one finite number for each of {channels} channel(s)")
+        raise GradveilError(
+            f"{name} is {list(values)}: expected one finite number for each of {channels} channel(s)"
+        )
     return torch.tensor([float(value) for value in values]).view(1, channels, 1, 1)

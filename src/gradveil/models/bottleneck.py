@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gradveil.core.draws import Draw
 from gradveil.core.seeds import derived
+from gradveil.engine.draws import Draw
 
 
 class Bottleneck(nn.Module):
@@ -19,7 +19,9 @@ class Bottleneck(nn.Module):
     A pass gives them and the penalty of each sample: beta KL(N(mu, sigma) || N(0, 1)), in nats, or in bits as the authors' code has it.
     """
 
-    def __init__(self, width: int, k: int, beta: float, *, bits: bool = False, seed: int = 0) -> None:
+    def __init__(
+        self, width: int, k: int, beta: float, *, bits: bool = False, seed: int = 0
+    ) -> None:
         super().__init__()
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             torch.default_generator.manual_seed(derived(seed, "bottleneck"))
@@ -55,7 +57,9 @@ class Penalized(nn.Module):
                 found.append([])
                 hooks.callback(bottleneck.register_forward_hook(_keep(found[-1])).remove)
             answers: Tensor = self.inner(images)
-        return torch.cat([answers, *(torch.stack(uses, 1).sum(1, keepdim=True) for uses in found)], dim=1)
+        return torch.cat(
+            [answers, *(torch.stack(uses, 1).sum(1, keepdim=True) for uses in found)], dim=1
+        )
 
 
 def bottlenecks(model: nn.Module) -> list[Bottleneck]:
@@ -67,7 +71,9 @@ def penalties(model: nn.Module) -> int:
     return len(bottlenecks(model)) if isinstance(model, Penalized) else 0
 
 
-def _keep(found: list[Tensor]) -> Callable[[nn.Module, tuple[Any, ...], tuple[Tensor, Tensor]], None]:
+def _keep(
+    found: list[Tensor],
+) -> Callable[[nn.Module, tuple[Any, ...], tuple[Tensor, Tensor]], None]:
     def keep(_: nn.Module, __: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
         found.append(output[1])
 
@@ -77,7 +83,7 @@ def _keep(found: list[Tensor]) -> Callable[[nn.Module, tuple[Any, ...], tuple[Te
 class AlwaysDropout(nn.Dropout):
     """On in either mode of the model: gradients are shared with it on, also where batch norm is in eval mode."""
 
-    def train(self, mode: bool = True) -> "AlwaysDropout":  # noqa: ARG002
+    def train(self, mode: bool = True) -> "AlwaysDropout":
         self.training = True
         return self
 

@@ -19,7 +19,10 @@ def save_checkpoint(path: Path, model: nn.Module, settings: Mapping[str, Any]) -
         raise GradveilError(f"checkpoint {path}: its name must end in .safetensors")
     text = json.dumps(dict(settings), indent=2, sort_keys=True)
     # A copy of each, because safetensors refuses tensors that share memory, as tied weights do.
-    tensors = {name: value.detach().cpu().clone(memory_format=contiguous_format) for name, value in model.state_dict().items()}
+    tensors = {
+        name: value.detach().cpu().clone(memory_format=contiguous_format)
+        for name, value in model.state_dict().items()
+    }
     with replacing(path) as temporary:
         temporary.write_bytes(save(tensors, metadata={"gradveil": text}))
         write_text(path.with_suffix(".json"), text + "\n")
@@ -37,7 +40,11 @@ def load_checkpoint(path: Path, model: nn.Module) -> nn.Module:
     problem = _mismatch(found, wanted)
     if problem:
         settings = _settings(path, metadata)
-        origin = f"; it was saved from {settings['model']} on {settings['data']}" if {"model", "data"} <= settings.keys() else ""
+        origin = (
+            f"; it was saved from {settings['model']} on {settings['data']}"
+            if {"model", "data"} <= settings.keys()
+            else ""
+        )
         raise GradveilError(f"checkpoint {path} does not fit the model: {problem}{origin}")
     model.load_state_dict(found)
     return model
@@ -49,7 +56,9 @@ def _settings(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     except ValueError as error:
         raise GradveilError(f"the settings inside {path} are no JSON: {error}") from None
     if not isinstance(settings, dict):
-        raise GradveilError(f"the settings inside {path} are a JSON {type(settings).__name__}: expected an object")
+        raise GradveilError(
+            f"the settings inside {path} are a JSON {type(settings).__name__}: expected an object"
+        )
     return settings
 
 

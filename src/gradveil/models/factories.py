@@ -13,7 +13,10 @@ from torch import nn
 from gradveil.core.errors import GradveilError, one_line
 from gradveil.models.base import Task
 
-RUN = (Exception, SystemExit)  # what a user's own code may raise: a script without a main guard ends in SystemExit
+RUN = (
+    Exception,
+    SystemExit,
+)  # what a user's own code may raise: a script without a main guard ends in SystemExit
 
 
 def find(reference: str) -> Callable[[Task], nn.Module]:
@@ -27,11 +30,20 @@ def find(reference: str) -> Callable[[Task], nn.Module]:
     def make(task: Task) -> nn.Module:
         try:
             with _current_folder_importable():
-                model = factory(**_accepted(factory, {"channels": task.channels, "size": task.size, "classes": task.classes}))
+                model = factory(
+                    **_accepted(
+                        factory,
+                        {"channels": task.channels, "size": task.size, "classes": task.classes},
+                    )
+                )
         except RUN as error:
-            raise GradveilError(f"model {reference!r} could not be made: {one_line(error)}") from error
+            raise GradveilError(
+                f"model {reference!r} could not be made: {one_line(error)}"
+            ) from error
         if not isinstance(model, nn.Module):
-            raise GradveilError(f"model {reference!r} gave a {type(model).__name__}: the factory must return a torch.nn.Module")
+            raise GradveilError(
+                f"model {reference!r} gave a {type(model).__name__}: the factory must return a torch.nn.Module"
+            )
         return model
 
     return make
@@ -44,21 +56,33 @@ def _load(reference: str) -> Callable[..., object]:
     try:
         module = importlib.import_module(module_name)
     except RUN as error:
-        if isinstance(error, ModuleNotFoundError) and error.name is not None and f"{module_name}.".startswith(f"{error.name}."):
+        if (
+            isinstance(error, ModuleNotFoundError)
+            and error.name is not None
+            and f"{module_name}.".startswith(f"{error.name}.")
+        ):
             raise GradveilError(
                 f"model {reference!r}: there is no module {error.name!r}, neither installed nor in the current folder"
             ) from error
-        raise GradveilError(f"model {reference!r}: importing {module_name!r} failed: {one_line(error)}") from error
+        raise GradveilError(
+            f"model {reference!r}: importing {module_name!r} failed: {one_line(error)}"
+        ) from error
     try:
         factory = attrgetter(attribute)(module)
     except AttributeError as error:
-        names = [name for name, value in vars(module).items() if inspect.isroutine(value) or inspect.isclass(value)]
+        names = [
+            name
+            for name, value in vars(module).items()
+            if inspect.isroutine(value) or inspect.isclass(value)
+        ]
         raise GradveilError(
             f"model {reference!r}: {module_name!r} has no {attribute!r}; it has {', '.join(names) or 'no factory'}"
         ) from error
     if isinstance(factory, nn.Module) or not callable(factory):
         kind = type(factory).__name__
-        raise GradveilError(f"model {reference!r} is a {kind} value: name a function or class that makes the model when called")
+        raise GradveilError(
+            f"model {reference!r} is a {kind} value: name a function or class that makes the model when called"
+        )
     found: Callable[..., object] = factory
     return found
 

@@ -1,13 +1,11 @@
 """How much of the private images a reconstruction shows, one number for each image; and what a policy is worth."""
 
 from gradveil.scores.accuracy import AccuracyScorer, accuracy_score
-from gradveil.scores.assignment import assign
 from gradveil.scores.blind import class_means, gray, mean_color, mean_image, noise, over_blind
-from gradveil.scores.estimates import Estimate
-from gradveil.scores.identification import identify, rank, signatures
+from gradveil.scores.identification import assign, identify, rank, signatures
 from gradveil.scores.images import mse, psnr, psnr_affine, ssim
 from gradveil.scores.privacy import PrivacyScorer, privacy_score
-from gradveil.scores.scorers import Scorer
+from gradveil.scores.scorer import Estimate, Scorer
 
 __all__ = [
     "AccuracyScorer",

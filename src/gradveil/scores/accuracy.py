@@ -13,13 +13,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from gradveil.core.budgets import images_at_once
 from gradveil.core.errors import GradveilError
-from gradveil.core.gpu import tf32
-from gradveil.core.shares import in_mode
-from gradveil.core.space import pixel_frame
-from gradveil.scores.estimates import Estimate
-from gradveil.scores.scorers import Scorer, check_images, prepared
+from gradveil.engine.device import images_at_once, tf32
+from gradveil.engine.gradients import in_mode, pixel_frame
+from gradveil.scores.scorer import Estimate, Scorer, check_images, prepared
 from gradveil.transforms import Policy
 
 K = 1e-5
@@ -50,7 +47,9 @@ class AccuracyScorer(Scorer):
     def __post_init__(self) -> None:
         check_images(self.images, self.labels)
         if self.batches < 1 or len(self.images) < 2 * self.batches:
-            raise GradveilError(f"{len(self.images)} images in {self.batches} batches: the accuracy score needs at least 2 in each")
+            raise GradveilError(
+                f"{len(self.images)} images in {self.batches} batches: the accuracy score needs at least 2 in each"
+            )
 
     @property
     def unit(self) -> int:  # type: ignore[override]  # depends on the device
@@ -62,17 +61,32 @@ class AccuracyScorer(Scorer):
 
     def score(self, policies: Sequence[Policy], block: int) -> dict[str, Tensor]:
         places = torch.cat(self.chosen)
-        used = prepared(self.images[places].to(self._device), policies, self.seed, block, self.augment)
+        used = prepared(
+            self.images[places].to(self._device), policies, self.seed, block, self.augment
+        )
         with tf32(self.fast):
-            rows = torch.cat([jacobians(self.model, some.float() / 255) for some in used.flatten(0, 1).split(self._most)])
-        batches = rows.view(len(policies), len(places), -1).split([len(part) for part in self.chosen], dim=1)
-        return {"accuracy": torch.stack([correlation_scores(batch) for batch in batches], dim=1).cpu()}
+            rows = torch.cat(
+                [
+                    jacobians(self.model, some.float() / 255)
+                    for some in used.flatten(0, 1).split(self._most)
+                ]
+            )
+        batches = rows.view(len(policies), len(places), -1).split(
+            [len(part) for part in self.chosen], dim=1
+        )
+        return {
+            "accuracy": torch.stack([correlation_scores(batch) for batch in batches], dim=1).cpu()
+        }
 
     @cached_property
     def chosen(self) -> tuple[Tensor, ...]:
         """The places of each batch's images."""
-        batches = torch.arange(len(self.images) // self.batches * self.batches).split(len(self.images) // self.batches)
-        return tuple(batch[_firsts(self.labels[batch])] if self.distinct else batch for batch in batches)
+        batches = torch.arange(len(self.images) // self.batches * self.batches).split(
+            len(self.images) // self.batches
+        )
+        return tuple(
+            batch[_firsts(self.labels[batch])] if self.distinct else batch for batch in batches
+        )
 
     @property
     def _device(self) -> torch.device:
@@ -83,9 +97,19 @@ class AccuracyScorer(Scorer):
         return images_at_once(self.model, self.images[:1].to(self._device).float())
 
 
-def accuracy_score(model: nn.Module, images: Tensor, labels: Tensor, policy: Policy, *, batches: int = BATCHES, seed: int = 0) -> Estimate:
+def accuracy_score(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    policy: Policy,
+    *,
+    batches: int = BATCHES,
+    seed: int = 0,
+) -> Estimate:
     """S_acc of one policy on uint8 images, one value for each batch of them."""
-    return AccuracyScorer(model, images, labels, batches=batches, seed=seed).estimates([policy])[0]["accuracy"]
+    return AccuracyScorer(model, images, labels, batches=batches, seed=seed).estimates([policy])[0][
+        "accuracy"
+    ]
 
 
 def jacobians(model: nn.Module, images: Tensor) -> Tensor:

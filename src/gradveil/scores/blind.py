@@ -27,7 +27,10 @@ def over_blind(found: Tensor, truth: Tensor, guesses: Tensor) -> Tensor:
             f"guesses has shape {tuple(guesses.shape)}: expected {expected}, or one such set for each of {len(truth)} images"
         )
     guesses = guesses.to(truth.device)
-    scores = [psnr(guesses[:, g] if own else guesses[g].expand_as(truth), truth) for g in range(guesses.shape[-4])]
+    scores = [
+        psnr(guesses[:, g] if own else guesses[g].expand_as(truth), truth)
+        for g in range(guesses.shape[-4])
+    ]
     best = torch.stack(scores).amax(dim=0)
     reached = psnr(found, truth)
     return torch.where(best.isposinf() & reached.isposinf(), 0.0, reached - best)
@@ -56,7 +59,9 @@ def mean_image(images: Tensor) -> Tensor:
 def class_means(images: Tensor, labels: Tensor) -> Tensor:
     """One guess for each class that occurs, in the order of the labels: its mean image."""
     if labels.shape != images.shape[:1]:
-        raise GradveilError(f"labels has shape {tuple(labels.shape)}: expected one label for each of {len(images)} images")
+        raise GradveilError(
+            f"labels has shape {tuple(labels.shape)}: expected one label for each of {len(images)} images"
+        )
     return torch.cat([mean_image(images[labels == label]) for label in torch.unique(_some(labels))])
 
 

@@ -21,10 +21,28 @@ Two windows summed (2 and 5) were not clearly better. A negative counts as not i
 
 import torch
 import torch.nn.functional as F
+from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
 from gradveil.core import GradveilError
-from gradveil.scores.filters import smooth
+from gradveil.scores.images import pair, smooth
+
+WORST = 1e12  # above any error of real images; the solver takes neither NaN nor infinity
+
+
+def assign(found: Tensor, truth: Tensor) -> Tensor:
+    """Indices such that `found[assign(found, truth)]` lines up with `truth`, with the least total squared error.
+
+    Both are one victim's batch, (B, C, H, W). A reconstruction with NaN or infinity is as far as can be from every image.
+    """
+    moved, fixed = pair(found, truth)
+    distance = torch.cdist(
+        fixed.flatten(1), moved.flatten(1), compute_mode="donot_use_mm_for_euclid_dist"
+    )
+    cost = distance.square().nan_to_num(nan=WORST, posinf=WORST).clamp(max=WORST)
+    _, order = linear_sum_assignment(cost.cpu().numpy())
+    return torch.as_tensor(order, dtype=torch.long, device=found.device)
+
 
 SMOOTHING = 0.7
 WINDOW = 4.0
@@ -41,7 +59,9 @@ def signatures(images: Tensor) -> Tensor:
     """
     if images.ndim != 4 or not images.is_floating_point():
         kind = f"{str(images.dtype).removeprefix('torch.')} of shape {tuple(images.shape)}"
-        raise GradveilError(f"images are {kind}: expected floats of shape (images, channels, height, width)")
+        raise GradveilError(
+            f"images are {kind}: expected floats of shape (images, channels, height, width)"
+        )
     return torch.cat([_signatures(part) for part in torch.split(images, CHUNK)])
 
 
@@ -53,7 +73,9 @@ def rank(found: Tensor, candidates: Tensor, index: Tensor) -> Tensor:
     _check(found, candidates, index)
     known = signatures(candidates)
     places = []
-    for part, true in zip(torch.split(found, CHUNK), torch.split(index.to(found.device), CHUNK), strict=True):
+    for part, true in zip(
+        torch.split(found, CHUNK), torch.split(index.to(found.device), CHUNK), strict=True
+    ):
         made = signatures(part)
         likeness = made @ known.T
         nearer = (likeness > likeness.gather(1, true[:, None]) + TIE).sum(dim=1)
@@ -90,7 +112,11 @@ def _check(found: Tensor, candidates: Tensor, index: Tensor) -> None:
         )
     kind = f"{str(index.dtype).removeprefix('torch.')} of shape {tuple(index.shape)}"
     if index.shape != found.shape[:1] or index.dtype != torch.long:
-        raise GradveilError(f"index is {kind}: expected one int64 for each of {len(found)} reconstructions")
+        raise GradveilError(
+            f"index is {kind}: expected one int64 for each of {len(found)} reconstructions"
+        )
     wrong = index[(index < 0) | (index >= len(candidates))]
     if len(wrong):
-        raise GradveilError(f"index holds {int(wrong[0])}: expected places from 0 to {len(candidates) - 1}, one of the candidates")
+        raise GradveilError(
+            f"index holds {int(wrong[0])}: expected places from 0 to {len(candidates) - 1}, one of the candidates"
+        )

@@ -8,7 +8,37 @@ import torch
 from torch import Tensor
 
 from gradveil.core import GradveilError
-from gradveil.scores.filters import windows
+
+
+def smooth(planes: Tensor, sigma: float) -> Tensor:
+    """Same size; near an edge the weights inside the picture are scaled up to one."""
+    rows, columns = (_within(length, sigma).to(planes.device) for length in planes.shape[-2:])
+    return rows @ planes @ columns.T
+
+
+def windows(planes: Tensor, sigma: float, width: int) -> Tensor:
+    """Gaussian means over every window of `width` x `width` pixels that lies inside the picture."""
+    rows, columns = (
+        _inside(length, sigma, width).to(planes.device) for length in planes.shape[-2:]
+    )
+    return rows @ planes @ columns.T
+
+
+def _within(length: int, sigma: float) -> Tensor:
+    place = torch.arange(length, dtype=torch.float64)
+    weights = (-(place[:, None] - place).square() / (2 * sigma**2)).exp()
+    return weights / weights.sum(dim=1, keepdim=True)
+
+
+def _inside(length: int, sigma: float, width: int) -> Tensor:
+    place = torch.arange(width, dtype=torch.float64) - (width - 1) / 2
+    kernel = (-place.square() / (2 * sigma**2)).exp()
+    kernel = kernel / kernel.sum()
+    bands = torch.zeros(length - width + 1, length, dtype=torch.float64)
+    for start, band in enumerate(bands):
+        band[start : start + width] = kernel
+    return bands
+
 
 SSIM_WINDOW = 11
 SSIM_SIGMA = 1.5
@@ -72,7 +102,11 @@ def pair(found: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
     for name, images in (("found", found), ("truth", truth)):
         if images.ndim != 4 or not images.is_floating_point():
             kind = f"{str(images.dtype).removeprefix('torch.')} of shape {tuple(images.shape)}"
-            raise GradveilError(f"{name} is {kind}: expected floats in [0, 1] of shape (images, channels, height, width)")
+            raise GradveilError(
+                f"{name} is {kind}: expected floats in [0, 1] of shape (images, channels, height, width)"
+            )
     if found.shape != truth.shape:
-        raise GradveilError(f"found has shape {tuple(found.shape)} and truth {tuple(truth.shape)}: they must be the same")
+        raise GradveilError(
+            f"found has shape {tuple(found.shape)} and truth {tuple(truth.shape)}: they must be the same"
+        )
     return found.double(), truth.double()

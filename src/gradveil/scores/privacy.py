@@ -13,14 +13,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from gradveil.core.budgets import images_at_once
 from gradveil.core.errors import GradveilError, unknown
-from gradveil.core.gradients import Loss, cross_entropy
-from gradveil.core.lines import LineProducts, Products
 from gradveil.core.seeds import generator
-from gradveil.core.shares import in_mode
-from gradveil.scores.estimates import Estimate
-from gradveil.scores.scorers import Scorer, check_images, image_blocks, prepared
+from gradveil.core.types import Loss
+from gradveil.engine.device import images_at_once
+from gradveil.engine.gradients import cross_entropy, in_mode
+from gradveil.engine.lines import LineProducts, Products
+from gradveil.scores.scorer import Estimate, Scorer, check_images, image_blocks, prepared
 from gradveil.transforms import Policy
 
 TINY = 1e-8  # a gradient shorter than this resembles nothing
@@ -46,8 +45,8 @@ def left_sum(similarity: Tensor) -> Tensor:
     return similarity[:, :-1].mean(1)
 
 
-RULES: MappingProxyType[str, tuple[Callable[[Products], Tensor], Callable[[Tensor], Tensor]]] = MappingProxyType(
-    {"code": (per_tensor, trapezoid), "paper": (whole, left_sum)}
+RULES: MappingProxyType[str, tuple[Callable[[Products], Tensor], Callable[[Tensor], Tensor]]] = (
+    MappingProxyType({"code": (per_tensor, trapezoid), "paper": (whole, left_sum)})
 )
 """By name: how two gradients are compared, and how the area is taken. The published tables come from the code's."""
 
@@ -77,7 +76,11 @@ class PrivacyScorer(Scorer):
 
     @property
     def unit(self) -> int:  # type: ignore[override]  # depends on the device
-        return max(1, ON_GPU // (self.points + 1) // self.blocks[0]) if self._device.type == "cuda" else 1
+        return (
+            max(1, ON_GPU // (self.points + 1) // self.blocks[0])
+            if self._device.type == "cuda"
+            else 1
+        )
 
     @cached_property
     def blocks(self) -> tuple[int, ...]:
@@ -86,7 +89,9 @@ class PrivacyScorer(Scorer):
     def score(self, policies: Sequence[Policy], block: int) -> dict[str, Tensor]:
         first, size = sum(self.blocks[:block]), self.blocks[block]
         images = self.images[first : first + size].to(self._device)
-        noise = torch.rand(images.shape, generator=generator(self.seed, "noise", block)).to(self._device)
+        noise = torch.rand(images.shape, generator=generator(self.seed, "noise", block)).to(
+            self._device
+        )
         used = prepared(images, policies, self.seed, block, self.augment).flatten(0, 1)
         labels = self.labels[first : first + size].to(self._device).long().repeat(len(policies))
         found = self.lines(used.float() / 255, labels, noise.repeat(len(policies), 1, 1, 1))
@@ -96,7 +101,9 @@ class PrivacyScorer(Scorer):
         """The area under GradSim from each noise to its image."""
         similarity, area = RULES[self.rule]
         parts = max(1, self._most // (self.points + 1))
-        way = torch.linspace(0, 1, self.points + 1, device=images.device, dtype=images.dtype).view(-1, 1, 1, 1)
+        way = torch.linspace(0, 1, self.points + 1, device=images.device, dtype=images.dtype).view(
+            -1, 1, 1, 1
+        )
         found = []
         with in_mode(self.model, False):
             for rows in torch.arange(len(images), device=images.device).split(parts):
@@ -118,9 +125,19 @@ class PrivacyScorer(Scorer):
         return images_at_once(self.model, first, short=self.fast and first.is_cuda)
 
 
-def privacy_score(model: nn.Module, images: Tensor, labels: Tensor, policy: Policy, *, rule: str = "code", seed: int = 0) -> Estimate:
+def privacy_score(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    policy: Policy,
+    *,
+    rule: str = "code",
+    seed: int = 0,
+) -> Estimate:
     """S_pri of one policy on uint8 images, one value for each; `rule` is `code` or `paper`."""
-    return PrivacyScorer(model, images, labels, rule=rule, seed=seed).estimates([policy])[0]["privacy"]
+    return PrivacyScorer(model, images, labels, rule=rule, seed=seed).estimates([policy])[0][
+        "privacy"
+    ]
 
 
 def _cosine(dots: Tensor, squares: Tensor) -> Tensor:

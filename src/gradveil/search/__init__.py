@@ -4,13 +4,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from gradveil.search.jobs import SearchJob
+    from gradveil.search.job import SearchJob
     from gradveil.search.results import Found, SearchResult
-    from gradveil.search.runs import search
+    from gradveil.search.run import search
 
 __all__ = ["Found", "SearchJob", "SearchResult", "search"]
 
-_HOMES = {"SearchJob": "jobs", "Found": "results", "SearchResult": "results", "search": "runs"}
+_HOMES = {"SearchJob": "job", "Found": "results", "SearchResult": "results", "search": "run"}
 
 
 def __getattr__(name: str) -> object:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.folders import SETTINGS, Kind, claim, locked, remove_empty
+from gradveil.core.job_folder import SETTINGS, Kind, claim, locked, remove_empty
 
 LOCK = ".lock"
 TRAINING = "semi-trained"
@@ -28,7 +28,9 @@ def claimed(out: Path, wanted: Mapping[str, Any]) -> Iterator[None]:
         try:
             out.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise GradveilError(f"cannot write into {out}: {error.strerror or error}; choose another --out") from error
+            raise GradveilError(
+                f"cannot write into {out}: {error.strerror or error}; choose another --out"
+            ) from error
         with alone(out, lambda: None):
             SEARCH.refuse_other(out, wanted)  # another may have been faster
             new = claim(out, wanted, parts=PARTS)

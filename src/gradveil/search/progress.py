@@ -3,7 +3,15 @@
 from collections import Counter
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    Task,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.text import Text
 
 CALM = 60.0  # seconds of speed that the pace and the time left are reckoned from
@@ -28,7 +36,9 @@ class Bar:
             TimeRemainingColumn(),
             TextColumn("{task.description}"),
         )
-        self._progress = Progress(*columns, console=self._console, disable=not shown, speed_estimate_period=CALM)
+        self._progress = Progress(
+            *columns, console=self._console, disable=not shown, speed_estimate_period=CALM
+        )
         self._task = self._progress.add_task("", total=None)
 
     def update(self, states: Counter[str], best: float | None, target: int) -> None:
@@ -41,7 +51,9 @@ class Bar:
             self._progress.start()
         parts = [f"best {self._objective} {best:.4g}"] if best is not None else []
         parts += [f"{states[name]} {name}" for name in ("inaccurate", "dropped") if states[name]]
-        self._progress.update(self._task, completed=done, total=target, description=", ".join(parts))
+        self._progress.update(
+            self._task, completed=done, total=target, description=", ".join(parts)
+        )
 
     def say(self, text: str) -> None:
         """A line of its own."""

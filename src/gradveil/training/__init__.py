@@ -1,7 +1,6 @@
 """Training: the published recipe in PyTorch Lightning, resumable, with checkpoints at chosen steps."""
 
-from gradveil.training.jobs import Job, Trained
-from gradveil.training.recipe import Recipe
-from gradveil.training.runs import train
+from gradveil.training.job import Recipe, TrainingJob, TrainingResult
+from gradveil.training.run import train
 
-__all__ = ["Job", "Recipe", "Trained", "train"]
+__all__ = ["Recipe", "TrainingJob", "TrainingResult", "train"]

@@ -19,12 +19,20 @@ GREY = 128
 
 def translate_x(images: Tensor, fraction: float, signs: Tensor) -> Tensor:
     """Shift by a fraction of the width: to the left for a positive sign; black comes in."""
-    return _by_sign(images, signs, lambda rows, sign: _shifted(rows, _steps(fraction * rows.shape[3] * sign), dim=3))
+    return _by_sign(
+        images,
+        signs,
+        lambda rows, sign: _shifted(rows, _steps(fraction * rows.shape[3] * sign), dim=3),
+    )
 
 
 def translate_y(images: Tensor, fraction: float, signs: Tensor) -> Tensor:
     """Shift by a fraction of the height: upwards for a positive sign; black comes in."""
-    return _by_sign(images, signs, lambda rows, sign: _shifted(rows, _steps(fraction * rows.shape[2] * sign), dim=2))
+    return _by_sign(
+        images,
+        signs,
+        lambda rows, sign: _shifted(rows, _steps(fraction * rows.shape[2] * sign), dim=2),
+    )
 
 
 def shear_x(images: Tensor, factor: float, signs: Tensor) -> Tensor:
@@ -66,7 +74,9 @@ def _shifted(images: Tensor, steps: int, dim: int) -> Tensor:
     size = images.shape[dim]
     kept = max(size - abs(steps), 0)
     out = torch.full_like(images, BLACK)
-    out.narrow(dim, max(-steps, 0) if kept else 0, kept).copy_(images.narrow(dim, max(steps, 0) if kept else 0, kept))
+    out.narrow(dim, max(-steps, 0) if kept else 0, kept).copy_(
+        images.narrow(dim, max(steps, 0) if kept else 0, kept)
+    )
     return out
 
 
@@ -82,7 +92,9 @@ def _sheared(images: Tensor, factor: float, dim: int) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def _shear(factor: float, height: int, width: int, dim: int, device: torch.device) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
+def _shear(
+    factor: float, height: int, width: int, dim: int, device: torch.device
+) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
     """For each output pixel: the four source pixels along `dim`, the position between the middle two, whether it is inside."""
     y, x = (grid + 0.5 for grid in np.mgrid[0:height, 0:width].astype(np.float64))
     along, size = (x + factor * y, width) if dim == 3 else (factor * x + y, height)
@@ -96,7 +108,9 @@ def _shear(factor: float, height: int, width: int, dim: int, device: torch.devic
 
 
 @lru_cache(maxsize=256)
-def _rotation(degrees: float, height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def _rotation(
+    degrees: float, height: int, width: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
     """For each output pixel: the source pixel and whether it is inside, in Pillow's 16.16 fixed-point arithmetic."""
     angle = -math.radians(degrees % 360)
     cos, sin = round(math.cos(angle), 15), round(math.sin(angle), 15)

@@ -32,15 +32,27 @@ OPERATIONS = MappingProxyType(
     {
         "shear_x": Operation(geometry.shear_x, _line(0.0, 0.3), True, "shear by ±{:.4g}"),
         "shear_y": Operation(geometry.shear_y, _line(0.0, 0.3), True, "shear by ±{:.4g}"),
-        "translate_x": Operation(geometry.translate_x, _line(0.0, 150 / 331), True, "±{:.4g} of the width"),
-        "translate_y": Operation(geometry.translate_y, _line(0.0, 150 / 331), True, "±{:.4g} of the height"),
+        "translate_x": Operation(
+            geometry.translate_x, _line(0.0, 150 / 331), True, "±{:.4g} of the width"
+        ),
+        "translate_y": Operation(
+            geometry.translate_y, _line(0.0, 150 / 331), True, "±{:.4g} of the height"
+        ),
         "rotate": Operation(geometry.rotate, _line(0.0, 30.0), False, "{:.4g} degrees"),
         "color": Operation(colors.color, _HALF, True, "factor 1 ± {:.4g}"),
         "contrast": Operation(colors.contrast, _HALF, True, "factor 1 ± {:.4g}"),
         "sharpness": Operation(colors.sharpness, _HALF, True, "factor 1 ± {:.4g}"),
         "brightness": Operation(colors.brightness, _HALF, True, "factor 1 ± {:.4g}"),
-        "posterize": Operation(colors.posterize, tuple(float(round(bits)) for bits in _line(8.0, 4.0)), False, "{:.0f} bits kept", 8.0),
-        "solarize": Operation(colors.solarize, _line(256.0, 0.0), False, "values from {:.4g} on inverted", 256.0),
+        "posterize": Operation(
+            colors.posterize,
+            tuple(float(round(bits)) for bits in _line(8.0, 4.0)),
+            False,
+            "{:.0f} bits kept",
+            8.0,
+        ),
+        "solarize": Operation(
+            colors.solarize, _line(256.0, 0.0), False, "values from {:.4g} on inverted", 256.0
+        ),
         "autocontrast": Operation(colors.autocontrast, _NONE, False, rest=None),
         "equalize": Operation(colors.equalize, _NONE, False, rest=None),
         "invert": Operation(colors.invert, _NONE, False, rest=None),

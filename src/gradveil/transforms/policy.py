@@ -1,17 +1,19 @@
 """Policies: up to three transformations in a row, written `3-1-7`; a hybrid is several joined by `+`, one drawn for each image."""
 
 import re
+import tomllib
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import overload
+from typing import Any, overload
 
 import numpy as np
 import torch
 from PIL import Image
 from torch import Generator, Tensor
 
-from gradveil.core.errors import GradveilError, unknown
+from gradveil.core.errors import GradveilError, GradveilWarning, unknown
 from gradveil.core.seeds import signs
 from gradveil.transforms.library import LIBRARY, OPERATIONS
 
@@ -33,7 +35,9 @@ class Transform:
         if self.name not in OPERATIONS:
             raise unknown("transformation", self.name, OPERATIONS)
         if not 0 <= self.magnitude <= 9:
-            raise GradveilError(f"magnitude {self.magnitude} of {self.name} is out of range: choose 0 to 9")
+            raise GradveilError(
+                f"magnitude {self.magnitude} of {self.name} is out of range: choose 0 to 9"
+            )
 
     @classmethod
     def parse(cls, text: str) -> "Transform":
@@ -91,7 +95,9 @@ class Policy:
 
     def __post_init__(self) -> None:
         if not self.members:
-            raise GradveilError("a policy needs at least one member; the empty sequence changes nothing")
+            raise GradveilError(
+                "a policy needs at least one member; the empty sequence changes nothing"
+            )
         for member in self.members:
             if len(member) > LONGEST:
                 raise GradveilError(
@@ -109,7 +115,6 @@ class Policy:
     @classmethod
     def load(cls, path: Path | str, which: str = "hybrid") -> "Policy":
         """From a policies.toml of a search: its hybrid (the best where there is none, with a warning), `best`, or a rank such as `3`."""
-        from gradveil.transforms.files import load_policy  # which needs this class
 
         return load_policy(Path(path), which)
 
@@ -128,11 +133,15 @@ class Policy:
     def __call__(self, images: Tensor, rng: Generator | None = None) -> Tensor: ...
     @overload
     def __call__(self, images: Image.Image, rng: Generator | None = None) -> Image.Image: ...
-    def __call__(self, images: Tensor | Image.Image, rng: Generator | None = None) -> Tensor | Image.Image:
+    def __call__(
+        self, images: Tensor | Image.Image, rng: Generator | None = None
+    ) -> Tensor | Image.Image:
         if isinstance(images, Image.Image):
             return _on_picture(images, lambda pixels: self(pixels, rng))
         if not isinstance(images, Tensor):
-            raise GradveilError(f"a policy takes a torch.Tensor or a PIL.Image, not {type(images).__name__}")
+            raise GradveilError(
+                f"a policy takes a torch.Tensor or a PIL.Image, not {type(images).__name__}"
+            )
         batch = _checked(images)
         if batch.dtype == torch.uint8:
             return self._run(batch, rng).view_as(images)
@@ -152,13 +161,20 @@ class Policy:
 
 
 def _member(text: str) -> tuple[Transform, ...]:
-    return () if text == NO_POLICY else tuple(Transform.parse(part.strip()) for part in text.split("-"))
+    return (
+        ()
+        if text == NO_POLICY
+        else tuple(Transform.parse(part.strip()) for part in text.split("-"))
+    )
 
 
 def _apply(member: tuple[Transform, ...], images: Tensor, rng: Generator | None) -> Tensor:
     if not len(images):
         return images
-    drawn = [signs(len(images), rng) if transform.signed else torch.ones(len(images), dtype=torch.long) for transform in member]
+    drawn = [
+        signs(len(images), rng) if transform.signed else torch.ones(len(images), dtype=torch.long)
+        for transform in member
+    ]
     pieces = []
     for rows in torch.arange(len(images)).split(CHUNK_ON_GPU if images.is_cuda else CHUNK_ON_CPU):
         part = slice(int(rows[0]), int(rows[-1]) + 1)
@@ -172,16 +188,90 @@ def _apply(member: tuple[Transform, ...], images: Tensor, rng: Generator | None)
 def _checked(images: Tensor) -> Tensor:
     """NCHW, or an error that says what is wrong."""
     if images.dtype != torch.uint8 and not images.is_floating_point():
-        raise GradveilError(f"images of type {images.dtype}: a policy takes uint8, or floats in [0, 1]")
+        raise GradveilError(
+            f"images of type {images.dtype}: a policy takes uint8, or floats in [0, 1]"
+        )
     if images.dim() not in (3, 4) or images.shape[-3] not in (1, 3):
-        raise GradveilError(f"images of shape {tuple(images.shape)}: a policy takes CHW or NCHW with 1 or 3 channels")
+        raise GradveilError(
+            f"images of shape {tuple(images.shape)}: a policy takes CHW or NCHW with 1 or 3 channels"
+        )
     return images if images.dim() == 4 else images[None]
 
 
 def _on_picture(picture: Image.Image, change: Callable[[Tensor], Tensor]) -> Image.Image:
     if picture.mode not in ("L", "RGB"):
-        raise GradveilError(f"a picture of mode {picture.mode}: a policy takes L or RGB; convert it first")
+        raise GradveilError(
+            f"a picture of mode {picture.mode}: a policy takes L or RGB; convert it first"
+        )
     pixels = torch.from_numpy(np.array(picture))
     pixels = pixels[None] if picture.mode == "L" else pixels.permute(2, 0, 1)
     changed = change(pixels.contiguous())
-    return Image.fromarray((changed[0] if picture.mode == "L" else changed.permute(1, 2, 0)).numpy())
+    return Image.fromarray(
+        (changed[0] if picture.mode == "L" else changed.permute(1, 2, 0)).numpy()
+    )
+
+
+FORMAT = "gradveil policies 1"
+
+
+def load_policy(path: Path, which: str = "hybrid") -> Policy:
+    """`hybrid`, `best`, or a rank from 1 on. A search without a hybrid gives its best policy, and a warning says so."""
+    found = read_policies(path)
+    if which == "hybrid" and "hybrid" not in found:
+        why = found.get("no_hybrid", "the search found none")
+        warnings.warn(
+            f"{path} holds no hybrid ({why}): the best policy, {found['best']}, is used",
+            GradveilWarning,
+            stacklevel=3,
+        )
+        which = "best"
+    if which in ("hybrid", "best"):
+        return _parsed(path, found[which])
+    ranked: list[dict[str, Any]] = found["policy"]
+    if not which.isdecimal() or not 1 <= int(which) <= len(ranked):
+        raise GradveilError(
+            f"no policy {which!r} in {path}: choose hybrid, best, or a rank from 1 to {len(ranked)}"
+        )
+    return _parsed(path, ranked[int(which) - 1]["policy"])
+
+
+def read_policies(path: Path) -> dict[str, Any]:
+    """The whole file, after a look at what every reader needs."""
+    try:
+        found = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise GradveilError(
+            f"no file of policies at {path}: `gradveil search` writes one"
+        ) from None
+    except OSError as error:
+        raise GradveilError(f"cannot read {path}: {error.strerror or error}") from None
+    except ValueError as error:  # not TOML, or not text
+        raise GradveilError(
+            f"{path} is damaged, or no TOML: {' '.join(str(error).split())}"
+        ) from None
+    if found.get("format") != FORMAT:
+        raise GradveilError(
+            f"{path} is no file of `gradveil search`: its format is {found.get('format')!r}, expected {FORMAT!r}"
+        )
+    ranked = found.get("policy")
+    whole = (
+        isinstance(ranked, list)
+        and ranked
+        and all(isinstance(one, dict) and isinstance(one.get("policy"), str) for one in ranked)
+    )
+    if (
+        not whole
+        or not isinstance(found.get("best"), str)
+        or not isinstance(found.get("hybrid", ""), str)
+    ):
+        raise GradveilError(
+            f"{path} is damaged: it needs `best` and at least one [[policy]] with a `policy`, as text"
+        )
+    return found
+
+
+def _parsed(path: Path, text: str) -> Policy:
+    try:
+        return Policy.parse(text)
+    except GradveilError as error:
+        raise GradveilError(f"{path} is damaged: {error}") from None

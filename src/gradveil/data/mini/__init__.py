@@ -16,8 +16,8 @@ from PIL import Image
 from gradveil.core.errors import GradveilError
 from gradveil.data import fashion_mnist
 from gradveil.data.base import Dataset, Labels
+from gradveil.data.decode import BROKEN, Pixels
 from gradveil.data.files import FileCheck, Verification
-from gradveil.data.pixels import BROKEN, Pixels
 
 COLUMNS = 50
 SIDE = 28
@@ -39,24 +39,33 @@ class FashionMnistMini(Dataset):
 
     decodes: ClassVar[bool] = False
 
-    def sources(self, root: Path, split: str) -> Sequence[Path]:  # noqa: ARG002
+    def sources(self, root: Path, split: str) -> Sequence[Path]:
         return ()
 
-    def here(self, root: Path) -> bool:  # noqa: ARG002
+    def here(self, root: Path) -> bool:
         return True
 
-    def pixels(self, root: Path, split: str) -> tuple[Pixels, Labels, tuple[str, ...]]:  # noqa: ARG002
+    def pixels(self, root: Path, split: str) -> tuple[Pixels, Labels, tuple[str, ...]]:
         name = f"{split}.png"
         try:
-            with Image.open(io.BytesIO((files(__package__) / name).read_bytes()), formats=("PNG",)) as picture:
+            with Image.open(
+                io.BytesIO((files(__package__) / name).read_bytes()), formats=("PNG",)
+            ) as picture:
                 images = cut(np.array(picture))
         except BROKEN as error:
-            raise GradveilError(f"{self.name}: {name} of the installed package is damaged: {error}; install gradveil again") from error
+            raise GradveilError(
+                f"{self.name}: {name} of the installed package is damaged: {error}; install gradveil again"
+            ) from error
         return images[:, None], np.arange(len(images)) % self.classes, fashion_mnist.CLASSES
 
     def inspect(self, root: Path) -> Verification:
-        checks = tuple(self._check(root, split, count) for split, count in (("train", self.train), ("test", self.test)))
-        return Verification(self.name, all(state.ok for state in checks), checks, "embedded in the package")
+        checks = tuple(
+            self._check(root, split, count)
+            for split, count in (("train", self.train), ("test", self.test))
+        )
+        return Verification(
+            self.name, all(state.ok for state in checks), checks, "embedded in the package"
+        )
 
     def _check(self, root: Path, split: str, count: int) -> FileCheck:
         path = Path(__file__).with_name(f"{split}.png")
@@ -64,7 +73,9 @@ class FashionMnistMini(Dataset):
             found = len(self.pixels(root, split)[0])
         except GradveilError as error:
             return FileCheck(path, False, str(error))
-        return FileCheck(path, found == count, "" if found == count else f"{found} of {count} images")
+        return FileCheck(
+            path, found == count, "" if found == count else f"{found} of {count} images"
+        )
 
 
 FASHION_MNIST_MINI = FashionMnistMini(

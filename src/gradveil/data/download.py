@@ -1,0 +1,128 @@
+"""Downloading the official files: resumed where they stopped, tried again when the line breaks, kept only when the checksum is right."""
+
+import errno
+import http.client
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+from gradveil.core.errors import GradveilError
+from gradveil.data.base import Dataset
+from gradveil.data.files import File, Verification, check, unpack
+from gradveil.data.images import SPLITS
+from gradveil.data.registry import find, find_root
+
+Progress = Callable[[str, int, int | None], None]
+ATTEMPTS = 5
+TIMEOUT = 30.0
+CHUNK = 1 << 18
+LOCAL = {
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENOTDIR,
+    errno.EEXIST,
+    errno.EISDIR,
+}
+
+
+def fetch(name: str, root: Path | None = None, progress: Progress | None = None) -> Verification:
+    """Get what is missing of a dataset and verify it. `progress` receives the file, the bytes so far and the total if known."""
+    source = find(name)
+    if not isinstance(source, Dataset):
+        raise GradveilError(f"{name} is a folder of your own: there is nothing to fetch")
+    return fetched(source, find_root(root), progress)
+
+
+def fetched(
+    dataset: Dataset, root: Path, progress: Progress | None = None, *, wait: float = 1.0
+) -> Verification:
+    """As `fetch`; `wait` is the pause in seconds before the second attempt, doubled before each further one."""
+    state = dataset.verify(root)
+    if not state.ok:
+        if not dataset.downloads:
+            raise GradveilError(
+                f"{dataset.name} has no open download: get it from {dataset.home} and place {', '.join(dataset.layout)} in {root}"
+            )
+        for file in dataset.downloads:
+            if not check(root, file).ok:
+                _download(dataset, file, root, progress or _quiet, wait)
+        if dataset.archive:
+            unpack(root, dataset.archive)
+    for split in SPLITS:
+        dataset.sources(root, split)  # unpacks an archive that was there already
+    return dataset.verify(root)
+
+
+def _quiet(_name: str, _done: int, _total: int | None) -> None:
+    return None
+
+
+def _download(dataset: Dataset, file: File, root: Path, progress: Progress, wait: float) -> None:
+    target = root / file.path
+    part = target.with_name(f"{target.name}.part")
+    problem = ""
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            time.sleep(wait * 2 ** (attempt - 1))
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            resumed = _transfer(file, part, progress)
+            state = check(root, File(f"{file.path}.part", file.md5, file.size))
+            if state.ok:
+                part.replace(target)
+                return
+            part.unlink()
+            problem = f"what came is {state.problem}"
+            if not resumed:  # a fresh download that differs will differ again
+                break
+        except urllib.error.HTTPError as error:
+            problem = f"the server answered {error.code} {error.reason}"
+            error.close()
+            if error.code < 500:
+                break
+        except (OSError, http.client.HTTPException) as error:
+            if isinstance(error, OSError) and error.errno in LOCAL:
+                raise GradveilError(
+                    f"cannot write {part}: {error.strerror}; what came so far is kept"
+                ) from error
+            problem = str(error)
+    raise _unreachable(dataset, file, root, problem)
+
+
+def _transfer(file: File, part: Path, progress: Progress) -> bool:
+    """Append to the partial file what the server still has; True if it held something before."""
+    assert file.url is not None
+    done = part.stat().st_size if part.exists() else 0
+    request = urllib.request.Request(file.url, headers={"Range": f"bytes={done}-"} if done else {})
+    try:
+        response = urllib.request.urlopen(request, timeout=TIMEOUT)
+    except urllib.error.HTTPError as error:
+        if error.code != http.client.REQUESTED_RANGE_NOT_SATISFIABLE:
+            raise
+        error.close()  # nothing is left to send: the checksum tells whether the file is whole
+        return True
+    with response:
+        resumed: bool = response.status == http.client.PARTIAL_CONTENT
+        length = response.headers.get("Content-Length")
+        done = done if resumed else 0
+        total = done + int(length) if length else None
+        with part.open("ab" if resumed else "wb") as out:
+            while chunk := response.read(CHUNK):
+                out.write(chunk)
+                done += len(chunk)
+                progress(Path(file.path).name, done, total)
+    if total is not None and done < total:
+        raise ConnectionError(f"the connection ended after {done} of {total} bytes")
+    return resumed
+
+
+def _unreachable(dataset: Dataset, file: File, root: Path, problem: str) -> GradveilError:
+    places = ", ".join(f"{entry.url} as {root / entry.path}" for entry in dataset.downloads)
+    return GradveilError(
+        f"cannot download {file.url}: {problem}; run again to go on, or place by hand {places}"
+    )

@@ -1,0 +1,117 @@
+"""The random numbers that a model draws in a pass of its own: where they are drawn, and how to hand them in instead.
+
+Only modules draw: `Draw` (standard normal) and torch's dropout layers. So whoever knows or guesses the draws can repeat a pass.
+"""
+
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.func import functional_call
+
+from gradveil.core.errors import GradveilError
+
+Draws = Mapping[str, Tensor]
+"""By the name of the module that would draw them: numbers for a `Draw`, ones and zeros (kept or not) for dropout."""
+
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
+
+
+class Draw(nn.Module):
+    """Standard normal numbers, new in each pass and of the shape of its input: the one place where a model of ours draws."""
+
+    def forward(self, like: Tensor) -> Tensor:
+        return torch.randn_like(like)
+
+
+def drawing(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that draw in a pass in the model's present mode, by name."""
+    return {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, Draw) or is_dropping(module)
+    }
+
+
+def is_dropping(module: nn.Module) -> bool:
+    """Whether it is a dropout layer that is on. At rate 1 nothing is left to chance."""
+    return isinstance(module, DROPOUTS) and module.training and 0 < module.p < 1
+
+
+def draw(
+    module: nn.Module, size: tuple[int, ...], like: Tensor, rng: Generator | None = None
+) -> Tensor:
+    """What the module would draw, in the form that `given` takes; from torch's own generator of the device where none is given."""
+    device = like.device if rng is None else rng.device
+    if isinstance(module, DROPOUTS):
+        return (torch.rand(size, generator=rng, device=device) >= module.p).to(like)
+    return torch.randn(size, generator=rng, device=device).to(like)
+
+
+@contextmanager
+def given(model: nn.Module, values: Draws) -> Iterator[None]:
+    """While it lasts these modules use these values: a `Draw` returns them, dropout multiplies by mask / (1 - p). Then all is as before.
+
+    A value has a row for each row of the pass. A module that is used twice in a pass uses it twice.
+    """
+    modules = _found(model, values)
+    try:
+        for name, module in modules.items():
+            module.forward = (
+                partial(_kept, module, values[name])
+                if is_dropping(module)
+                else partial(_told, values[name])
+            )
+        yield
+    finally:
+        for module in modules.values():
+            module.__dict__.pop("forward", None)
+
+
+def draw_shapes(
+    model: nn.Module, images: Tensor, names: Collection[str]
+) -> dict[str, tuple[int, ...]]:
+    """The shape of what each module draws for one image, seen in a pass that changes nothing."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    with ExitStack() as hooks:
+        for name, module in _found(model, names).items():
+            hooks.callback(module.register_forward_pre_hook(_record(shapes, name)).remove)
+        with torch.no_grad():
+            functional_call(
+                model, {name: buffer.clone() for name, buffer in model.named_buffers()}, (images,)
+            )
+    return shapes
+
+
+def _record(
+    shapes: dict[str, tuple[int, ...]], name: str
+) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+    def record(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        shape = tuple(inputs[0].shape[1:])
+        planes = isinstance(module, DROPOUTS) and not isinstance(
+            module, nn.Dropout
+        )  # these keep or drop whole channels
+        shapes[name] = (*shape[:1], *(1,) * (len(shape) - 1)) if planes else shape
+
+    return record
+
+
+def _found(model: nn.Module, names: Collection[str]) -> dict[str, nn.Module]:
+    there = drawing(model)
+    for name in names:
+        if name not in there:
+            raise GradveilError(
+                f"no module {name!r} draws in this model and mode: choose from {', '.join(there) or 'none, nothing draws'}"
+            )
+    return {name: there[name] for name in names}
+
+
+def _told(value: Tensor, like: Tensor) -> Tensor:
+    return value.expand_as(like)
+
+
+def _kept(module: nn.Module, mask: Tensor, inputs: Tensor) -> Tensor:
+    assert isinstance(module, DROPOUTS)
+    return inputs * (mask / (1 - module.p))

@@ -1,0 +1,111 @@
+"""What a score of policies is: values for some of them on one block of images at a time. And how their images are prepared."""
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gradveil.core.errors import GradveilError
+from gradveil.core.seeds import generator
+from gradveil.transforms import Policy
+from gradveil.transforms.preparation import crop_and_flip
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """`values` are one for each image or batch."""
+
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if not self.values:
+            raise GradveilError("an estimate needs at least one value")
+
+    @property
+    def n(self) -> int:
+        return len(self.values)
+
+    @property
+    def mean(self) -> float:
+        return math.fsum(self.values) / self.n
+
+    @property
+    def error(self) -> float | None:
+        """The standard error of the mean; None for a single value."""
+        if self.n < 2:
+            return None
+        squares = math.fsum((value - self.mean) ** 2 for value in self.values)
+        return math.sqrt(squares / (self.n - 1) / self.n)
+
+
+FIRST_BLOCKS = (10, 10, 20)
+BLOCK = 30
+CROP = 4
+
+
+class Scorer(ABC):
+    """A score with its model and images. It can be pickled, so that it can travel to another machine.
+
+    Every value is a function of the seed, the policy and the block that its image is in: neither the other policies of a call, nor
+    the order of calls, nor the device's memory change it beyond rounding. So work can be split in any way, at any place.
+    """
+
+    names: ClassVar[tuple[str, ...]]
+    """Of the quantities it gives; a search ranks by the first."""
+
+    unit: int = 1
+    """Policies that are best scored together, in one call."""
+
+    @property
+    @abstractmethod
+    def blocks(self) -> tuple[int, ...]:
+        """How many values each block gives. All blocks together are the whole score."""
+
+    @abstractmethod
+    def score(self, policies: Sequence[Policy], block: int) -> Mapping[str, Tensor]:
+        """By name, (policies, values of the block) in float64 on the CPU."""
+
+    def estimates(self, policies: Sequence[Policy]) -> list[dict[str, Estimate]]:
+        """The whole score of each policy, by name."""
+        parts = [self.score(policies, block) for block in range(len(self.blocks))]
+        whole = {
+            name: torch.cat([part[name] for part in parts], dim=1).tolist() for name in self.names
+        }
+        return [
+            {name: Estimate(tuple(values[row])) for name, values in whole.items()}
+            for row in range(len(policies))
+        ]
+
+
+def image_blocks(images: int, first: Sequence[int] = FIRST_BLOCKS) -> tuple[int, ...]:
+    """Sizes of the blocks after which a race looks at its policies: small ones first. A rest of less than half a block joins the last."""
+    sizes: list[int] = []
+    while left := images - sum(sizes):
+        size = first[len(sizes)] if len(sizes) < len(first) else BLOCK
+        sizes.append(size if left >= size + size // 2 or left == size else left)
+    return tuple(sizes)
+
+
+def prepared(
+    images: Tensor, policies: Sequence[Policy], seed: int, block: int, augment: bool
+) -> Tensor:
+    """(policies, images, C, H, W): crop and flip, the same for every policy so that they differ by nothing else, then the policy."""
+    base = crop_and_flip(images, CROP, True, generator(seed, "crop", block)) if augment else images
+    return torch.stack(
+        [policy(base, generator(seed, "policy", str(policy), block)) for policy in policies]
+    )
+
+
+def check_images(images: Tensor, labels: Tensor) -> None:
+    if images.dtype != torch.uint8 or images.dim() != 4 or not len(images):
+        raise GradveilError(
+            f"images of type {images.dtype} and shape {tuple(images.shape)}: expected uint8 NCHW, at least one"
+        )
+    if labels.shape != images.shape[:1] or labels.is_floating_point():
+        raise GradveilError(
+            f"labels of type {labels.dtype} and shape {tuple(labels.shape)}: expected a class index for each of {len(images)} images"
+        )

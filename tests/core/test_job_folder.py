@@ -1,0 +1,167 @@
+"""A folder belongs to one job, and a lock to one process."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gradveil.audits import AuditJob, GridJob
+from gradveil.core.errors import GradveilError
+from gradveil.core.files import digest
+from gradveil.core.job_folder import Kind, claim, differences, locked
+from gradveil.search import SearchJob
+from gradveil.training import TrainingJob
+
+CHESS = Kind("a game", "game of chess", ignored=("clock",))
+
+
+def test_a_folder_that_is_new_empty_or_the_jobs_own_is_not_refused(tmp_path: Path) -> None:
+    CHESS.refuse_other(tmp_path / "new", {"a": 1})
+    (tmp_path / "clock").touch()
+    (tmp_path / ".settings.json.x.part").touch()
+    CHESS.refuse_other(tmp_path, {"a": 1})
+    assert claim(tmp_path, {"a": 1, "b": (2, 3)}) and not claim(tmp_path, {"a": 1, "b": (2, 3)})
+    CHESS.refuse_other(tmp_path, {"a": 1, "b": (2, 3)})
+    assert CHESS.read(tmp_path) == {"a": 1, "b": [2, 3]} and not [*tmp_path.glob("*.part")]
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        ({"notes": ""}, "is not empty and holds no game of chess"),
+        ({"settings.json": "["}, "is no JSON object of settings"),
+        ({"settings.json": "3"}, "is no JSON object of settings"),
+        ({"settings.json": '{"a": 2}'}, r"holds a game with other settings \(a 2 there, 1 here\)"),
+        ({"settings.json": "{}"}, r"holds a game with other settings \(a None there, 1 here\)"),
+    ],
+)
+def test_another_folder_is_refused_in_words(
+    tmp_path: Path, files: dict[str, str], says: str
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    with pytest.raises(GradveilError, match=says):
+        CHESS.refuse_other(tmp_path, {"a": 1})
+
+
+KINDS: dict[str, dict[str, Any]] = {
+    "a training": {"epochs": 3, "policy": "none", "lr": 0.1},
+    "an audit": {"attacks": {"dlg": "x"}, "policy": "none"},
+    "a grid of audits": {"attacks": ["auto"], "cases": []},
+    "a search": {"trials": 8, "attack": "dlg"},
+}
+
+
+@pytest.mark.parametrize("there", KINDS)
+@pytest.mark.parametrize("here", KINDS)
+def test_a_folder_of_another_kind_of_job_is_named_by_its_kind_alone(
+    tmp_path: Path, there: str, here: str
+) -> None:
+    claim(tmp_path, KINDS[there])
+    if there == here:
+        CHESS.refuse_other(tmp_path, KINDS[here])
+        return
+    with pytest.raises(GradveilError) as caught:
+        CHESS.refuse_other(tmp_path, KINDS[here])
+    assert str(caught.value) == f"{tmp_path} holds {there}, not {here}: choose another --out"
+
+
+def test_the_real_jobs_are_told_apart(tmp_path: Path) -> None:
+    audit = AuditJob("fashion-mnist-mini", "mlp", ("dlg",), 4)
+    jobs: dict[str, dict[str, Any]] = {
+        "a training": TrainingJob("fashion-mnist-mini", "mlp").settings(),
+        "an audit": audit.settings(),
+        "a grid of audits": GridJob(audit, ("none", "prune:0.9"), {}, {}).settings(),
+        "a search": SearchJob("fashion-mnist-mini", "mlp").settings(),
+    }
+    for there, settings in jobs.items():
+        claim(tmp_path / there, settings)
+        for here, wanted in jobs.items():
+            if there != here:
+                with pytest.raises(
+                    GradveilError, match=f"holds {there}, not {here}: choose another --out$"
+                ):
+                    CHESS.refuse_other(tmp_path / there, wanted)
+
+
+def test_of_many_differences_three_are_named_and_the_rest_counted() -> None:
+    there: dict[str, Any] = dict.fromkeys("abcde", 1)
+    assert (
+        differences(there, dict.fromkeys("abcde", 2))
+        == "a 1 there, 2 here, b 1 there, 2 here, c 1 there, 2 here and 2 more"
+    )
+    assert "more" not in differences(there, there | dict.fromkeys("abc", 2))
+
+
+def test_a_long_difference_is_only_named() -> None:
+    there: dict[str, Any] = {"a": 1, "b": "x" * 61, "c": [1]}
+    assert differences(there, {"a": 2, "b": "y", "c": (1,)}) == "a 1 there, 2 here, other b"
+    assert not differences(json.loads(json.dumps(there)), there)
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from gradveil.core.job_folder import locked
+with locked(Path(sys.argv[1]), lambda: None):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process, which has the lock until its input ends."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(tmp_path / "lock")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as process:
+        assert process.stdout is not None and process.stdout.readline() == b"held\n"
+        yield process
+        process.kill()
+
+
+def test_a_lock_is_refused_or_waited_for_and_goes_with_its_process(
+    tmp_path: Path, holder: subprocess.Popen[bytes]
+) -> None:
+    def refuse() -> None:
+        raise GradveilError("busy")
+
+    with pytest.raises(GradveilError, match="busy"), locked(tmp_path / "lock", refuse):
+        pytest.fail("two at once")
+    with locked(tmp_path / "lock", holder.kill):  # it is waited for, and its holder's end frees it
+        pass
+    with locked(tmp_path / "lock", refuse):
+        pass
+
+
+def test_a_lock_whose_file_was_removed_meanwhile_is_taken_anew(
+    tmp_path: Path, holder: subprocess.Popen[bytes]
+) -> None:
+    def remove() -> None:
+        (tmp_path / "lock").unlink()
+        holder.kill()
+
+    with locked(tmp_path / "lock", remove):
+        assert (tmp_path / "lock").is_file()
+
+
+def test_a_digest_is_of_names_types_shapes_and_values() -> None:
+    one = torch.arange(6)
+    others = [
+        {"b": one},
+        {"a": one.int()},
+        {"a": one.view(2, 3)},
+        {"a": one + 1},
+        {"a": one, "b": one},
+    ]
+    assert (
+        digest({"a": one}) == digest({"a": one.clone()})
+        and len({digest(other) for other in [{"a": one}, *others]}) == 6
+    )

@@ -1,0 +1,42 @@
+"""Which device a name means, with and without a GPU."""
+
+import pytest
+import torch
+
+from gradveil.core import GradveilError
+from gradveil.engine.device import find_device
+
+
+def gpu(monkeypatch: pytest.MonkeyPatch, there: bool) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
+
+
+@pytest.mark.parametrize(
+    ("name", "there", "kind"),
+    [
+        ("auto", False, "cpu"),
+        ("auto", True, "cuda"),
+        ("cpu", True, "cpu"),
+        ("cpu", False, "cpu"),
+        ("cuda", True, "cuda"),
+    ],
+)
+def test_auto_is_the_gpu_where_there_is_one(
+    monkeypatch: pytest.MonkeyPatch, name: str, there: bool, kind: str
+) -> None:
+    gpu(monkeypatch, there)
+    assert find_device(name).type == kind
+
+
+def test_cuda_without_a_gpu_is_refused_with_the_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu(monkeypatch, False)
+    with pytest.raises(GradveilError, match=r"^device cuda: .*choose cpu or auto$"):
+        find_device("cuda")
+
+
+@pytest.mark.parametrize("name", ["gpu", "", "CPU", "cuda:0", "mps"])
+def test_an_unknown_device_is_refused_with_the_choices(name: str) -> None:
+    with pytest.raises(
+        GradveilError, match=f"^unknown device '{name}': choose from auto, cpu, cuda$"
+    ):
+        find_device(name)

@@ -1,0 +1,89 @@
+"""The GPU kernels against their plain torch twins, and the batched engine on a GPU against the loop. They skip without a GPU."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gradveil.engine.batched import BatchedGradients
+from gradveil.engine.device import load_kernels, suits, tf32
+from gradveil.engine.gradients import cross_entropy, loop_gradients
+from gradveil.models import build
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+
+@pytest.fixture(autouse=True)
+def full_precision() -> Iterator[None]:
+    with tf32(False):
+        yield
+
+
+@pytest.mark.parametrize(
+    ("kernel", "stride", "dilation", "padding"),
+    [
+        ((3, 3), (1, 1), (1, 1), (1, 1)),
+        ((5, 3), (2, 1), (1, 2), (2, 0)),
+        ((1, 1), (2, 2), (1, 1), (0, 0)),
+    ],
+)
+def test_patches_are_those_of_unfold(
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    dilation: tuple[int, int],
+    padding: tuple[int, int],
+) -> None:
+    maps = torch.randn(4, 5, 13, 17, device="cuda")
+    out = tuple(
+        (size + 2 * p - d * (k - 1) - 1) // s + 1
+        for size, k, s, d, p in zip((13, 17), kernel, stride, dilation, padding, strict=True)
+    )
+    found = load_kernels().patches(maps, kernel, stride, dilation, padding, out, mirrored=False)
+    assert torch.equal(found, F.unfold(maps, kernel, dilation, padding, stride))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_products_and_mixtures_are_the_sums_they_stand_for(dtype: torch.dtype) -> None:
+    g, t = torch.randn(2, 7, 33, 41, device="cuda").to(dtype).unbind()
+    assert suits(g)
+    dot, own = load_kernels().products(g, t)
+    torch.testing.assert_close(
+        dot, (g.double() * t.double()).flatten(1).sum(1).float(), rtol=1e-4, atol=1e-2
+    )
+    torch.testing.assert_close(
+        own, g.double().square().flatten(1).sum(1).float(), rtol=1e-4, atol=1e-2
+    )
+    a, b = torch.randn(2, 7, device="cuda").unbind()
+    torch.testing.assert_close(
+        load_kernels().mix(g, t, a, b),
+        (a[:, None, None] * g.float() + b[:, None, None] * t.float()).to(dtype),
+    )
+
+
+@pytest.mark.parametrize("name", ["lenet", "convnet", "resnet20-4"])
+def test_the_engine_on_a_gpu_equals_the_loop(name: str) -> None:
+    model = build(name, channels=3, size=32, classes=10).cuda().eval()
+    images = torch.rand(3, 2, 3, 32, 32, device="cuda", requires_grad=True)
+    labels = torch.tensor([[1, 2], [3, 3], [5, 0]], device="cuda")
+    slopes = []
+    for found in (
+        BatchedGradients(model, cross_entropy)(images, labels, differentiable=True),
+        loop_gradients(model, cross_entropy, images, labels, differentiable=True),
+    ):
+        mix = {
+            key: torch.randn(value.shape, generator=torch.Generator().manual_seed(1)).cuda()
+            for key, value in found.items()
+        }
+        slopes.append(
+            (
+                found,
+                torch.autograd.grad(
+                    torch.stack([(found[k] * mix[k]).sum() for k in found]).sum(), images
+                )[0],
+            )
+        )
+    (fast, fast_slope), (slow, slow_slope) = slopes
+    for key in slow:
+        torch.testing.assert_close(fast[key], slow[key], rtol=1e-3, atol=1e-4)
+    assert float((fast_slope - slow_slope).norm() / slow_slope.norm()) < 1e-3

@@ -1,0 +1,432 @@
+"""What is shared: one step is the gradient, several are a run of SGD; batched equals the loop in float64, and the model is left alone."""
+
+import copy
+import itertools
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Generator, Tensor, nn
+
+from gradveil.core.errors import GradveilError, GradveilWarning
+from gradveil.core.types import Gradients, Protocol
+from gradveil.engine.gradients import cross_entropy, in_mode, loop_gradients
+from gradveil.engine.shares import Shares, batched_updates, loop_updates
+from gradveil.models import build
+
+CLASSES = 5
+SIZE = 8
+
+
+def victims(count: int = 2, batch: int = 1, seed: int = 0) -> tuple[Tensor, Tensor]:
+    rng = Generator().manual_seed(seed)
+    images = torch.rand(count, batch, 3, SIZE, SIZE, generator=rng, dtype=torch.float64)
+    return images, torch.randint(CLASSES, (count, batch), generator=rng)
+
+
+def seeded(make: Callable[[], nn.Module]) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return make().double()
+
+
+def small_mlp() -> nn.Module:
+    return seeded(
+        lambda: nn.Sequential(
+            nn.Flatten(),
+            nn.Linear(3 * SIZE**2, 16),
+            nn.ReLU(),
+            nn.Linear(16, 16),
+            nn.ReLU(),
+            nn.Linear(16, CLASSES),
+        )
+    )
+
+
+def conv_with_norm() -> nn.Module:
+    def make() -> nn.Module:
+        layers = (
+            nn.Conv2d(3, 4, 3, padding=1),
+            nn.BatchNorm2d(4),
+            nn.ReLU(),
+            nn.Conv2d(4, 4, 3, stride=2),
+            nn.BatchNorm2d(4),
+            nn.Tanh(),
+        )
+        model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(36, CLASSES))
+        model(torch.rand(8, 3, SIZE, SIZE, generator=Generator().manual_seed(1)))
+        return model
+
+    return seeded(make).eval()
+
+
+def built(name: str) -> nn.Module:
+    return build(name, channels=3, size=SIZE, classes=CLASSES).double().eval()
+
+
+NETS: dict[str, Callable[[], nn.Module]] = {
+    "lenet": lambda: built("lenet"),
+    "mlp": lambda: built("mlp"),
+    "conv with batch norm": conv_with_norm,
+}
+
+
+def sgd(model: nn.Module, protocol: Protocol, images: Tensor, labels: Tensor) -> Gradients:
+    """One victim, the way a federated client does it, with torch's own optimizer."""
+    local = copy.deepcopy(model).train(protocol.train_mode)
+    before = {name: p.detach().clone() for name, p in local.named_parameters() if p.requires_grad}
+    optimizer = torch.optim.SGD(local.parameters(), lr=protocol.local_lr)
+    for _ in range(protocol.local_steps):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(local(images), labels).backward()
+        optimizer.step()
+    return {
+        name: (before[name] - p.detach()) / protocol.local_lr
+        for name, p in local.named_parameters()
+        if name in before
+    }
+
+
+def sgd_of_all(model: nn.Module, protocol: Protocol, images: Tensor, labels: Tensor) -> Gradients:
+    each = [sgd(model, protocol, x, y) for x, y in zip(images, labels, strict=True)]
+    return {name: torch.stack([one[name] for one in each]) for name in each[0]}
+
+
+def assert_same(found: Gradients, expected: Gradients, tolerance: float = 1e-10) -> None:
+    assert list(found) == list(expected)
+    for name in expected:
+        torch.testing.assert_close(found[name], expected[name], rtol=tolerance, atol=tolerance)
+
+
+def slopes(
+    engine: Callable[..., Gradients], target: Gradients, *guesses: Tensor
+) -> tuple[Tensor, ...]:
+    guesses = tuple(
+        guess.clone().requires_grad_() if guess.is_floating_point() else guess for guess in guesses
+    )
+    found = engine(*guesses, differentiable=True)
+    distance = torch.stack([(found[name] - target[name]).square().sum() for name in target]).sum()
+    return torch.autograd.grad(distance, [guess for guess in guesses if guess.requires_grad])
+
+
+def looped(model: nn.Module, protocol: Protocol) -> Callable[..., Gradients]:
+    return lambda *args, **more: loop_updates(model, cross_entropy, protocol, *args, **more)
+
+
+def snapshot(model: nn.Module) -> dict[str, object]:
+    state = {
+        name: (value, value._version, value.clone())
+        for name, value in model.state_dict(keep_vars=True).items()
+    }
+    return {
+        **state,
+        **{f"mode of {name}": module.training for name, module in model.named_modules()},
+    }
+
+
+def assert_untouched(model: nn.Module, before: dict[str, object]) -> None:
+    after = snapshot(model)
+    assert list(after) == list(before)
+    for name, was in before.items():
+        if isinstance(was, tuple):
+            now = after[name]
+            assert isinstance(now, tuple)
+            assert now[0] is was[0] and now[1] == was[1] and torch.equal(now[2], was[2]), name
+        else:
+            assert after[name] == was, name
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(("name", "steps", "batch"), list(itertools.product(NETS, (2, 5), (1, 3))))
+def test_batched_local_steps_and_their_slopes_equal_the_loop_and_a_run_of_sgd(
+    name: str, steps: int, batch: int
+) -> None:
+    model, protocol = NETS[name](), Protocol(local_steps=steps, local_lr=0.05)
+    images, labels = victims(batch=batch)
+    before = snapshot(model)
+    shares = Shares(model, cross_entropy, protocol)
+    expected = looped(model, protocol)(images, labels)
+    assert_same(expected, sgd_of_all(model, protocol, images, labels))
+    assert_same(shares(images, labels), expected)
+    assert not any(
+        found.requires_grad for found in shares(images.clone().requires_grad_(), labels).values()
+    )
+    guess, _ = victims(batch=batch, seed=5)
+    (plain,) = slopes(looped(model, protocol), expected, guess, labels)
+    assert plain.abs().max() > 0
+    torch.testing.assert_close(
+        slopes(shares, expected, guess, labels)[0], plain, rtol=1e-10, atol=1e-10
+    )
+    assert shares.why_not is None
+    assert_untouched(model, before)
+
+
+def test_the_slope_through_local_steps_is_the_difference_quotient() -> None:
+    model, protocol = NETS["lenet"](), Protocol(local_steps=3, local_lr=0.5)
+    shares = Shares(model, cross_entropy, protocol)
+    (images, labels), (guess, _) = victims(1), victims(1, seed=5)
+    target = shares(images, labels)
+
+    def distance(guess: Tensor) -> Tensor:
+        found = shares(guess, labels)
+        return torch.stack([(found[name] - target[name]).square().sum() for name in target]).sum()
+
+    step = 1e-6 * torch.rand(guess.shape, generator=Generator().manual_seed(2), dtype=torch.float64)
+    quotient = (distance(guess + step) - distance(guess - step)) / 2
+    torch.testing.assert_close(
+        quotient, (slopes(shares, target, guess, labels)[0] * step).sum(), rtol=1e-5, atol=0
+    )
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_soft_labels_have_slopes_too(steps: int) -> None:
+    model, protocol = NETS["lenet"](), Protocol(local_steps=steps, local_lr=0.05)
+    images, labels = victims(batch=2)
+    shares = Shares(model, cross_entropy, protocol)
+    target = shares(images, labels)
+    assert_same(shares(images, nn.functional.one_hot(labels, CLASSES).double()), target)
+    soft = torch.rand(2, 2, CLASSES, generator=Generator().manual_seed(3), dtype=torch.float64)
+    for found, plain in zip(
+        slopes(shares, target, images, soft),
+        slopes(looped(model, protocol), target, images, soft),
+        strict=True,
+    ):
+        assert plain.abs().max() > 0
+        torch.testing.assert_close(found, plain, rtol=1e-10, atol=1e-10)
+
+
+def test_one_local_step_shares_the_gradient() -> None:
+    model = NETS["conv with batch norm"]()
+    images, labels = victims(batch=3)
+    gradients = loop_gradients(model, cross_entropy, images, labels)
+    assert_same(Shares(model, cross_entropy, Protocol())(images, labels), gradients)
+    assert_same(looped(model, Protocol(local_lr=7.0))(images, labels), gradients)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_eval_mode_is_set_for_the_call_alone(steps: int) -> None:
+    model = NETS["conv with batch norm"]()
+    images, labels = victims(batch=2)
+    shares = Shares(model, cross_entropy, Protocol(local_steps=steps))
+    expected = shares(images, labels)
+    for module in model.modules():
+        module.training = isinstance(module, nn.BatchNorm2d | nn.Sequential)
+    before = snapshot(model)
+    assert_same(shares(images, labels), expected)
+    assert shares.why_not is None
+    assert_untouched(model, before)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_in_train_mode_a_victim_is_normalized_by_its_own_batch_and_running_statistics_stay(
+    steps: int,
+) -> None:
+    model, protocol = (
+        NETS["conv with batch norm"](),
+        Protocol(local_steps=steps, local_lr=0.05, train_mode=True),
+    )
+    images, labels = victims(batch=3)
+    before = snapshot(model)
+    shares = Shares(model, cross_entropy, protocol)
+    with warnings.catch_warnings(action="ignore", category=GradveilWarning):
+        found = shares(images, labels)
+    expected = sgd_of_all(model, protocol, images, labels)
+    assert_same(found, expected)
+    with in_mode(model, True):
+        (plain,) = slopes(looped(model, protocol), expected, images.flip(0), labels)
+    torch.testing.assert_close(
+        slopes(shares, expected, images.flip(0), labels)[0], plain, rtol=1e-8, atol=1e-10
+    )
+    eval_mode = Shares(model, cross_entropy, Protocol(local_steps=steps, local_lr=0.05))(
+        images, labels
+    )
+    assert not torch.allclose(eval_mode["0.weight"], expected["0.weight"], rtol=1e-3)
+    assert_untouched(model, before)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_train_mode_batch_norm_takes_victims_one_at_a_time_with_one_warning(steps: int) -> None:
+    shares = Shares(
+        NETS["conv with batch norm"](), cross_entropy, Protocol(local_steps=steps, train_mode=True)
+    )
+    assert shares.why_not is not None and "BatchNorm2d" in shares.why_not
+    with pytest.warns(GradveilWarning, match="one at a time") as caught:
+        shares(*victims(batch=2))
+        shares(*victims(batch=2))
+    assert len(caught) == 1
+
+
+def test_instance_norm_takes_local_steps_one_at_a_time() -> None:
+    model = seeded(
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 4, 3),
+            nn.InstanceNorm2d(4),
+            nn.ReLU(),
+            nn.Flatten(),
+            nn.Linear(144, CLASSES),
+        )
+    )
+    with pytest.warns(
+        GradveilWarning, match=r"InstanceNorm2d\) takes its statistics from the batch"
+    ):
+        Shares(model, cross_entropy, Protocol(local_steps=2))(*victims())
+
+
+def test_where_vmap_gives_wrong_slopes_the_loop_takes_over() -> None:
+    """Torch's batching rule for layer norm has right values and wrong second derivatives."""
+    model = seeded(
+        lambda: nn.Sequential(
+            nn.Flatten(), nn.Linear(192, 16), nn.LayerNorm(16), nn.ReLU(), nn.Linear(16, CLASSES)
+        )
+    )
+    protocol = Protocol(local_steps=3, local_lr=0.1)
+    shares = Shares(model, cross_entropy, protocol)
+    images, labels = victims(batch=2)
+    with pytest.warns(GradveilWarning, match="in slopes"):
+        found = shares(images, labels)
+    (plain,) = slopes(looped(model, protocol), found, images.flip(0), labels)
+    torch.testing.assert_close(
+        slopes(shares, found, images.flip(0), labels)[0], plain, rtol=1e-12, atol=1e-12
+    )
+
+
+class Branching(nn.Module):
+    """Which way it goes depends on its values, which vmap cannot follow."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = small_mlp()
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.inner(images * 2 if images.sum() > 0 else images)
+        return logits
+
+
+def test_where_vmap_fails_the_loop_takes_over_with_one_warning_that_says_why() -> None:
+    model, protocol = Branching(), Protocol(local_steps=2)
+    shares = Shares(model, cross_entropy, protocol)
+    images, labels = victims(3, batch=2)
+    assert shares.why_not is None
+    with pytest.warns(
+        GradveilWarning, match=r"vmap failed with RuntimeError.*one at a time"
+    ) as caught:
+        found = shares(images, labels)
+        shares(images, labels)
+    assert len(caught) == 1 and "\n" not in str(caught[0].message)
+    assert shares.why_not is not None and "data-dependent" in shares.why_not
+    assert_same(found, sgd_of_all(model, protocol, images, labels))
+
+
+def test_dropout_draws_anew_for_each_victim() -> None:
+    model = nn.Sequential(small_mlp()[:3], nn.Dropout(0.5), nn.Linear(16, CLASSES).double())  # type: ignore[index]
+    images, labels = victims(1)
+    found = Shares(model, cross_entropy, Protocol(local_steps=2, train_mode=True))(
+        images.expand(8, -1, -1, -1, -1), labels.expand(8, -1)
+    )
+    assert len({tuple(row.tolist()) for row in found["2.weight"].ne(0).flatten(1)}) > 1
+
+
+def test_the_global_random_state_is_left_alone_by_a_model_that_draws_nothing() -> None:
+    before = torch.get_rng_state()
+    Shares(small_mlp(), cross_entropy, Protocol(local_steps=2))(*victims())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+class Counting(nn.Module):
+    """Its buffer counts passes in training mode and scales the output."""
+
+    passes: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = small_mlp()
+        self.register_buffer("passes", torch.ones((), dtype=torch.float64))
+
+    def forward(self, images: Tensor) -> Tensor:
+        if self.training:
+            self.passes.add_(1)
+        logits: Tensor = self.inner(images) * self.passes.detach().clone()
+        return logits
+
+
+def test_buffers_change_from_step_to_step_but_not_in_the_model() -> None:
+    model, protocol = Counting(), Protocol(local_steps=3, local_lr=0.1, train_mode=True)
+    images, labels = victims(batch=2)
+    before = snapshot(model)
+    shares = Shares(model, cross_entropy, protocol)
+    assert_same(shares(images, labels), sgd_of_all(model, protocol, images, labels))
+    assert shares.why_not is None
+    with in_mode(model, True):
+        assert_same(
+            looped(model, protocol)(images, labels), sgd_of_all(model, protocol, images, labels)
+        )
+    assert_untouched(model, before)
+
+
+def test_frozen_parameters_stay_and_are_not_shared_and_unused_ones_get_zeros() -> None:
+    model = small_mlp()
+    model[1].requires_grad_(False)  # type: ignore[index]
+    model.register_parameter("unused", nn.Parameter(torch.ones(2, dtype=torch.float64)))
+    protocol = Protocol(local_steps=3, local_lr=0.1)
+    images, labels = victims(batch=2)
+    found = batched_updates(model, cross_entropy, protocol, images, labels)
+    assert list(found) == ["unused", "3.weight", "3.bias", "5.weight", "5.bias"]
+    assert not found["unused"].any()
+    assert_same(found, looped(model, protocol)(images, labels))
+    assert_same(found, sgd_of_all(model, protocol, images, labels))
+
+
+def test_a_tied_weight_moves_in_both_places() -> None:
+    model = small_mlp()
+    model[3].weight = nn.Parameter(torch.eye(16, dtype=torch.float64))  # type: ignore[index]
+    tied = nn.Sequential(model, nn.Linear(CLASSES, CLASSES).double())
+    extra = nn.Linear(16, 16).double()
+    extra.weight = model[3].weight  # type: ignore[index]
+    model.insert(4, extra)  # type: ignore[operator]
+    protocol = Protocol(local_steps=3, local_lr=0.1)
+    images, labels = victims(batch=2)
+    assert_same(
+        batched_updates(tied, cross_entropy, protocol, images, labels),
+        sgd_of_all(tied, protocol, images, labels),
+    )
+
+
+def test_the_mode_is_put_back_when_a_call_fails() -> None:
+    model = NETS["lenet"]().train()
+    model.get_submodule("head").eval()
+    before = snapshot(model)
+    for steps in (1, 2):
+        with pytest.raises(RuntimeError):
+            Shares(model, cross_entropy, Protocol(local_steps=steps))(
+                torch.rand(1, 1, 7, SIZE, SIZE), torch.zeros(1, 1).long()
+            )
+        with pytest.raises(GradveilError, match="victims, batch"):
+            Shares(model, cross_entropy, Protocol(local_steps=steps))(
+                torch.rand(3, SIZE), torch.zeros(1).long()
+            )
+        with pytest.raises(GradveilError, match="unreduced"):
+            Shares(model, lambda x, y: cross_entropy(x, y).mean(), Protocol(local_steps=steps))(
+                *victims()
+            )
+    assert_untouched(model, before)
+
+
+def test_a_model_that_does_not_fit_images_or_classes_is_refused() -> None:
+    model = NETS["conv with batch norm"]()
+    before = snapshot(model)
+    shares = Shares(model, cross_entropy, Protocol(train_mode=True))
+    images = victims(batch=2)[0][0]
+    shares.check(images, CLASSES)
+    with pytest.raises(
+        GradveilError, match=r"shape \(2, 5\); expected \(2, 7\), one logit for each of 7 classes"
+    ):
+        shares.check(images, 7)
+    with pytest.raises(
+        GradveilError,
+        match=r"Sequential and images of shape \(2, 1, 8, 8\) do not fit: RuntimeError: .*channels",
+    ):
+        shares.check(images[:, :1], CLASSES)
+    with pytest.raises(GradveilError, match="gave a tuple"):
+        Shares(nn.LSTM(SIZE, SIZE).double(), cross_entropy, Protocol()).check(images[0], CLASSES)
+    assert_untouched(model, before)

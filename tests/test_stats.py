@@ -1,0 +1,147 @@
+"""Summaries, exact bounds against scipy's, and a verdict that is seldom wrong."""
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest, sem, t
+
+from gradveil.core import GradveilError
+from gradveil.stats import (
+    better_than_blind,
+    clopper_pearson,
+    difference,
+    lower_bound,
+    mean_interval,
+    summary,
+    upper_bound,
+)
+
+
+def test_a_summary_is_what_numpy_says() -> None:
+    values = np.random.default_rng(0).normal(12, 3, 101).tolist()
+    found = summary(values)
+    assert found.n == 101 and found.low == min(values) and found.high == max(values)
+    assert found.mean == pytest.approx(np.mean(values)) and found.median == pytest.approx(
+        np.median(values)
+    )
+    assert found.std == pytest.approx(np.std(values, ddof=1))
+
+
+def test_the_worst_five_percent_lie_where_more_is_seen() -> None:
+    values = [float(i) for i in range(101)]
+    assert summary(values).worst5 == 95 and summary(values, high_leaks=False).worst5 == 5
+
+
+def test_too_few_values_have_no_spread() -> None:
+    assert summary([]).mean is None and summary([]).n == 0
+    assert summary([3.0]).mean == 3 and summary([3.0]).std is None
+
+
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf")])
+def test_values_that_are_not_finite_are_refused(wrong: float) -> None:
+    with pytest.raises(GradveilError, match="1 of 2 values are not finite"):
+        summary([1.0, wrong])
+
+
+@pytest.mark.parametrize("level", [0.5, 0.9, 0.95, 0.999])
+@pytest.mark.parametrize("n", [1, 2, 7, 100])
+def test_clopper_pearson_bounds_are_scipys_exact_ones(n: int, level: float) -> None:
+    for hits in {0, 1, n // 2, n - 1, n}:
+        expected = binomtest(hits, n).proportion_ci(level, method="exact")
+        assert clopper_pearson(hits, n, level) == pytest.approx(
+            (expected.low, expected.high), abs=1e-12
+        )
+
+
+@pytest.mark.parametrize(
+    ("hits", "n", "level"), [(-1, 3, 0.9), (4, 3, 0.9), (1, 3, 0.0), (1, 3, 1.0)]
+)
+def test_bounds_of_what_cannot_be_are_refused(hits: int, n: int, level: float) -> None:
+    with pytest.raises(GradveilError):
+        clopper_pearson(hits, n, level)
+
+
+def test_clearly_higher_decibels_are_better_than_blind() -> None:
+    verdict = better_than_blind([1.0 + i / 10 for i in range(8)], 0, 8, 1_000)
+    assert (
+        verdict.better
+        and verdict.p_over_blind == pytest.approx(0.5**8)
+        and verdict.p_identified == 1
+    )
+
+
+def test_one_image_of_four_found_among_a_thousand_is_better_than_blind() -> None:
+    verdict = better_than_blind([-3.0, -2.0, -5.0, -1.0], 1, 4, 1_000)
+    assert verdict.better and verdict.p_identified == pytest.approx(1 - 0.999**4)
+
+
+def test_a_guess_that_knows_the_label_has_a_higher_chance() -> None:
+    assert better_than_blind([-1.0] * 10, 1, 10, 1_000).better
+    assert not better_than_blind([-1.0] * 10, 1, 10, 1_000, chance=0.05).better
+
+
+@pytest.mark.parametrize("values", [[], [0.0, 0.0], [-1.0] * 50, [3.0]])
+def test_nothing_above_blind_is_no_better(values: list[float]) -> None:
+    assert not better_than_blind(values, 0, max(len(values), 1), 1_000).better
+
+
+def test_a_blind_attack_is_called_better_in_at_most_one_case_of_twenty() -> None:
+    rng = np.random.default_rng(1)
+    wrong = sum(
+        better_than_blind(rng.normal(0, 2, 20).tolist(), int(rng.binomial(20, 0.02)), 20, 50).better
+        for _ in range(600)
+    )
+    assert wrong / 600 < 0.075  # 5% and three standard errors
+
+
+@pytest.mark.parametrize("level", [0.9, 0.95, 0.99])
+@pytest.mark.parametrize("n", [1, 7, 64])
+def test_one_sided_bounds_are_scipys_exact_ones(n: int, level: float) -> None:
+    for hits in {0, 1, n // 2, n}:
+        high = binomtest(hits, n, alternative="less").proportion_ci(level, method="exact").high
+        low = binomtest(hits, n, alternative="greater").proportion_ci(level, method="exact").low
+        assert upper_bound(hits, n, level) == pytest.approx(high, abs=1e-12) and lower_bound(
+            hits, n, level
+        ) == pytest.approx(low, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("counts", "bounds"),  # Newcombe 1998, Statistics in Medicine 17, table II, method 10
+    [
+        ((56, 70, 48, 80), (0.0524, 0.3339)),
+        ((9, 10, 3, 10), (0.1705, 0.8090)),
+        ((10, 10, 0, 20), (0.6791, 1.0)),
+    ],
+)
+def test_a_difference_of_shares_has_the_published_bounds(
+    counts: tuple[int, int, int, int], bounds: tuple[float, float]
+) -> None:
+    found = difference(*counts, level=0.975)
+    assert (found.low, found.high) == pytest.approx(bounds, abs=6e-5)
+    assert found.value == pytest.approx(counts[0] / counts[1] - counts[2] / counts[3])
+
+
+def test_the_bounds_of_a_difference_hold_in_about_nineteen_of_twenty_cases_each() -> None:
+    rng = np.random.default_rng(2)
+    one, other, n = 0.9, 0.86, 500
+    found = [
+        difference(int(rng.binomial(n, one)), n, int(rng.binomial(n, other)), n)
+        for _ in range(1_000)
+    ]
+    assert (
+        np.mean([each.high < one - other for each in found]) < 0.075
+        and np.mean([each.low > one - other for each in found]) < 0.075
+    )
+
+
+def test_differences_and_bounds_of_what_cannot_be_are_refused() -> None:
+    with pytest.raises(GradveilError, match="shares of 0 and 5"):
+        difference(0, 0, 1, 5)
+    with pytest.raises(GradveilError, match=r"confidence level 0\.5"):
+        upper_bound(1, 2, 0.5)
+
+
+def test_the_interval_of_a_mean_is_student_s() -> None:
+    values = [1.0, 2.5, -3.0, 4.0, 0.5]
+    expected = t.interval(0.9, 4, np.mean(values), sem(values))
+    assert mean_interval(summary(values), 0.9) == pytest.approx(expected)
+    assert mean_interval(summary([1.0])) is None and mean_interval(summary([])) is None
