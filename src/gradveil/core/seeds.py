@@ -13,6 +13,11 @@ def generator(seed: int, *path: int | str) -> Generator:
     return Generator().manual_seed(derived(seed, *path))
 
 
+def as_generator(seed: int | Generator, *path: int | str) -> Generator:
+    """Return the generator itself, or the one that an int stands for (see `generator`)."""
+    return seed if isinstance(seed, Generator) else generator(seed, *path)
+
+
 def derived(seed: int, *path: int | str) -> int:
     """A 63-bit seed that depends on every part of the path."""
     digest = hashlib.sha256(repr((seed, *path)).encode()).digest()

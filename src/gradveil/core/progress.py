@@ -1,0 +1,69 @@
+"""The progress bar of every job, on the error stream: what is being done, how far, the time left."""
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+
+
+class Bar:
+    """Show how much of `total` is done; print nothing unless `shown`.
+
+    `counted` shows "12/50" in place of a percentage. The time left is reckoned from the speed of
+    the last `calm` seconds.
+    """
+
+    def __init__(self, shown: bool, *, counted: bool = False, calm: float = 30.0) -> None:
+        amount: ProgressColumn = MofNCompleteColumn() if counted else TaskProgressColumn()
+        self._shown = shown
+        self._console = Console(stderr=True)
+        self._progress = Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=20),
+            amount,
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[news]}", markup=False),
+            console=self._console,
+            disable=not shown,
+            speed_estimate_period=calm,
+            refresh_per_second=4,
+        )
+        self._task = self._progress.add_task("", total=None, news="")
+
+    def start(self, what: str, total: float, done: float = 0) -> None:
+        """Begin with `done` of `total`; where nothing is left to do, no bar is shown."""
+        self._progress.reset(self._task, total=total, completed=int(done), description=what)
+        if done < total and not self._progress.live.is_started:
+            self._progress.start()
+
+    def update(
+        self,
+        done: float | None = None,
+        *,
+        total: float | None = None,
+        what: str | None = None,
+        news: str | None = None,
+    ) -> None:
+        """Move the bar; what is None stays as it is. `news` stands at its end."""
+        task = self._progress.tasks[0]
+        said = task.fields["news"] if news is None else news
+        self._progress.update(self._task, completed=done, total=total, description=what, news=said)
+
+    def say(self, text: str) -> None:
+        """Print a line of its own above the bar."""
+        if self._shown:
+            self._console.print(text, soft_wrap=True, markup=False, highlight=False)
+
+    def stop(self) -> None:
+        """Leave the bar as it stands. Nothing is printed where it never started."""
+        if self._progress.live.is_started:
+            self._progress.stop()
