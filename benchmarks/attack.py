@@ -125,7 +125,7 @@ def compare(
     client = Client(model, classes=100)
     seen = [
         one
-        for one, _ in client.share(
+        for one, _ in client.share_batches(
             [Batch(x.to(device), y.to(device)) for x, y in zip(images, labels, strict=True)], rng
         )
     ]

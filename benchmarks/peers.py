@@ -374,7 +374,10 @@ def run_gradveil(settings: Settings, model: nn.Module, case: Tensors) -> tuple[f
         for image, label in zip(case["images"].split(1), case["labels"].split(1), strict=True)
     ]
     rng = generator(settings.seed, "attack")
-    seen = [observation for observation, _ in Client(model, settings.classes).share(batches, rng)]
+    seen = [
+        observation
+        for observation, _ in Client(model, settings.classes).share_batches(batches, rng)
+    ]
     replace(attack, steps=WARM_UP)(seen, rng)
     seconds, found = timed(lambda: attack(seen, rng))
     return seconds, torch.cat([one.images for one in found])

@@ -13,7 +13,7 @@ from gradveil.clients import Client
 from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Protocol
-from gradveil.defenses import Defense, parse
+from gradveil.defenses import Defense, PolicyDefense, parse
 from gradveil.engine.gradients import cross_entropy, loop_gradients
 from gradveil.models import build
 from gradveil.transforms.policy import Policy
@@ -37,7 +37,7 @@ def private(count: int, batch: int = 1) -> list[Batch]:
 
 def refused(client: Client, batches: list[Batch]) -> str:
     with pytest.raises(GradveilError) as caught:
-        client.share(batches, generator(0))
+        client.share_batches(batches, generator(0))
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -45,7 +45,7 @@ def refused(client: Client, batches: list[Batch]) -> str:
 @pytest.mark.parametrize("steps", [1, 3])
 def test_what_is_seen_is_the_gradient_of_the_batch_used(steps: int) -> None:
     client = Client(lenet(), CLASSES, protocol=Protocol(local_steps=steps))
-    shared = client.share(private(3, batch=2), generator(0))
+    shared = client.share_batches(private(3, batch=2), generator(0))
     for (seen, used), given in zip(shared, private(3, batch=2), strict=True):
         assert torch.equal(used.images, given.images.double()) and torch.equal(
             used.labels, given.labels
@@ -67,45 +67,47 @@ def test_what_is_seen_is_the_gradient_of_the_batch_used(steps: int) -> None:
 
 
 def test_labels_are_told_only_where_asked() -> None:
-    ((seen, _),) = Client(lenet(), CLASSES).share(private(1), generator(0), tell_labels=False)
+    ((seen, _),) = Client(lenet(), CLASSES).share_batches(
+        private(1), generator(0), tell_labels=False
+    )
     assert seen.knowledge.labels is None
 
 
 def test_no_victims_share_nothing() -> None:
-    assert Client(lenet(), CLASSES).share([], generator(0)) == []
+    assert Client(lenet(), CLASSES).share_batches([], generator(0)) == []
 
 
 def test_preparation_changes_the_batch_used_and_what_is_seen() -> None:
     plain, prepared = (
         Client(lenet(), CLASSES),
-        Client(lenet(), CLASSES, prepare=Preparation(policy=POLICY)),
+        Client(lenet(), CLASSES, defense=PolicyDefense(POLICY)),
     )
-    ((seen, used),) = prepared.share(private(1, batch=3), generator(1))
+    ((seen, used),) = prepared.share_batches(private(1, batch=3), generator(1))
     given = private(1, batch=3)[0]
     assert not torch.equal(used.images, given.images.double())
     expected = Preparation(policy=POLICY)((given.images * 255).round().byte(), generator(1))
     assert torch.equal(used.images, expected.double() / 255)
-    ((again, _),) = plain.share([used], generator(0))
+    ((again, _),) = plain.share_batches([used], generator(0))
     for name, value in again.gradients.items():
         torch.testing.assert_close(seen.gradients[name], value, rtol=1e-12, atol=1e-12)
 
 
 def test_preparation_that_does_nothing_gives_back_the_same_pixels() -> None:
     ((_, used),) = Client(
-        lenet().float(), CLASSES, prepare=Preparation(padding=0, flip=False)
-    ).share(private(1), generator(0))
+        lenet().float(), CLASSES, defense=PolicyDefense(Policy(), augment=False)
+    ).share_batches(private(1), generator(0))
     assert torch.equal(used.images, private(1)[0].images)
 
 
 def test_sharing_many_victims_is_sharing_one_after_the_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    client = Client(lenet(), CLASSES, prepare=Preparation())
-    together = client.share(private(5, batch=2), generator(3))
+    client = Client(lenet(), CLASSES, defense=PolicyDefense(Policy()))
+    together = client.share_batches(private(5, batch=2), generator(3))
     rng = generator(3)
-    alone = [client.share([batch], rng)[0] for batch in private(5, batch=2)]
+    alone = [client.share_batches([batch], rng)[0] for batch in private(5, batch=2)]
     monkeypatch.setattr(rounds, "MOST_IMAGES", 4)
-    chunked = client.share(private(5, batch=2), generator(3))
+    chunked = client.share_batches(private(5, batch=2), generator(3))
     for (seen, used), *others in zip(together, alone, chunked, strict=True):
         for other, other_used in others:
             assert torch.equal(used.images, other_used.images)
@@ -115,7 +117,7 @@ def test_sharing_many_victims_is_sharing_one_after_the_other(
 
 def test_a_batch_larger_than_a_pass_is_still_one_victim(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rounds, "MOST_IMAGES", 2)
-    shared = Client(lenet(), CLASSES).share(private(2, batch=3), generator(0))
+    shared = Client(lenet(), CLASSES).share_batches(private(2, batch=3), generator(0))
     assert [len(used) for _, used in shared] == [3, 3]
 
 
@@ -123,7 +125,7 @@ def test_a_client_leaves_the_model_in_its_mode_with_its_weights() -> None:
     model = build("convnet", channels=3, size=9, classes=CLASSES).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     batches = [Batch(torch.rand(1, 3, 9, 9, generator=generator(0)), torch.tensor([1]))]
-    Client(model, CLASSES).share(batches, generator(0))
+    Client(model, CLASSES).share_batches(batches, generator(0))
     assert all(module.training for module in model.modules())
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
@@ -219,15 +221,6 @@ def test_a_gradient_that_is_not_finite_is_refused_and_named(steps: int) -> None:
     assert message.startswith("victim 0: the gradient of 'features.0.weight' is not finite")
 
 
-@pytest.mark.parametrize(
-    "prepare", [lambda images, _: images.float(), lambda images, _: images[:1]]
-)
-def test_a_preparation_that_loses_images_or_type_is_refused(
-    prepare: Callable[[Tensor, Generator], Tensor],
-) -> None:
-    assert "prepare gave" in refused(Client(lenet(), CLASSES, prepare=prepare), private(1, batch=2))
-
-
 def test_batch_norm_of_a_single_value_in_train_mode_is_told_in_one_line() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(3 * SIZE**2, CLASSES), nn.BatchNorm1d(CLASSES))
     assert "more than 1 value per channel" in refused(
@@ -237,11 +230,11 @@ def test_batch_norm_of_a_single_value_in_train_mode_is_told_in_one_line() -> Non
 
 def test_what_is_seen_is_the_defended_gradient_of_the_protected_model() -> None:
     client = Client(lenet(), CLASSES, defense=parse("precode:k=4,then,prune:0.9"))
-    ((seen, _), (other, _)) = client.share(private(2), generator(0))
+    ((seen, _), (other, _)) = client.share_batches(private(2), generator(0))
     assert seen.model is other.model is not client.model and seen.classes == CLASSES
     for value in seen.gradients.values():
         assert int((value == 0).sum()) >= int(0.9 * value.numel())
-    again = client.share(private(1), generator(1))[0][0]
+    again = client.share_batches(private(1), generator(1))[0][0]
     assert again.model is seen.model, "it is made once"
     answers = seen.model(private(1)[0].images.double())
     assert seen.loss(answers, torch.tensor([0])).shape == (1,) and answers.shape == (1, CLASSES + 1)
@@ -249,10 +242,10 @@ def test_what_is_seen_is_the_defended_gradient_of_the_protected_model() -> None:
 
 def test_a_clean_client_shares_the_gradient_before_the_defence() -> None:
     text = "3-1-7,then,precode:k=4,then,gaussian:1"
-    clean = Client(lenet(), CLASSES, defense=parse(text), clean=True).share(
+    clean = Client(lenet(), CLASSES, defense=parse(text), clean=True).share_batches(
         private(2), generator(0), tell_defense=True
     )
-    without = Client(lenet(), CLASSES, defense=parse("3-1-7,then,precode:k=4")).share(
+    without = Client(lenet(), CLASSES, defense=parse("3-1-7,then,precode:k=4")).share_batches(
         private(2), generator(0)
     )
     for (seen, used), (other, other_used) in zip(clean, without, strict=True):
@@ -265,7 +258,7 @@ def test_a_clean_client_shares_the_gradient_before_the_defence() -> None:
 def test_a_defence_is_told_only_where_asked() -> None:
     client = Client(lenet(), CLASSES, defense=parse("3-1-7,then,clip:1,then,gaussian:0.5"))
     silent, told, drawn = (
-        client.share(private(1), generator(0), tell_defense=defense, tell_draws=draws)[0][
+        client.share_batches(private(1), generator(0), tell_defense=defense, tell_draws=draws)[0][
             0
         ].knowledge
         for defense, draws in ((False, False), (True, False), (True, True))
@@ -278,7 +271,7 @@ def test_a_defence_is_told_only_where_asked() -> None:
 def test_the_noise_told_is_that_of_the_batch_also_where_labels_are_not() -> None:
     client = Client(lenet(), CLASSES, defense=parse("dp:norm=1,multiplier=1"))
     for labels in (True, False):
-        ((seen, _),) = client.share(
+        ((seen, _),) = client.share_batches(
             private(1, batch=2), generator(0), tell_labels=labels, tell_defense=True
         )
         assert (
@@ -294,7 +287,7 @@ def test_what_the_model_draws_by_itself_is_told(mode: bool) -> None:
         nn.Sequential(nn.Flatten(), *layers).double(), CLASSES, protocol=Protocol(train_mode=mode)
     )
     told, silent = (
-        client.share(private(1), generator(0), tell_defense=defense)[0][0].knowledge
+        client.share_batches(private(1), generator(0), tell_defense=defense)[0][0].knowledge
         for defense in (True, False)
     )
     assert (told.train_masks, told.random_layers) == (
@@ -305,24 +298,18 @@ def test_what_the_model_draws_by_itself_is_told(mode: bool) -> None:
 
 def test_draws_that_are_told_are_those_of_the_batch_used() -> None:
     client = Client(lenet(), CLASSES, defense=parse("3-1-7+43-18-18"))
-    shared = client.share(private(4, batch=3), generator(2), tell_draws=True)
+    shared = client.share_batches(private(4, batch=3), generator(2), tell_draws=True)
     for (seen, used), given in zip(shared, private(4, batch=3), strict=True):
         assert seen.knowledge.transform is not None
         assert torch.equal(seen.knowledge.transform(given.images.double()), used.images)
 
 
-def test_draws_of_a_preparation_cannot_be_told() -> None:
-    client = Client(lenet(), CLASSES, prepare=Preparation(), defense=parse("3-1-7"))
-    with pytest.raises(GradveilError, match="give its policy as a defense"):
-        client.share(private(1), generator(0), tell_draws=True)
-
-
 def test_rounds_keep_what_a_defence_keeps_and_the_earlier_ones_are_known() -> None:
     """At the same weights and on the same batch each round has the same gradient g, and without momentum their sum is r g."""
-    plain = Client(lenet(), CLASSES).share(private(2), generator(0))
+    plain = Client(lenet(), CLASSES).share_batches(private(2), generator(0))
     client = Client(lenet(), CLASSES, defense=parse("prune-feedback:0.8,momentum=0"))
     for (seen, _), (clean, _) in zip(
-        client.share(private(2), generator(0), rounds=6), plain, strict=True
+        client.share_batches(private(2), generator(0), rounds=6), plain, strict=True
     ):
         assert seen.knowledge.earlier is not None and len(seen.knowledge.earlier) == 5
         for name, gradient in clean.gradients.items():
@@ -342,7 +329,7 @@ def test_rounds_keep_what_a_defence_keeps_and_the_earlier_ones_are_known() -> No
 
 @pytest.mark.parametrize("text", ["precode:k=4", "dropout:0.5", "gaussian:0.1"])
 def test_each_round_draws_anew(text: str) -> None:
-    ((seen, _),) = Client(lenet(), CLASSES, defense=parse(text)).share(
+    ((seen, _),) = Client(lenet(), CLASSES, defense=parse(text)).share_batches(
         private(1), generator(0), rounds=3
     )
     assert seen.knowledge.earlier is not None
@@ -355,7 +342,9 @@ def test_each_round_draws_anew(text: str) -> None:
 
 def test_dropout_drops_the_stated_share_of_features() -> None:
     """A dropped feature of a single image leaves a column of zeros in the head's gradient."""
-    shared = Client(lenet(), CLASSES, defense=parse("dropout:0.2")).share(private(40), generator(0))
+    shared = Client(lenet(), CLASSES, defense=parse("dropout:0.2")).share_batches(
+        private(40), generator(0)
+    )
     dropped = torch.stack(
         [(seen.gradients["head.inner.weight"] == 0).all(0) for seen, _ in shared]
     ).double()
@@ -365,15 +354,15 @@ def test_dropout_drops_the_stated_share_of_features() -> None:
 
 def test_one_round_knows_of_no_earlier_ones_and_none_is_refused() -> None:
     client = Client(lenet(), CLASSES, defense=parse("prune:0.5"))
-    assert client.share(private(1), generator(0))[0][0].knowledge.earlier is None
+    assert client.share_batches(private(1), generator(0))[0][0].knowledge.earlier is None
     with pytest.raises(GradveilError, match="rounds 0"):
-        client.share(private(1), generator(0), rounds=0)
+        client.share_batches(private(1), generator(0), rounds=0)
 
 
 def test_a_model_trained_under_its_defence_is_not_protected_again() -> None:
     defense = parse("precode:k=4")
     model = defense.protect_model(lenet())
-    ((seen, _),) = Client(model, CLASSES, defense=defense, protected=True).share(
+    ((seen, _),) = Client(model, CLASSES, defense=defense, protected=True).share_batches(
         private(1), generator(0)
     )
     assert seen.model is model
@@ -384,7 +373,8 @@ def test_dropout_of_the_model_s_own_follows_the_generator(mode: bool) -> None:
     model = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(3 * SIZE**2, CLASSES)).double()
     client = Client(model, CLASSES, protocol=Protocol(train_mode=mode))
     first, again, other = (
-        client.share(private(2), generator(seed))[1][0].gradients["2.weight"] for seed in (0, 0, 1)
+        client.share_batches(private(2), generator(seed))[1][0].gradients["2.weight"]
+        for seed in (0, 0, 1)
     )
     assert torch.equal(first, again) and torch.equal(first, other) == (not mode)
 

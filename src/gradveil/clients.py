@@ -4,12 +4,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
 
-from gradveil.core.errors import GradveilError
-from gradveil.core.seeds import drawn_seed, following, forked
+from gradveil.core.errors import GradveilError, one_line
+from gradveil.core.seeds import as_generator, drawn_seed, following, forked
 from gradveil.core.types import Batch, Gradients, Knowledge, Loss, Observation, Protocol
 from gradveil.defenses.base import Defense, Moment
 from gradveil.defenses.insertion import parameters_from
@@ -135,66 +136,130 @@ def _shared(
     return [{name: value[number] for name, value in found.items()} for number in range(len(some))]
 
 
+class Shared(NamedTuple):
+    """One update: what the server sees of it, and the batch that the client truly used."""
+
+    seen: Observation
+    batch: Batch
+
+    @property
+    def used(self) -> Tensor:
+        """The images used, NCHW in [0, 1] on the CPU: what scores compare a reconstruction with."""
+        return self.batch.images.detach().cpu()
+
+
 @dataclass(frozen=True, eq=False)
 class Client:
-    """`prepare` (crop, flip, policy) changes a victim's images, as uint8, before the defense and the model see them.
+    """A participant of collaborative learning: a model, its loss, its protocol and its defense.
 
-    `clean`: what the defense does to gradients is left out, as published evaluations of pruning and noise did. `protected`: the
-    model is one that the defense's `protect_model` gave, such as one trained under it.
+    `classes` is the number of logits that the model gives; None asks the model. `clean` leaves
+    out what the defense does to gradients, as published evaluations of pruning and noise did.
+    `protected` says that the model is one that the defense's `protect_model` gave, such as one
+    trained under it.
     """
 
     model: nn.Module
-    classes: int
+    classes: int | None = None
     loss: Loss = cross_entropy
     protocol: Protocol = field(default_factory=Protocol)
-    prepare: Callable[[Tensor, Generator], Tensor] | None = None
     defense: Defense = field(default_factory=Defense)
     clean: bool = False
     protected: bool = False
     _models: dict[tuple[int, ...], nn.Module] = field(default_factory=dict, init=False, repr=False)
 
+    def __post_init__(self) -> None:
+        for name, kind in (("model", nn.Module), ("defense", Defense), ("protocol", Protocol)):
+            value = getattr(self, name)
+            if not isinstance(value, kind):
+                raise GradveilError(
+                    f"{name}: a {type(value).__name__}; expected a {kind.__module__.split('.')[0]} "
+                    f"{kind.__name__}"
+                )
+
     def share(
+        self, images: Tensor, labels: Tensor, seed: int | Generator = 0, *, tell: bool = True
+    ) -> Shared:
+        """Share one update of this batch: images (N, C, H, W) in [0, 1] and N class indices.
+
+        With `tell` the attacker knows the defense and its settings, but none of its draws.
+        """
+        batch = Batch(images, labels)
+        rng = as_generator(seed, "share")
+        (shared,) = self.share_batches([batch], rng, tell_defense=tell)
+        return shared
+
+    def share_each(
+        self, images: Tensor, labels: Tensor, seed: int | Generator = 0, *, tell: bool = True
+    ) -> list[Shared]:
+        """Share one update for each of the images, as that many clients with one image each would."""
+        batches = [
+            Batch(image[None], label[None]) for image, label in zip(images, labels, strict=True)
+        ]
+        return self.share_batches(batches, as_generator(seed, "share"), tell_defense=tell)
+
+    def share_batches(
         self,
         batches: Sequence[Batch],
-        rng: Generator,
+        rng: Generator | Sequence[Generator],
         *,
         tell_labels: bool = True,
         tell_defense: bool = False,
         tell_draws: bool = False,
         rounds: int = 1,
-    ) -> list[tuple[Observation, Batch]]:
-        """For each victim what is seen, and the batch truly used: floats in [0, 1] on the model's device.
+    ) -> list[Shared]:
+        """Share one update for each batch, all in one batched pass where the model allows it.
 
-        Victims draw from `rng` in turn, so sharing many is the same as sharing one after the other. With several rounds each victim
-        shares the same batch at the same weights again, and what is seen is the last round, with the earlier ones as knowledge.
-        `tell_defense`: the attacker knows the defense and its settings; `tell_draws`: also what its policy drew for these images.
+        Victims draw from one `rng` in turn, so sharing many is the same as sharing one after the
+        other; or each draws from a generator of its own. With several rounds each victim shares
+        the same batch at the same weights again: what is seen is the last round, with the earlier
+        ones as knowledge. `tell_defense`: the attacker knows the defense and its settings;
+        `tell_draws`: also what its policy drew for these images.
         """
         if not batches:
             return []
-        self._check(batches, rounds, tell_draws)
-        victims = self._victims(batches, rng)
+        rngs = [rng] * len(batches) if isinstance(rng, Generator) else list(rng)
+        classes = self.count_classes(batches[0].images)
+        self._check(batches, classes, rounds)
+        victims = self._victims(batches, classes, rngs)
         used = [victim.batch for victim in victims]
         model, loss = self.protected_model(used[0].images), self.acting.protect_loss(self.loss)
         with forked():
             shared = Rounds(
                 model, loss, self.protocol, self.acting, used, [victim.stream for victim in victims]
             )
-            shared.shares.check(used[0].images, self.classes + penalties(model))
+            shared.shares.check(used[0].images, classes + penalties(model))
             found = [shared.next() for _ in range(rounds)]
-        seen = []
+        updates = []
         for victim, (*earlier, last) in zip(victims, zip(*found, strict=True), strict=True):
             known = Knowledge(labels=victim.batch.labels, earlier=tuple(earlier) or None)
             known = self._told(known, model) if tell_defense else known
             known = replace(known, transform=victim.transform) if tell_draws else known
             known = known if tell_labels else replace(known, labels=None)
             _, channels, height, width = victim.batch.images.shape
-            shape = channels, height, width
-            seen.append(
-                Observation(
-                    model, loss, last, shape, len(victim.batch), self.classes, self.protocol, known
-                )
+            shape, size = (channels, height, width), len(victim.batch)
+            seen = Observation(model, loss, last, shape, size, classes, self.protocol, known)
+            updates.append(Shared(seen, victim.batch))
+        return updates
+
+    def count_classes(self, images: Tensor) -> int:
+        """The number of classes: the one given, or that of the logits of one such image."""
+        if self.classes is not None:
+            return self.classes
+        example = next(iter(trainable(self.model).values()))
+        with forked(), in_mode(self.model, False), torch.no_grad():
+            try:
+                answers = self.model(images[:1].to(example))
+            except Exception as error:  # the model may be anyone's
+                raise GradveilError(
+                    f"{type(self.model).__name__} and images of shape {tuple(images.shape)} do not "
+                    f"fit: {one_line(error, 200)}"
+                ) from error
+        if not isinstance(answers, Tensor) or answers.dim() != 2:
+            kind = tuple(answers.shape) if isinstance(answers, Tensor) else type(answers).__name__
+            raise GradveilError(
+                f"{type(self.model).__name__} gave {kind} for one image: expected (1, classes)"
             )
-        return list(zip(seen, used, strict=True))
+        return answers.shape[1] - penalties(self.model)
 
     def _told(self, known: Knowledge, model: nn.Module) -> Knowledge:
         """By the defense; and the server knows what draws in this model and mode, also where it is the model's own."""
@@ -221,61 +286,48 @@ class Client:
             made = self.model
             if not self.protected and self.acting.parts():
                 with forked():
-                    Shares(self.model, self.loss, self.protocol).check(images, self.classes)
+                    classes = self.count_classes(images)
+                    Shares(self.model, self.loss, self.protocol).check(images, classes)
                 channels, height, width = shape
                 made = self.acting.protect_model(self.model, (channels, height, width))
             self._models[shape] = made
         return self._models[shape]
 
-    def _check(self, batches: Sequence[Batch], rounds: int, tell_draws: bool) -> None:
+    def _check(self, batches: Sequence[Batch], classes: int, rounds: int) -> None:
         check_weights(self.model)
         for number, batch in enumerate(batches):
-            check_batch(batch, self.classes, f"victim {number}")
+            check_batch(batch, classes, f"victim {number}")
         if rounds < 1:
             raise GradveilError(f"rounds {rounds}: there must be at least 1")
-        if tell_draws and self.prepare is not None:
-            raise GradveilError(
-                "tell_draws: what prepare draws cannot be told, only a defense's own draws; give its policy as a defense"
-            )
         steps = self.protocol.local_steps
         for part in self.acting.parts():
             if part.one_step and steps > 1:
                 raise GradveilError(
-                    f"defense {part}: it protects a single gradient, and the client takes {steps} local steps; take 1"
+                    f"defense {part}: it protects a single gradient, and the client takes {steps} "
+                    "local steps; take 1"
                 )
 
-    def _victims(self, batches: Sequence[Batch], rng: Generator) -> list["_Victim"]:
+    def _victims(
+        self, batches: Sequence[Batch], classes: int, rngs: Sequence[Generator]
+    ) -> list["_Victim"]:
         example = next(iter(trainable(self.model).values()))
         found: list[_Victim] = []
-        for number, batch in enumerate(batches):
-            prepared = self._prepared(batch, example, rng)
-            transform = self.acting.reveal(prepared.images, rng.clone_state())
-            used = self.acting.protect_batch(prepared, rng)
-            if used is not prepared:
-                check_batch(used, self.classes, f"victim {number}, after {self.acting}")
-            own = self.acting.parts() or self._draws(self.protected_model(used.images))
-            found.append(_Victim(used, _stream(rng) if own else rng, transform))
+        for number, (batch, rng) in enumerate(zip(batches, rngs, strict=True)):
+            given = Batch(
+                batch.images.detach().to(example), batch.labels.to(example.device, torch.long)
+            )
+            transform = self.acting.reveal(given.images, rng.clone_state())
+            used = self.acting.protect_batch(given, rng)
+            if used is not given:
+                check_batch(used, classes, f"victim {number}, after {self.acting}")
+            draws = self.acting.parts() or self._draws(self.protected_model(used.images))
+            found.append(_Victim(used, _stream(rng) if draws else rng, transform))
         _check_alike([victim.batch for victim in found])
         return found
 
     def _draws(self, model: nn.Module) -> bool:
         with in_mode(model, self.protocol.train_mode):
             return bool(drawing(model))
-
-    def _prepared(self, batch: Batch, example: Tensor, rng: Generator) -> Batch:
-        images, labels = (
-            batch.images.detach().to(example.device),
-            batch.labels.to(example.device, torch.long),
-        )
-        if self.prepare is not None:
-            prepared = self.prepare((images * 255).round().to(torch.uint8), rng)
-            if prepared.dtype != torch.uint8 or prepared.dim() != 4 or len(prepared) != len(batch):
-                kind = f"{prepared.dtype} of shape {tuple(prepared.shape)}"
-                raise GradveilError(
-                    f"prepare gave {kind} for {len(batch)} image(s): expected torch.uint8, as many images, NCHW"
-                )
-            images = prepared.to(example.dtype) / 255
-        return Batch(images.to(example.dtype), labels)
 
 
 @dataclass(frozen=True, eq=False)

@@ -32,7 +32,7 @@ def seen(model: str, defense: str, protocol: Protocol = PROTOCOLS["one step"]) -
     net = build(model, channels=1, size=12, classes=CLASSES, mean=split.mean, std=split.std)
     batches = [Batch(images[i : i + 1], split.labels[i : i + 1]) for i in range(COUNT)]
     client = Client(net, classes=CLASSES, protocol=protocol, defense=parse(defense))
-    return [one for one, _ in client.share(batches, generator(1), tell_defense=True)]
+    return [one for one, _ in client.share_batches(batches, generator(1), tell_defense=True)]
 
 
 def short(name: str, **changes: Any) -> GradientMatching:

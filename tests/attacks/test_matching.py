@@ -41,7 +41,9 @@ def observe(
 ) -> list[Observation]:
     pieces = zip(batch.images.split(per_victim), batch.labels.split(per_victim), strict=True)
     client = Client(model or leaky(), classes=CLASSES, **more)  # type: ignore[arg-type]
-    return [seen for seen, _ in client.share([Batch(x, y) for x, y in pieces], generator(0))]
+    return [
+        seen for seen, _ in client.share_batches([Batch(x, y) for x, y in pieces], generator(0))
+    ]
 
 
 def test_every_row_does_what_a_plain_loop_does_alone() -> None:
@@ -163,7 +165,7 @@ def test_frames_show_the_way_from_the_start_to_the_end() -> None:
 def test_unknown_labels_are_an_error_that_says_so() -> None:
     split = pictures(1)
     client = Client(leaky(), classes=CLASSES)
-    seen = [one for one, _ in client.share([split], generator(0), tell_labels=False)]
+    seen = [one for one, _ in client.share_batches([split], generator(0), tell_labels=False)]
     with pytest.raises(GradveilError, match="labels"):
         find("adam-cosine")(seen, generator(0))
 

@@ -32,7 +32,10 @@ def shared(defense: str) -> tuple[Tensor, list[tuple[Tensor, Tensor]], Tensor]:
     images = data.images[:COUNT].float() / 255
     batches = [Batch(images[i : i + 1], data.labels[i : i + 1]) for i in range(COUNT)]
     seen = [
-        one for one, _ in Client(model, classes=10, defense=parse(defense)).share(batches, rng())
+        one
+        for one, _ in Client(model, classes=10, defense=parse(defense)).share_batches(
+            batches, rng()
+        )
     ]
     names = list(seen[0].gradients)[:2]
     found = torch.cat([own.images for own in LinearInversion()(seen, rng())])

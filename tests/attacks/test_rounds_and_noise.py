@@ -86,7 +86,7 @@ BATCH = Batch(torch.rand(1, 1, 8, 8, generator=generator(0)), torch.tensor([3]))
 
 
 def seen(defense: str, told: bool = True, rounds: int = 4) -> Observation:
-    ((one, _),) = Client(MODEL, 5, defense=parse(defense)).share(
+    ((one, _),) = Client(MODEL, 5, defense=parse(defense)).share_batches(
         [BATCH], generator(1), tell_defense=told, rounds=rounds
     )
     return one

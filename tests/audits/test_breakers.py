@@ -34,7 +34,7 @@ def seen(defense: str, rounds: int = 1) -> Observation:
     client = Client(
         build("lenet", channels=1, size=28, classes=10), classes=10, defense=parse(defense)
     )
-    ((one, _),) = client.share(
+    ((one, _),) = client.share_batches(
         [batch], torch.Generator().manual_seed(1), tell_defense=True, tell_draws=True, rounds=rounds
     )
     return one

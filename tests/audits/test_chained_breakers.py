@@ -104,7 +104,7 @@ def best(defense: str, names: list[str], count: int = 2) -> dict[str, float]:
     ]
     model = build("mlp", channels=1, size=28, classes=10, mean=split.mean, std=split.std)
     client = Client(model, 10, defense=parse(defense))
-    shared = client.share(
+    shared = client.share_batches(
         batches,
         generator(1),
         tell_defense=True,

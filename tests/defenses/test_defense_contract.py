@@ -42,7 +42,7 @@ def private(count: int, batch: int = 2) -> list[Batch]:
 def shared(
     text: str, seed: int = 0, rounds: int = 1, count: int = 3
 ) -> list[tuple[Gradients, Tensor]]:
-    found = Client(lenet(), CLASSES, defense=parse(text)).share(
+    found = Client(lenet(), CLASSES, defense=parse(text)).share_batches(
         private(count), generator(seed), rounds=rounds
     )
     return [(seen.gradients, used.images) for seen, used in found]
@@ -143,9 +143,9 @@ def test_torch_s_own_generator_is_neither_used_nor_moved(text: str) -> None:
 @pytest.mark.parametrize("text", DEFENSES)
 def test_sharing_many_victims_is_sharing_one_after_the_other(text: str) -> None:
     client, rng = Client(lenet().double(), CLASSES, defense=parse(text)), generator(3)
-    alone = [client.share([batch], rng, rounds=2)[0] for batch in private(3)]
+    alone = [client.share_batches([batch], rng, rounds=2)[0] for batch in private(3)]
     for (seen, used), (other, other_used) in zip(
-        client.share(private(3), generator(3), rounds=2), alone, strict=True
+        client.share_batches(private(3), generator(3), rounds=2), alone, strict=True
     ):
         assert torch.equal(used.images, other_used.images)
         for name, value in seen.gradients.items():
@@ -156,9 +156,9 @@ def test_sharing_many_victims_is_sharing_one_after_the_other(text: str) -> None:
 def test_gradients_given_are_left_alone_and_answered_name_by_name(text: str) -> None:
     defense = parse(text)
     client = Client(lenet(), CLASSES, defense=defense.without_gradients())
-    ((seen, used),) = client.share(private(1), generator(0))
+    ((seen, used),) = client.share_batches(private(1), generator(0))
     before = {name: value.clone() for name, value in seen.gradients.items()}
-    ((again, _),) = Client(seen.model, CLASSES, defense=defense, protected=True).share(
+    ((again, _),) = Client(seen.model, CLASSES, defense=defense, protected=True).share_batches(
         [used], generator(0)
     )
     assert {name: value.shape for name, value in again.gradients.items()} == {
@@ -169,7 +169,7 @@ def test_gradients_given_are_left_alone_and_answered_name_by_name(text: str) -> 
 
 @pytest.mark.parametrize("text", DEFENSES)
 def test_knowledge_of_a_defence_names_gradients_that_are_shared(text: str) -> None:
-    ((seen, used),) = Client(lenet(), CLASSES, defense=parse(text)).share(
+    ((seen, used),) = Client(lenet(), CLASSES, defense=parse(text)).share_batches(
         private(1), generator(0), tell_defense=True
     )
     for names in (seen.knowledge.random_layers, seen.knowledge.defended_layers):
@@ -180,7 +180,7 @@ def test_knowledge_of_a_defence_names_gradients_that_are_shared(text: str) -> No
 
 def test_the_identity_changes_nothing() -> None:
     model = lenet()
-    plain = Client(model, CLASSES).share(private(2), generator(0))
+    plain = Client(model, CLASSES).share_batches(private(2), generator(0))
     for defense in (
         Defense(),
         parse("none"),
@@ -191,7 +191,7 @@ def test_the_identity_changes_nothing() -> None:
     ):
         for (seen, used), (other, other_used) in zip(
             plain,
-            Client(model, CLASSES, defense=defense).share(private(2), generator(9)),
+            Client(model, CLASSES, defense=defense).share_batches(private(2), generator(9)),
             strict=True,
         ):
             assert torch.equal(used.images, other_used.images) and other.model is model
@@ -206,7 +206,7 @@ def test_every_defence_but_dp_works_with_several_local_steps_in_training_mode(te
     client = Client(
         lenet(), CLASSES, defense=parse(text), protocol=Protocol(local_steps=2, train_mode=True)
     )
-    first, again = (client.share(private(2), generator(0)) for _ in range(2))
+    first, again = (client.share_batches(private(2), generator(0)) for _ in range(2))
     for (seen, _), (other, _) in zip(first, again, strict=True):
         assert all(
             torch.equal(value, other.gradients[name]) and bool(value.isfinite().all())

@@ -217,7 +217,7 @@ def test_the_head_is_still_the_last_layer_and_tells_the_label(text: str) -> None
     images, labels = victims(4, 1)
     seen = [
         one
-        for one, _ in client.share(
+        for one, _ in client.share_batches(
             [Batch(x, y) for x, y in zip(images, labels, strict=True)], generator(0)
         )
     ]

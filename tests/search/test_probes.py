@@ -114,7 +114,7 @@ def twin(probe: ProbeScorer, policy: Policy, block: int, image: int) -> Tensor:
         policy(whole, generator(5, "policy", str(policy), block))[image - start][None].double()
         / 255
     )
-    ((seen, used),) = Client(probe.model, 10).share(
+    ((seen, used),) = Client(probe.model, 10).share_batches(
         [Batch(own, probe.labels[image][None])], generator(0)
     )
     normalize = probe.model.get_submodule("normalize")

@@ -88,7 +88,7 @@ def _share_one(
 ) -> Victim:
     batch = Batch(split.images[indices].float() / 255, split.labels[indices])
     try:
-        ((seen, used),) = client.share(
+        ((seen, used),) = client.share_batches(
             [batch], rng, tell_defense=True, tell_draws=True, rounds=rounds
         )
     except GradveilError as error:

@@ -66,7 +66,7 @@ def chosen(case: Subject) -> LabelFinder | None:
 def _reason(case: Subject) -> str:
     """The first known one."""
     one, batch = case.shared[0]
-    classes = case.client.classes
+    classes = case.classes
     if len(batch) > classes:
         return f" (batches of {len(batch)} images, more than the {classes} classes: every class may repeat)"
     if case.client.protocol.local_steps > 1:
@@ -231,7 +231,5 @@ def _identified(case: Subject, found: Tensor, truth: Tensor) -> tuple[int, int]:
 
 def _changed(case: Subject, batch: Batch) -> Tensor:
     rng = generator(case.seed, "checks", "candidates")
-    images = batch.images.float()
-    if case.client.prepare is not None:
-        images = case.client.prepare((images * 255).round().to(torch.uint8), rng).float() / 255
-    return case.client.acting.protect_batch(Batch(images, batch.labels), rng).images
+    pixels = Batch(batch.images.float(), batch.labels)
+    return case.client.acting.protect_batch(pixels, rng).images

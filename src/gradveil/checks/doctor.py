@@ -38,7 +38,7 @@ def self_check(device: str | torch.device = "auto", *, steps: int = STEPS) -> Fi
     with _one_thread():
         seen = [
             one
-            for one, _ in Client(model, len(split.classes)).share(
+            for one, _ in Client(model, len(split.classes)).share_batches(
                 [batch], generator(0, "self-check")
             )
         ]

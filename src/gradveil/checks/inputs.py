@@ -139,11 +139,11 @@ def unfit(case: Subject) -> Finding | None:
     client = case.client
     try:
         for number, batch in enumerate(case.few):
-            check_batch(batch, client.classes, f"victim {number}")
+            check_batch(batch, case.classes, f"victim {number}")
         images, _ = case.placed(case.few[0])
         with quiet():
             Shares(client.model, client.loss, client.protocol).check(
-                images, client.classes + penalties(client.model)
+                images, case.classes + penalties(client.model)
             )
     except GradveilError as error:
         return Finding(
@@ -174,7 +174,7 @@ def at_chance(case: Subject) -> Finding | None:
         return None
     labels = case.test.labels[:MOST_IMAGES]
     hits, n = correct(case), len(labels)
-    chance = max(float(labels.bincount().max()) / n, 1 / case.client.classes)
+    chance = max(float(labels.bincount().max()) / n, 1 / case.classes)
     bar = min(
         2 * chance, (1 + chance) / 2
     )  # random weights alone may do somewhat better than chance
@@ -196,6 +196,6 @@ def correct(case: Subject) -> int:
     hits = 0
     with case.passes(), in_mode(case.model, False), at_rest(case.model):
         for some, true in zip(images.split(AT_ONCE), labels.split(AT_ONCE), strict=True):
-            logits = case.answers(some)[:, : case.client.classes]
+            logits = case.answers(some)[:, : case.classes]
             hits += int((logits.argmax(1) == true).sum())
     return hits

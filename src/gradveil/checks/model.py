@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
-from gradveil.checks.subject import Finding, Shared, Subject, quiet
-from gradveil.clients import Rounds, check_weights
+from gradveil.checks.subject import Finding, Subject, quiet
+from gradveil.clients import Rounds, Shared, check_weights
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import forked, generator
 from gradveil.core.types import Gradients
@@ -208,8 +208,8 @@ def shares_differ(case: Subject) -> Finding | None:
     if change <= SAME:
         return None
     acting = case.client.acting
-    if acting.random or case.client.prepare is not None:
-        who = str(acting) if acting.random else "the client's preparation"
+    if acting.random:
+        who = str(acting)
         means = f"two shares of one batch differ by {change:.0%} of their size, since {who} draws anew each time"
         do = "audit many images, with --attack auto, which adds the attacks that undo it: one lucky draw proves nothing"
         return Finding("note", "random shares", means, do)
@@ -222,7 +222,7 @@ def shares_differ(case: Subject) -> Finding | None:
     )
 
 
-def relative_change(one: Shared, other: Shared) -> float:
+def relative_change(one: list[Shared], other: list[Shared]) -> float:
     """|g - g'| / |g| over all victims together."""
     difference = total = 0.0
     for (first, _), (second, _) in zip(one, other, strict=True):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from gradveil.attacks import Attack
-from gradveil.clients import Client
+from gradveil.clients import Client, Shared
 from gradveil.core.errors import GradveilError, GradveilWarning, unknown
 from gradveil.core.seeds import forked, generator
 from gradveil.core.types import Batch, Gradients, Loss, Observation
@@ -48,8 +48,6 @@ class Finding:
 
 VICTIMS = 8  # of the batches given, the most that are shared: enough for a first look
 
-Shared = list[tuple[Observation, Batch]]
-
 
 @dataclass(frozen=True, eq=False)
 class Subject:
@@ -79,6 +77,11 @@ class Subject:
         return list(islice(self.batches, VICTIMS))
 
     @cached_property
+    def classes(self) -> int:
+        """The number of classes, asked of the model where the client does not say it."""
+        return self.client.count_classes(self.few[0].images)
+
+    @cached_property
     def model(self) -> nn.Module:
         """The protected one, that gradients are of."""
         return self.client.protected_model(self.few[0].images.to(self.example))
@@ -93,14 +96,14 @@ class Subject:
         return next(iter(trainable(self.client.model).values()))
 
     @cached_property
-    def shared(self) -> Shared:
+    def shared(self) -> list[Shared]:
         """What is seen of the first batches, and what was used."""
         return self.share(0)
 
-    def share(self, draw: int) -> Shared:
+    def share(self, draw: int) -> list[Shared]:
         """The same batches with other random numbers for each `draw`."""
         with quiet():
-            return self.client.share(
+            return self.client.share_batches(
                 self.few,
                 generator(self.seed, "checks", draw),
                 tell_labels=self.labels == "known",

@@ -122,7 +122,10 @@ class Strike:
     def _shared(self, batches: Sequence[Batch]) -> list[Observation | None]:
         """None for a victim whose gradient is zero or not finite, which the client refuses to share."""
         try:
-            return [seen for seen, _ in self.client.share(batches, generator(self.seed, "share"))]
+            return [
+                seen
+                for seen, _ in self.client.share_batches(batches, generator(self.seed, "share"))
+            ]
         except GradveilError:
             return (
                 [None]
@@ -252,7 +255,9 @@ class ProbeScorer(Scorer):
         client, problem = Client(self.model, self.classes), None
         for image, label in zip(self.images, self.labels, strict=True):
             try:
-                client.share([Batch(self._pixels(image[None]), label[None])], generator(self.seed))
+                client.share_batches(
+                    [Batch(self._pixels(image[None]), label[None])], generator(self.seed)
+                )
                 return
             except GradveilError as error:
                 problem = error

@@ -107,7 +107,7 @@ class Setup:
         """One iteration on one image: an attack that does not suit the model would fail in the audits, after all the work."""
         model = self.untrained()
         batch = Batch(self.test.images[:1].float() / 255, self.test.labels[:1])
-        ((seen, _),) = Client(model, classes=len(self.test.classes)).share(
+        ((seen, _),) = Client(model, classes=len(self.test.classes)).share_batches(
             [batch], generator(self.job.seed, "trial")
         )
         attacked(
