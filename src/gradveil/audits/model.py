@@ -3,7 +3,7 @@
 import copy
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -138,13 +138,25 @@ def trained_under(facts: Mapping[str, Any]) -> str | None:
     """The text of the defense that a checkpoint says it was trained under.
 
     Early versions wrote a policy beside the defense, and crop and flip as a setting of the run.
+    The text is looked at and never parsed: a file does not decide what is made.
     """
     found = facts.get("defense", "none")
     found = facts.get("policy") if found == "none" else found
     if not isinstance(found, str):
         return None
-    alone = found != "none" and ":" not in found
-    return f"policy:{found},augment=no" if alone and facts.get("augment") is False else found
+    if facts.get("augment") is not False:
+        return found
+    return THEN.join(map(_without_augment, found.split(THEN)))
+
+
+def _without_augment(part: str) -> str:
+    """The text of one defense, with crop and flip switched off where it has them."""
+    name, _, settings = part.partition(":")
+    if name not in REGISTRY:
+        return f"policy:{part},augment=no"
+    if "augment" not in {f.name for f in fields(REGISTRY[name])} or "augment=" in settings:
+        return part
+    return f"{part}{',' if settings else ':'}augment=no"
 
 
 def _refuse_protected(path: Path, defense: Defense) -> None:
