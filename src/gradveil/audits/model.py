@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from gradveil.audits.job import AuditJob, Case, data_name
+from gradveil.audits.records import MODEL
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import write_text
 from gradveil.core.seeds import following, generator
@@ -21,7 +22,6 @@ from gradveil.models import build
 from gradveil.models.bottleneck import at_rest
 from gradveil.models.checkpoints import load_checkpoint, read_settings
 
-MODEL = "model.json"
 PASSED_AT_ONCE = 500
 MEASURED = {"cpu": 2_000, "cuda": 10_000}
 """Test images at most, where a checkpoint does not say its accuracy."""

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import platform
+import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 from gradveil import __version__
 from gradveil.attacks import Attack
 from gradveil.audits.job import AuditJob, Case, make_cases, name_attacks
-from gradveil.audits.model import MODEL, describe_model, save_facts
+from gradveil.audits.model import describe_model, save_facts
 from gradveil.audits.records import (
+    MODEL,
     RECORDS,
     Key,
     Record,
@@ -28,6 +30,7 @@ from gradveil.audits.records import (
     recover,
     release,
     save_images,
+    whole_chunks,
 )
 from gradveil.audits.results import AUDIT, FORMAT, AuditResult
 from gradveil.audits.stage import (
@@ -59,7 +62,7 @@ MOVING = 4  # images whose frames are kept
 CEILING = 200.0
 """In dB: an exact copy would be infinite, which JSON cannot hold and a mean cannot bear."""
 
-TRIED = ("attacks", "left_out", "knows", "protected")
+TRIED = ("left_out", "knows", "protected")
 """Settings of a case that are known only after its attacks were tried out."""
 
 
@@ -222,17 +225,24 @@ def _prepare_case(
     )
     if (folder / SETTINGS).is_file():
         kept = AUDIT.read(folder)
-        AUDIT.refuse_other(folder, settings | {name: kept.get(name) for name in TRIED})
         left_out = {name: str(reason) for name, reason in dict(kept.get("left_out", {})).items()}
-        return PreparedCase(case, stage.without(left_out), kept)
+        stage = stage.without(left_out)
+        settings |= {name: kept.get(name) for name in TRIED}
+        AUDIT.refuse_other(folder, settings | {"attacks": _written(stage.attacks)})
+        return PreparedCase(case, stage, kept)
     stage, left_out = stage.fitted()
     tried = {
-        "attacks": {name: repr(attack) for name, attack in stage.attacks.items()},
+        "attacks": _written(stage.attacks),
         "left_out": left_out,
         "knows": stage.knows(),
         "protected": stage.client.protected,
     }
     return PreparedCase(case, stage, settings | tried)
+
+
+def _written(attacks: Mapping[str, Attack]) -> dict[str, str]:
+    """What each attack is, without addresses in memory, which another process would not have."""
+    return {name: re.sub(r" at 0x[0-9a-f]+", "", repr(attack)) for name, attack in attacks.items()}
 
 
 @contextmanager
@@ -242,7 +252,7 @@ def _naming(case: Case, cases: int) -> Iterator[None]:
         yield
     except GradveilError as error:
         text = str(error)
-        if cases == 1 or str(case.defense) in text:
+        if cases == 1 or f"defense {case.defense}" in text:
             raise
         raise GradveilError(f"defense {case.defense}: {text}") from error
 
@@ -279,16 +289,16 @@ def run_audit(
     machines do that share the cases of an audit; the result has the cases that are there.
     """
     prepared = prepare(job, out, root, find_device(device), only)
-    if not all((out / p.case.folder / RECORDS).is_file() for p in prepared.cases):
-        _look_first(prepared)
-    claim(out, prepared.settings)
+    _look_first(prepared, out)
+    claim(out, prepared.settings, parts=(".*.part",))  # those of cases belong to their processes
     bar = Bar(progress)
     try:
         runs = [_CaseRun(prepared, p, out / p.case.folder, bar) for p in prepared.cases]
         total = sum(run.left for run in runs)
         bar.start("audit", total)
         for run in runs:
-            run.go()
+            with _naming(run.case.case, len(job.cases)):
+                run.go()
     except Exception:
         if not any((out / case.folder).exists() for case in job.cases):
             (out / SETTINGS).unlink(missing_ok=True)
@@ -299,9 +309,11 @@ def run_audit(
     return AuditResult.read(out)
 
 
-def _look_first(prepared: Prepared) -> None:
-    """Warn of what would make the figures misleading."""
+def _look_first(prepared: Prepared, out: Path) -> None:
+    """Warn of what would make the figures of a case misleading that has none yet."""
     for prepared_case in prepared.cases:
+        if (out / prepared_case.case.folder / RECORDS).is_file():
+            continue
         stage = prepared_case.stage
         few = stage.batches(stage.chunks[0][:LOOKED_AT])
         before_audit(stage.client, few, labels=prepared.job.known, seed=prepared.job.seed)
@@ -318,23 +330,26 @@ class _CaseRun:
         first = case.case is job.cases[0]
         easy = positive_stages(job, case.stage) if job.positive and first else []
         self.stages = [*easy, case.stage]
-        sizes = {key: size for stage in self.stages for key, size in stage.sizes().items()}
-        self.sizes = sizes
-        done = {r.key for r in recover(out / RECORDS, sizes)}
-        self.done = done
+        self.sizes = {key: size for stage in self.stages for key, size in stage.sizes().items()}
+        self.done = {record.key for record in whole_chunks(out / RECORDS, self.sizes)}
         self.left = sum(
-            _work(attack, sizes[key])
+            _work(attack, self.sizes[key])
             for stage in self.stages
             for number in range(len(stage.chunks))
             for key, attack in stage.rows(number)
-            if key not in done
+            if key not in self.done
         )
 
     def go(self) -> None:
         """Do what is left; a failure gives the folder back unless it holds records."""
-        claim(self.out, self.case.settings)
+        claim(self.out, self.case.settings, parts=())
         with _alone(self.out):
+            # Only now is nobody else writing here: what a killed run tore off can be cut away,
+            # and what another process did since this one began is not done again.
+            claim(self.out, self.case.settings)
+            self.done = {record.key for record in recover(self.out / RECORDS, self.sizes)}
             try:
+                self._describe()
                 for stage in self.stages:
                     for number in range(len(stage.chunks)):
                         if any(key not in self.done for key, _ in stage.rows(number)):
@@ -342,13 +357,14 @@ class _CaseRun:
             except Exception:
                 release(self.out)
                 raise
-        if not (self.out / MODEL).is_file():
-            prepared = self.prepared
-            case = self.case.case
-            found = describe_model(prepared.job, case, prepared.test, prepared.device)
-            save_facts(self.out, found)
         for stage in self.stages:
             vars(stage).pop("candidates", None)  # as large as a thousand images, twice
+
+    def _describe(self) -> None:
+        """Write what is known of the model, first of all: then it is there for every record."""
+        if not (self.out / MODEL).is_file():
+            prepared, case = self.prepared, self.case.case
+            save_facts(self.out, describe_model(prepared.job, case, prepared.test, prepared.device))
 
     def chunk(self, stage: Stage, number: int) -> None:
         """Share, guess blindly and attack; write the records and pictures of each attack.
