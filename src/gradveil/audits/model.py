@@ -12,7 +12,7 @@ from torch import nn
 
 from gradveil.audits.job import AuditJob, Case, data_name
 from gradveil.audits.records import MODEL
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import GradveilError, one_line
 from gradveil.core.files import write_text
 from gradveil.core.seeds import following, generator
 from gradveil.data import Images
@@ -68,7 +68,13 @@ def find_model(job: AuditJob, case: Case, split: Images) -> tuple[nn.Module, boo
 def plain_model(model: nn.Module | str, split: Images, seed: int) -> nn.Module:
     """A copy of the module, or a new model of this name for such images."""
     if isinstance(model, nn.Module):
-        return copy.deepcopy(model)
+        try:
+            return copy.deepcopy(model)
+        except Exception as error:  # the model may be anyone's
+            raise GradveilError(
+                f"{type(model).__name__} cannot be copied, so that it stays as it is: "
+                f"{one_line(error, 200)}"
+            ) from error
     facts = {"channels": split.channels, "size": split.size, "classes": len(split.classes)}
     return build(model, **facts, mean=split.mean, std=split.std, seed=seed)
 

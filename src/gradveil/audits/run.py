@@ -102,22 +102,27 @@ def audit(
     set. The result lies in `out`, a new temporary folder by default; a folder with the same audit
     is gone on with. See `gradveil audit --help` for what the rest means.
     """
-    found = [defense if isinstance(defense, Defense) else _parsed(defense) for defense in defenses]
-    auto, named = name_attacks(attacks)
-    paths = {} if checkpoint is None else {"": Path(checkpoint)}
-    data: Images | str = images if isinstance(images, str) else _own(images, labels, model, classes)
-    others = None
-    if public is not None and not isinstance(data, str):
-        count = len(data.classes)
-        others = as_images(public, name="public", classes=count, mean=data.mean, std=data.std)
-    count = 8 if isinstance(data, str) else (len(data) - first) // batch_size * batch_size
+    if not isinstance(model, nn.Module | str):
+        raise GradveilError(
+            f"model: a {type(model).__name__}; expected a torch.nn.Module or the name of a model"
+        )
+    found = [
+        defense if isinstance(defense, Defense) else _parsed(defense)
+        for defense in _several(defenses, "defenses", "prune:0.95")
+    ]
+    auto, named = name_attacks(_several(attacks, "attacks", "dlg"))
+    root = None if data_root is None else Path(data_root)
+    data = _victims(images, labels, model, classes)
+    others = _public(public, root)
     job = AuditJob(
         model,
         data,
         named,
         auto,
-        make_cases(found, checkpoints=paths, clean=clean),
-        count if victims is None else victims,
+        make_cases(
+            found, checkpoints={} if checkpoint is None else {"": Path(checkpoint)}, clean=clean
+        ),
+        _count(data, first, batch_size) if victims is None else victims,
         others,
         batch_size=batch_size,
         steps=steps,
@@ -127,9 +132,22 @@ def audit(
         first=first,
         seed=seed,
     )
-    folder = Path(tempfile.mkdtemp(prefix="gradveil-audit-")) if out is None else Path(out)
-    root = None if data_root is None else Path(data_root)
-    return run_audit(job, folder, root=root, device=device, progress=progress)
+    if out is not None:
+        return run_audit(job, Path(out), root=root, device=device, progress=progress)
+    folder = Path(tempfile.mkdtemp(prefix="gradveil-audit-"))
+    try:
+        return run_audit(job, folder, root=root, device=device, progress=progress)
+    finally:
+        remove_empty(folder)  # where nothing could be audited
+
+
+def _several(values: object, name: str, example: str) -> Sequence[Any]:
+    """The values of an argument that takes a list of them."""
+    if isinstance(values, list | tuple):
+        return values
+    raise GradveilError(
+        f"{name}: a {type(values).__name__}; expected a list, such as [{example!r}]"
+    )
 
 
 def _parsed(defense: object) -> Defense:
@@ -141,15 +159,34 @@ def _parsed(defense: object) -> Defense:
     return parse(defense)
 
 
-def _own(images: Any, labels: Tensor | None, model: nn.Module | str, classes: int | None) -> Images:
-    """A user's images, with as many classes as the model has logits."""
-    if isinstance(images, Images):
+def _victims(
+    images: Any, labels: Tensor | None, model: nn.Module | str, classes: int | None
+) -> Images | str:
+    """The images to attack, with as many classes as the model has logits; a name stays a name."""
+    if isinstance(images, str):
+        if labels is not None or classes is not None:
+            given = "classes" if labels is None else "labels"
+            raise GradveilError(f"{given}: the data set {images} has its own; leave them out")
         return images
     found = as_images(images, labels, name="images", classes=classes)
-    if classes is None and isinstance(model, nn.Module):
+    if classes is None and isinstance(model, nn.Module) and not isinstance(images, Images):
         count = Client(model).count_classes(found.images[:1].float() / 255)
-        found = as_images(images, labels, name="images", classes=count)
+        found = as_images(found, name="images", classes=count)
     return found
+
+
+def _public(public: Any, root: Path | None) -> Images | None:
+    """Images that anyone may have; the name of a data set stands for its training split."""
+    if isinstance(public, str):
+        return load(public, "train", root=root)
+    return None if public is None else as_images(public, name="public")
+
+
+def _count(data: Images | str, first: int, batch_size: int) -> int:
+    """How many images are attacked where that is not said: few of a data set, else all."""
+    most = 8 if isinstance(data, str) else len(data) - first
+    size = max(batch_size, 1)  # a wrong one is refused by the job
+    return max(most // size, 1) * size
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,6 +221,7 @@ def prepare(
         "format": FORMAT,
         "attacks": [*(["auto"] if job.auto else []), *map(str, job.attacks)],
         "cases": [case.plain() for case in job.cases],
+        "public_sha256": _digest(job.public),
     }
     AUDIT.refuse_other(out, settings)
     split, public, test = _splits(job, root)
@@ -200,12 +238,19 @@ def prepare(
 def _splits(job: AuditJob, root: Path | None) -> tuple[Images, Images | None, Images]:
     """The victims' split, public images, and images to measure accuracy on."""
     if isinstance(job.data, Images):
-        return job.data, job.public, job.data
-    named = [
-        load(job.data, name, root=root, image_size=job.image_size)
-        for name in (job.split, "train", "test")
-    ]
-    return named[0], job.public or named[1], named[2]
+        split, public, test = job.data, job.public, job.data
+    else:
+        split, train, test = (
+            load(job.data, name, root=root, image_size=job.image_size)
+            for name in (job.split, "train", "test")
+        )
+        public = train if job.public is None else job.public
+    if public is not None and public.images.shape[1:] != split.images.shape[1:]:
+        theirs, ours = (tuple(some.images.shape[1:]) for some in (public, split))
+        raise GradveilError(f"public: images of shape {theirs}; those attacked have {ours}")
+    if job.public is not None:
+        public = as_images(job.public, name="public", classes=len(split.classes))
+    return split, public, test
 
 
 def _prepare_case(
@@ -255,6 +300,12 @@ def _naming(case: Case, cases: int) -> Iterator[None]:
         if cases == 1 or f"defense {case.defense}" in text:
             raise
         raise GradveilError(f"defense {case.defense}: {text}") from error
+
+
+def _digest(images: Images | None) -> str | None:
+    if images is None:
+        return None
+    return digest({"images": images.images, "labels": images.labels})
 
 
 def _facts(stage: Stage, device: torch.device) -> dict[str, Any]:
