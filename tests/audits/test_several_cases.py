@@ -1,5 +1,7 @@
 """Several cases: each attacker told what it may know, prepared and tried out once, gone on with anywhere."""
 
+import shutil
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,9 +19,11 @@ from gradveil.audits import (
     name_attacks,
     run,
     run_audit,
+    stage,
 )
 from gradveil.audits.records import images_path, load_images
 from gradveil.core import GradveilError
+from gradveil.core.progress import Bar
 from gradveil.defenses import parse
 
 DEFENSES = ("none", "prune:0.95", "precode:k=16", "3-1-7")
@@ -214,3 +218,168 @@ def test_another_audit_in_the_folder_is_refused(job: AuditJob, whole: AuditResul
         GradveilError, match="none holds one case of an audit: read the folder above"
     ):
         AuditResult.read(whole.cases[0].out)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was prepared and tried out, in order."""
+    seen: list[str] = []
+    plain, tried = run._prepare_case, stage.Stage.try_out
+
+    def prepare(job: AuditJob, case: Case, *rest: Any) -> Any:
+        seen.append(f"prepare {case.folder}")
+        return plain(job, case, *rest)
+
+    def try_out(self: stage.Stage, name: str) -> None:
+        acts = "-clean" if self.client.clean else ""
+        seen.append(f"try {name} on {self.client.defense}{acts}")
+        tried(self, name)
+
+    monkeypatch.setattr(run, "_prepare_case", prepare)
+    monkeypatch.setattr(stage.Stage, "try_out", try_out)
+    return seen
+
+
+PREPARED = ["prepare none", "prepare prune-0.5-clean", "prepare prune-0.5"]
+
+
+def test_each_case_is_prepared_once_and_each_attack_tried_once(
+    quick: AuditJob, counted: list[str], tmp_path: Path
+) -> None:
+    both = replace(quick, attacks=quick.attacks | {"closed-form": find("closed-form")})
+    run_audit(both, tmp_path / "run", progress=False)
+    texts = ("none", "prune:0.5-clean", "prune:0.5")
+    assert counted == [
+        line
+        for prepared, text in zip(PREPARED, texts, strict=True)
+        for line in (prepared, f"try guess on {text}", f"try closed-form on {text}")
+    ]
+    counted.clear()
+    run_audit(both, tmp_path / "run", progress=False)
+    assert counted == PREPARED  # nothing is tried where all is read back
+
+
+def test_an_audit_that_goes_on_tries_only_the_cases_it_had_not_begun(
+    quick: AuditJob, counted: list[str], tmp_path: Path
+) -> None:
+    done = run_audit(quick, tmp_path / "run", progress=False)
+    records = done.cases[0].out / "records.jsonl"
+    records.write_bytes(records.read_bytes()[:-40])
+    shutil.rmtree(done.cases[2].out)
+    counted.clear()
+    again = run_audit(quick, tmp_path / "run", progress=False)
+    assert counted == [*PREPARED, "try guess on prune:0.5"] and len(again.cases) == 3
+
+
+def test_no_text_of_a_defense_is_parsed_below_the_command_line(
+    quick: AuditJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in [*sys.modules.values()]:
+        if module.__name__.startswith("gradveil") and getattr(module, "parse", None) is parse:
+            monkeypatch.setattr(module, "parse", lambda text: pytest.fail(f"parsed {text}"))
+    first = run_audit(quick, tmp_path / "run", progress=False)
+    assert run_audit(quick, tmp_path / "run", progress=False) == AuditResult.read(first.out)
+
+
+def test_machines_that_share_the_cases_make_the_audit_of_one(
+    quick: AuditJob,
+    counted: list[str],
+    tmp_path: Path,
+    without_times: Callable[[Any], list[Any]],
+) -> None:
+    expected = run_audit(quick, tmp_path / "whole", progress=False)
+    counted.clear()
+    names = []
+    for number in (1, 0, 2):
+        part = run_audit(quick, tmp_path / "parts", progress=False, only=number)
+        names.append([case.out.name for case in part.cases])
+    assert names[0] == ["prune-0.5-clean"] and names[1] == ["none", "prune-0.5-clean"]
+    assert [line for line in counted if line.startswith("prepare")] == [
+        PREPARED[number] for number in (1, 0, 2)
+    ]
+    assert [without_times(case.records) for case in part.cases] == [
+        without_times(case.records) for case in expected.cases
+    ]
+    assert [bool(case.of("positive")) for case in part.cases] == [True, False, False]
+
+
+def test_what_another_process_did_meanwhile_is_not_done_again(
+    quick: AuditJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, go, begun = tmp_path / "run", run._CaseRun.go, []
+
+    def meanwhile(self: Any) -> None:
+        """When the first case is begun another process does the last."""
+        begun.append(self)
+        if len(begun) == 1:
+            run_audit(quick, out, progress=False, only=2)
+        go(self)
+
+    monkeypatch.setattr(run._CaseRun, "go", meanwhile)
+    result = run_audit(quick, out, progress=False)
+    for case in result.cases:
+        keys = [(record.key, record.image) for record in case.records]
+        assert len(keys) == len(set(keys))
+
+
+def test_a_process_that_comes_too_late_leaves_the_records_of_the_first_alone(
+    quick: AuditJob, tmp_path: Path
+) -> None:
+    done = run_audit(quick, tmp_path / "run", progress=False)
+    records = done.cases[0].out / "records.jsonl"
+    torn = records.read_bytes()[:-40]  # as they are while the first process writes
+    records.write_bytes(torn)
+    part = done.cases[0].out / "images" / ".guess-0000.safetensors.x.part"
+    part.write_bytes(b"half")
+    with (
+        run._alone(done.cases[0].out),
+        pytest.raises(GradveilError, match="another process is auditing into"),
+    ):
+        run_audit(quick, done.out, progress=False)
+    assert records.read_bytes() == torn and part.read_bytes() == b"half"
+
+
+@pytest.mark.parametrize(("fails", "kept"), [(0, []), (1, ["none", "settings.json"])])
+def test_a_failure_leaves_no_folder_without_records(
+    quick: AuditJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int, kept: list[str]
+) -> None:
+    plain = run._CaseRun.chunk
+
+    def broken(self: Any, *rest: Any) -> None:
+        if self.case.case is quick.cases[fails]:
+            raise GradveilError("the disk is full")
+        plain(self, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run._CaseRun, "chunk", broken)
+        says = f"defense {quick.cases[fails].defense}: the disk is full"
+        with pytest.raises(GradveilError, match=says):
+            run_audit(quick, tmp_path / "run", progress=False)
+    assert sorted(path.name for path in (tmp_path / "run").glob("*")) == kept
+    assert (tmp_path / "run").exists() is bool(kept)
+    assert len(run_audit(quick, tmp_path / "run", progress=False).cases) == 3
+
+
+def test_an_error_names_the_case_once(quick: AuditJob, tmp_path: Path) -> None:
+    missing = tuple(replace(case, weights=Path("none.safetensors")) for case in quick.cases)
+    with pytest.raises(GradveilError, match=r"^defense none: no checkpoint at none\.safetensors"):
+        run_audit(replace(quick, cases=missing), tmp_path / "run", progress=False)
+    wrong = replace(quick, cases=cases("none", "precode:k=4,position=nowhere"))
+    with pytest.raises(GradveilError) as caught:
+        run_audit(wrong, tmp_path / "run", progress=False)
+    assert str(caught.value).count("precode:k=4,position=nowhere") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_bar_counts_what_is_left_of_all_cases(
+    quick: AuditJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    totals: list[float] = []
+    moved: list[float] = []
+    monkeypatch.setattr(Bar, "start", lambda _, __, total: totals.append(total))
+    monkeypatch.setattr(Bar, "advance", lambda _, amount: moved.append(amount))
+    done = run_audit(quick, tmp_path / "run", progress=True)
+    run_audit(quick, tmp_path / "run", progress=True)
+    shutil.rmtree(done.cases[1].out)
+    run_audit(quick, tmp_path / "run", progress=True)
+    assert totals[0] > totals[2] > 0 == totals[1] and sum(moved) == totals[0] + totals[2]
