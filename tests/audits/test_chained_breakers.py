@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from gradveil.audits.runs import Prepared, audit, prepare
 
 from gradveil.attacks import Attack, find
 from gradveil.audits import AuditJob
 from gradveil.audits.breakers import STANDARD, automatic, granted, rounds
-from gradveil.audits.runs import Prepared, audit, prepare
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.seeds import generator

@@ -112,7 +112,11 @@ class AuditJob:
     def __post_init__(self) -> None:
         for name, least in LEAST.items():
             value = getattr(self, name)
-            if value is not None and value < least:
+            if value is None and name in OPTIONAL:
+                continue
+            if not isinstance(value, int):
+                raise GradveilError(f"{name.replace('_', ' ')} {value!r}: expected a whole number")
+            if value < least:
                 raise GradveilError(
                     f"{name.replace('_', ' ')} {value}: it must be at least {least}"
                 )
@@ -189,6 +193,7 @@ LEAST = {
     "steps": 1,
     "restarts": 1,
 }
+OPTIONAL = ("victims_at_once", "steps", "restarts")
 
 
 def data_name(data: Images | str) -> str:

@@ -279,6 +279,8 @@ class Stage:
     def try_out(self, name: str) -> None:
         """Refuse an attack that does not suit the model, or what is known of the defense."""
         attack = self.attacks[name]
+        if "means" in attack.needs and self.controls.means is None:
+            raise GradveilError(f"attack {name} needs class means: give public images")
         seen = self.seen_by(attack, self.sample)
         check_told(name, attack, seen)
         run_attack(shortened(attack), seen, generator(self.seed, "trial", name))
