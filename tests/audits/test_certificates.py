@@ -42,7 +42,7 @@ def record(
 
 
 def made(records: Sequence[Record], defense: str = "3-1-7") -> AuditResult:
-    blind = [record("blind: grey", image, 10.0, kind="blind") for image in range(4)]
+    blind = [record("blind: gray", image, 10.0, kind="blind") for image in range(4)]
     return AuditResult(Path("run"), {"policy": "none", "defense": defense}, (*records, *blind))
 
 

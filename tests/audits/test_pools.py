@@ -81,7 +81,7 @@ def test_class_means_are_means_and_an_absent_class_gets_the_mean_of_all() -> Non
     torch.testing.assert_close(color, images.mean().float().expand(1, 28, 28))
     assert list(blind_attacks(means, color)) == [
         "blind: noise",
-        "blind: grey",
+        "blind: gray",
         "blind: mean color",
         "blind: class mean",
     ]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks import Attack
-from gradveil.attacks.blind import BlindClassMean, BlindGrey, BlindImage, BlindNoise
+from gradveil.attacks.blind import BlindClassMean, BlindGray, BlindImage, BlindNoise
 from gradveil.data import Images
 from gradveil.scores import mean_image
 
@@ -15,7 +15,7 @@ def blind_attacks(means: Tensor, color: Tensor) -> dict[str, Attack]:
     """By the names they have in the table, from the class means and the mean color of the training images."""
     attacks: Sequence[Attack] = (
         BlindNoise(),
-        BlindGrey(),
+        BlindGray(),
         BlindImage("mean color", color),
         BlindClassMean(means),
     )

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Generator, Tensor
 
-from gradveil.attacks import PRESETS, Attack
+from gradveil.attacks import Attack, find
 from gradveil.audits.breakers import AUTO, LONGEST, automatic
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.types import Batch, Protocol
@@ -184,9 +184,7 @@ def shortened(attack: Attack) -> Attack:
 
 
 def _preset(name: str) -> Attack:
-    if name not in PRESETS:
-        raise unknown("attack", name, (*PRESETS, AUTO))
-    return PRESETS[name]
+    return find(name, also=(AUTO,))
 
 
 def _changed(attacks: Mapping[str, Attack], setting: str, value: int) -> dict[str, Attack]:

@@ -55,7 +55,7 @@ def share(
     finder = SingleLabel() if len(alive[0].indices) == 1 else Counted()
     seen = [victim.seen for victim in alive if victim.seen is not None]
     bare = [replace(one, gradients=_first(one), knowledge=Knowledge()) for one in seen]
-    inferred = finder.infer(bare, generator(seed, "labels", int(chunk[0][0]))).cpu()
+    inferred = finder.bind(bare, generator(seed, "labels", int(chunk[0][0]))).cpu()
     knows = {
         id(one): replace(one.knowledge, labels=found)
         for one, found in zip(seen, inferred, strict=True)
