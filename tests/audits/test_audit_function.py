@@ -95,7 +95,7 @@ def test_values_that_no_registry_knows_give_a_table(
         assert {"adam-cosine", "closed-form", "checkered", "short"} <= set(names)
     assert {r.attack for r in result.cases[0].of("blind")} == {
         "blind: noise",
-        "blind: grey",
+        "blind: gray",
         "blind: mean color",
         "blind: class mean",
     }
@@ -133,7 +133,7 @@ def test_without_public_images_only_noise_and_gray_are_guesses(
     result = audit(model, images, labels, attacks=["closed-form"], out=tmp_path / "run", **QUICK)
     (case,) = result.cases
     blind = [row.attack for row in case.rows if (row.kind, row.truth) == ("blind", "used")]
-    assert blind == ["blind: noise", "blind: grey"] and case.rows[0].n == 6
+    assert blind == ["blind: noise", "blind: gray"] and case.rows[0].n == 6
     assert case.records[0].chance["used"] == pytest.approx(1 / 6)  # luck among six candidates
 
 

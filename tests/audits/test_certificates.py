@@ -42,7 +42,7 @@ def record(
 
 
 def made(records: Sequence[Record], *, changes_images: bool = True) -> CaseResult:
-    blind = [record("blind: grey", image, 10.0, kind="blind") for image in range(4)]
+    blind = [record("blind: gray", image, 10.0, kind="blind") for image in range(4)]
     settings = {"defense": "3-1-7", "changes_images": changes_images}
     return CaseResult(Path("run"), settings, (*records, *blind), None)
 

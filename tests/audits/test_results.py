@@ -69,7 +69,7 @@ def test_a_case_without_an_attacked_image_has_no_strongest_attack(result: CaseRe
     stopped = replace(result, records=tuple(r for r in result.records if r.kind != "attack"))
     with pytest.raises(GradveilError, match="holds no attacked image yet: run the same command"):
         _ = stopped.strongest
-    assert "blind: grey" in str(
+    assert "blind: gray" in str(
         AuditResult(result.out, {"model": "m", "data": "d", "seed": 0}, (stopped,))
     )
 

@@ -19,7 +19,7 @@ from gradveil.core.types import Protocol
 from gradveil.data import load
 from gradveil.scores import psnr
 
-BLIND = {"blind: noise", "blind: grey", "blind: mean color", "blind: class mean"}
+BLIND = {"blind: noise", "blind: gray", "blind: mean color", "blind: class mean"}
 
 
 def row(result: CaseResult, name: str, kind: str = "attack", truth: str = "used") -> Row:

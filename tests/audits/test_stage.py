@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from gradveil.attacks import find
+from gradveil.attacks.blind import find_means
 from gradveil.audits import AuditJob, Case
-from gradveil.audits.guesses import blind_attacks, class_means
 from gradveil.audits.stage import (
     Controls,
     Stage,
@@ -35,7 +35,8 @@ def split() -> Images:
 
 @pytest.fixture(scope="module")
 def means() -> Tensor:
-    return class_means(load("fashion-mnist-mini"))[0]
+    train = load("fashion-mnist-mini")
+    return find_means(train.images, train.labels, len(train.classes)).classes
 
 
 def test_victims_come_first_and_nothing_comes_twice(split: Images, means: Tensor) -> None:
@@ -86,21 +87,6 @@ def test_the_chance_is_what_the_class_mean_reaches_and_grows_with_the_batch(
 def test_one_image_has_nothing_to_be_told_from(split: Images, means: Tensor) -> None:
     with pytest.raises(GradveilError, match="has 1 image: identification needs at least two"):
         make_candidates(split.select([0]), torch.arange(1), None, means, 1, seed=0)
-
-
-def test_class_means_are_means_and_an_absent_class_gets_the_mean_of_all() -> None:
-    train = load("fashion-mnist-mini").select(list(range(0, 40, 2)))  # even classes alone
-    means, color = class_means(train)
-    images = train.images.double() / 255
-    torch.testing.assert_close(means[2], images[train.labels == 2].mean(0).float())
-    torch.testing.assert_close(means[3], images.mean(0).float())
-    torch.testing.assert_close(color, images.mean().float().expand(1, 28, 28))
-    assert list(blind_attacks(means, color)) == [
-        "blind: noise",
-        "blind: grey",
-        "blind: mean color",
-        "blind: class mean",
-    ]
 
 
 # Sharing

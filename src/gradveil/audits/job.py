@@ -234,7 +234,8 @@ def name_attacks(
 def _named(attack: object) -> tuple[str, Attack]:
     match attack:
         case str():
-            return attack.rpartition(":")[2], _find(attack)
+            parts = [part.rpartition(":")[2] for part in attack.split("+")]
+            return "+".join(parts), find(attack, also=(AUTO,))
         case Attack():
             return _name_of(attack), attack
         case (str() as name, Attack() as value):
@@ -243,12 +244,6 @@ def _named(attack: object) -> tuple[str, Attack]:
         f"attacks: a {type(attack).__name__}; expected the name of an attack, an Attack, or a pair "
         "of a name and an Attack"
     )
-
-
-def _find(name: str) -> Attack:
-    if ":" not in name and any(part not in names() for part in name.split("+")):
-        raise unknown("attack", name, (*names(), AUTO, "package.module:NAME"))
-    return find(name)
 
 
 def _name_of(attack: Attack) -> str:

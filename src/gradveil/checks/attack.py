@@ -30,7 +30,7 @@ def labels_not_inferred(case: Subject) -> Finding | None:
     )
     try:
         with quiet():
-            found = finder.infer(seen, generator(case.seed, "checks", "labels")).tolist()
+            found = finder.bind(seen, generator(case.seed, "checks", "labels")).tolist()
     except GradveilError as error:
         return Finding(
             "error", "labels", str(error), "until then no attack that infers labels can run"
@@ -176,7 +176,7 @@ def _with_labels(case: Subject, seen: Sequence[Observation]) -> list[Observation
     finder = chosen(case)
     if finder is None or "labels" not in case.attack.needs:
         return list(seen)
-    inferred = finder.infer(seen, generator(case.seed, "checks", "labels"))
+    inferred = finder.bind(seen, generator(case.seed, "checks", "labels"))
     return [
         replace(one, knowledge=replace(one.knowledge, labels=own))
         for one, own in zip(seen, inferred, strict=True)

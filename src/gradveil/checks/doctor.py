@@ -9,8 +9,7 @@ from typing import Literal
 
 import torch
 
-from gradveil.attacks import Attack
-from gradveil.attacks.presets import SECOND_ORDER
+from gradveil.attacks import Attack, dlg
 from gradveil.checks import attack, inputs, model
 from gradveil.checks.subject import Finding, Subject
 from gradveil.clients import Client
@@ -42,9 +41,7 @@ def self_check(device: str | torch.device = "auto", *, steps: int = STEPS) -> Fi
                 [batch], generator(0, "self-check")
             )
         ]
-        (found,) = replace(SECOND_ORDER, steps=steps, frames=0)(
-            seen, generator(0, "self-check", "attack")
-        )
+        (found,) = replace(dlg, steps=steps, frames=0)(seen, generator(0, "self-check", "attack"))
     reached, seconds = float(psnr(found.images.cpu(), batch.images)), time.perf_counter() - started
     effort = f"{steps} steps of dlg, {seconds:.1f} s, {place.type}"
     means = (
