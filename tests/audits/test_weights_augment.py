@@ -15,7 +15,6 @@ from gradveil.defenses import parse
 from gradveil.models import build
 from gradveil.models.checkpoints import save_checkpoint
 from gradveil.training.job import TrainingJob
-from gradveil.transforms import Policy
 
 
 def told(folder: Path, **settings: Any) -> Trained:
@@ -56,15 +55,9 @@ def told(folder: Path, **settings: Any) -> Trained:
 def test_a_training_without_crop_and_flip_was_under_the_policy_without_them(
     tmp_path: Path, defense: str, without: str
 ) -> None:
-    assert told(tmp_path, defense=defense).under == defense
-    assert told(tmp_path, defense=defense, augment=False).under == without
+    assert told(tmp_path, defense=parse(defense)).under == defense
+    assert told(tmp_path, defense=parse(defense), augment=False).under == without
     assert canonical([without]) == [without]  # as an audit of that defense calls it
-
-
-def test_a_policy_given_as_such_is_read_like_a_defense(tmp_path: Path) -> None:
-    policy = Policy.parse("3-1-7")
-    assert told(tmp_path, policy=policy).under == "3-1-7"
-    assert told(tmp_path, policy=policy, augment=False).under == "policy:3-1-7,augment=no"
 
 
 def test_the_accuracy_of_a_model_that_draws_follows_from_the_seed_alone() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Generator, Tensor
 
 from gradveil.attacks import PRESETS, Attack
-from gradveil.audits.breakers import AUTO, LONGEST, automatic
+from gradveil.audits.attackers import AUTO, LONGEST, automatic
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.types import Batch, Protocol
 from gradveil.defenses import Defense, PolicyDefense, parse

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gradveil.attacks import Attack
 from gradveil.attacks.linear import LinearInversion
-from gradveil.audits.breakers import AUTO, PUBLIC, automatic, check_told, granted, in_words, rounds
+from gradveil.audits.attackers import AUTO, PUBLIC, automatic, check_told, granted, in_words, rounds
 from gradveil.audits.chunks import attacked
 from gradveil.audits.guesses import blind_attacks, class_means
 from gradveil.audits.jobs import AuditJob, shortened

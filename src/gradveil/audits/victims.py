@@ -43,7 +43,7 @@ def share(
 ) -> list[Victim]:
     """Each victim draws from its own generator, so what it uses depends on nothing but the seed and its first image.
 
-    All that can be known of the defence is told; `breakers.granted` leaves each attack what it may know.
+    All that can be known of the defence is told; `attackers.granted` leaves each attack what it may know.
     """
     victims = [
         _share_one(client, split, indices, generator(seed, "share", int(indices[0])), rounds)

@@ -128,7 +128,7 @@ def _in_the_model(defense: Defense) -> bool:
 def _trained_under(facts: Mapping[str, Any]) -> str | None:
     """As training writes it: a defence, or a policy alone; with augment off, the same without its crop and flip."""
     found = facts.get("defense", "none")
-    found = facts.get("policy") if found == "none" else found
+    found = facts.get("policy", facts.get("defense")) if found == "none" else found
     if not isinstance(found, str):
         return None
     parts = parse(found).parts()

@@ -125,7 +125,7 @@ def audit_command(
 ) -> None:
     """Attack the gradients of images, beside blind guesses and an easy model. Run the same command again after a stop: it goes on."""
     from gradveil.audits import AuditJob, GridJob  # scipy and matplotlib take a second to import
-    from gradveil.audits.breakers import AUTO
+    from gradveil.audits.attackers import AUTO
     from gradveil.audits.cases import parse_paths, parse_steps
     from gradveil.cli.audits import run_grid, run_single
 

@@ -1,4 +1,4 @@
-"""Chains meet their breakers in one search, models that draw meet those of their draws, and reasons are given once."""
+"""Chains meet their breakers in one search, models that draw meet those of their draws."""
 
 from dataclasses import replace
 from itertools import combinations as choices
@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from gradveil.attacks import Attack, find
+from gradveil.attacks import find
 from gradveil.audits import AuditJob
-from gradveil.audits.breakers import STANDARD, automatic, granted, rounds
+from gradveil.audits.attackers import STANDARD, automatic, granted, rounds
 from gradveil.audits.runs import Prepared, audit, prepare
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError, GradveilWarning
@@ -237,7 +237,7 @@ def test_layers_that_are_all_random_are_a_short_reason() -> None:
     [
         (
             "masked",
-            "attack masked needs to know the pruned (whether zeros were cut off), which is known only under a defense that prunes",
+            "attack masked needs to know the pruned (whether zeros were cut off), which is known only under prune or prune-feedback, where no noise is added after it",
         ),
         ("masked+likelihood", "attack masked+likelihood needs to know the pruned"),
         ("masked-rounds", "attack masked-rounds needs to know the earlier"),
@@ -248,11 +248,3 @@ def test_an_attack_that_is_not_told_enough_is_named_as_the_user_did(attack: str,
     with pytest.raises(GradveilError) as caught:
         made.proper.try_out(attack)
     assert says in str(caught.value)
-
-
-def test_every_need_of_a_breaker_says_under_which_defense_it_is_known() -> None:
-    from gradveil.attacks.presets import BREAKERS
-    from gradveil.audits.breakers import PUBLIC, UNDER
-
-    attacks: list[Attack] = list(BREAKERS.values())
-    assert {need for attack in attacks for need in attack.needs} == {*UNDER, *PUBLIC}
