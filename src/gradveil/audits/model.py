@@ -147,7 +147,7 @@ def trained_under(facts: Mapping[str, Any]) -> str | None:
     The text is looked at and never parsed: a file does not decide what is made.
     """
     found = facts.get("defense", "none")
-    found = facts.get("policy") if found == "none" else found
+    found = facts.get("policy", found) if found == "none" else found
     if not isinstance(found, str):
         return None
     if facts.get("augment") is not False:

@@ -185,7 +185,7 @@ def tried(job: "AuditJob") -> "Attack":
 
 def automatic_note(job: "AuditJob", *, ran: bool) -> "list[Finding]":
     """What `auto` stands for in an audit, and whether any of it was run here."""
-    from gradveil.audits.breakers import AUTO, automatic
+    from gradveil.audits.attackers import AUTO, automatic
     from gradveil.checks import Finding
 
     if AUTO not in job.attacks:
