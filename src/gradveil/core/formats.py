@@ -11,8 +11,6 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Positive = Annotated[int, Meta(ge=1, le=2**62)]
 Share = Annotated[float, Meta(ge=0, le=1)]
-Chances = dict[str, Share]
-Scores = dict[str, dict[str, float]]
 
 
 class AuditSettings(Struct, frozen=True):
@@ -130,6 +128,31 @@ class SearchSettings(Struct, frozen=True):
     image_size: Positive | None = None
 
 
+class ImageScores(Struct, frozen=True, forbid_unknown_fields=True):
+    """The scores of one image against one truth."""
+
+    mse: float
+    psnr: float
+    ssim: float
+    psnr_affine: float
+    over_blind: float
+    identified: float
+
+
+class Truths(Struct, frozen=True, forbid_unknown_fields=True):
+    """Scores against the images used and the original ones; none of an attack that failed."""
+
+    used: ImageScores | UnsetType = UNSET
+    original: ImageScores | UnsetType = UNSET
+
+
+class Chances(Struct, frozen=True, forbid_unknown_fields=True):
+    """The chance of identification by luck or by the label alone, for each truth."""
+
+    used: Share
+    original: Share
+
+
 class RecordLine(Struct, frozen=True, forbid_unknown_fields=True):
     """A line of records.jsonl: what one attack made of one image."""
 
@@ -144,8 +167,13 @@ class RecordLine(Struct, frozen=True, forbid_unknown_fields=True):
     distance: float | None
     candidates: Count
     chance: Chances
-    scores: Scores
+    scores: Truths
     seconds: float
+
+    def __post_init__(self) -> None:
+        whole = self.scores.used is not UNSET and self.scores.original is not UNSET
+        if self.status == "ok" and not whole:
+            raise ValueError("scores: used and original are needed where the status is ok")
 
 
 class TrainedModel(Struct, frozen=True, forbid_unknown_fields=True):

@@ -6,6 +6,7 @@ or dataclasses): it weighs 0.7 MB without dependencies, pydantic 10 MB, reads re
 as fast, and refuses NaN.
 """
 
+import json
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -77,7 +78,9 @@ def parse_json(data: bytes, kind: Any, where: object) -> Any:
     except msgspec.ValidationError as error:
         raise WrongTypeError(_told(error, where)) from None
     except (msgspec.DecodeError, RecursionError) as error:
-        raise MalformedError(where, shown(error)) from None
+        if b"\\ud" not in data.lower():
+            raise MalformedError(where, shown(error)) from None
+    return convert(_with_surrogates(data, where), kind, where)
 
 
 def read_lines(path: Path, kind: type[T]) -> list[tuple[T, int]]:
@@ -138,6 +141,8 @@ def convert(value: object, kind: type[T], where: object) -> T:
     """Plain values, as a parser gives them, turned into the type; `where` names them in errors."""
     try:
         return msgspec.convert(value, kind)
+    except UnicodeEncodeError:
+        raise WrongTypeError(f"{shown(where)}: a text that is no UTF-8 is out of place") from None
     except (msgspec.ValidationError, RecursionError) as error:
         raise WrongTypeError(_told(error, where)) from None
 
@@ -172,6 +177,21 @@ def nesting(data: bytes) -> int:
         elif first in b"]}":
             depth -= 1
     return deepest
+
+
+def _with_surrogates(data: bytes, where: object) -> Any:
+    """The value of a text with half a surrogate pair, which stands for a name that is no UTF-8.
+
+    msgspec refuses such a text, and Python writes it.
+    """
+
+    def refuse(constant: str) -> None:
+        raise ValueError(f"{constant} is no JSON")
+
+    try:
+        return json.loads(data, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise MalformedError(where, shown(error)) from None
 
 
 @cache

@@ -101,10 +101,13 @@ def read_npz(path: Path, most: int | None = None) -> dict[str, NDArray[Any]]:
 
 
 def array_bytes(file: IO[bytes]) -> int:
-    """The bytes that a .npy file has by its header, the header included."""
-    version = np.lib.format.read_magic(file)
-    read = np.lib.format.read_array_header_1_0
-    shape, _, dtype = (read if version == (1, 0) else np.lib.format.read_array_header_2_0)(file)
+    """The bytes that a .npy file has by its header, the header included; a ValueError if damaged."""
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0
+        shape, _, dtype = (read if version == (1, 0) else np.lib.format.read_array_header_2_0)(file)
+    except Exception as error:  # a header is a Python literal: also errors of the tokenizer
+        raise ValueError(one_line(error)) from None
     if dtype.hasobject:
         raise ValueError("an array of Python objects, which would have to be unpickled")
     return file.tell() + math.prod(shape) * dtype.itemsize
