@@ -198,7 +198,7 @@ def test_another_grid_in_the_folder_is_refused(
         grid(replace(job, defenses=("none",)), whole.out, progress=False)
     single = replace(base, attacks=("closed-form",), steps=None, restarts=None)
     out = audit(single, tmp_path / "single", progress=False).out
-    with pytest.raises(GradveilError, match="a single audit, no grid"):
+    with pytest.raises(GradveilError, match="holds an audit, no grid of audits"):
         GridResult.read(out)
 
 

@@ -19,6 +19,7 @@ from gradveil.core.files import digest
 from gradveil.core.job_folder import Kind, claim, differences, locked
 from gradveil.search import SearchJob
 from gradveil.training import TrainingJob
+from gradveil.training.job import RUN
 
 CHESS = Kind("a game", "game of chess", ignored=("clock",))
 
@@ -55,7 +56,9 @@ def test_another_folder_is_refused_in_words(
 def test_settings_of_the_wrong_type_are_told_by_file_and_field(tmp_path: Path) -> None:
     settings = TrainingJob("fashion-mnist-mini", "mlp").settings()
     claim(tmp_path, settings)
-    assert CHESS.read(tmp_path)["epochs"] == 60
+    assert RUN.read(tmp_path)["epochs"] == 60
+    with pytest.raises(GradveilError, match=r"holds a training, no audit$"):
+        Kind("an audit", "audit").read(tmp_path)
     path = tmp_path / "settings.json"
     for change, says in (
         ({"epochs": "60"}, "epochs: expected int, got str"),
@@ -64,15 +67,15 @@ def test_settings_of_the_wrong_type_are_told_by_file_and_field(tmp_path: Path) -
     ):
         path.write_text(json.dumps(settings | change))
         with pytest.raises(GradveilError, match=rf"^{path}: {says}; choose another --out$"):
-            CHESS.read(tmp_path)
+            RUN.read(tmp_path)
     odd: dict[str, Any] = {"lr": "high", "versions": {"gradveil": "9.9"}}
     path.write_text(json.dumps(settings | odd))
     with pytest.raises(GradveilError, match=r"lr: expected float, got str; gradveil 9\.9 wrote it"):
-        CHESS.read(tmp_path)
+        RUN.read(tmp_path)
     del settings["momentum"]
     path.write_text(json.dumps(settings))
     with pytest.raises(GradveilError, match="momentum: missing"):
-        CHESS.read(tmp_path)
+        RUN.read(tmp_path)
 
 
 class Game(Struct):

@@ -48,10 +48,14 @@ class Kind:
         """The settings of the job that the folder belongs to, their types checked."""
         path = out / SETTINGS
         found = self._found(out)
-        schema = LANDED[mark][1] if (mark := _mark(found)) else None
         if "format" in found:
             check_format(found["format"], self.format or "none", path)
             schema = self.schema
+        else:
+            kinds = dict(LANDED.values())
+            if self.name in kinds and (other := _kind(found)) not in (None, self.name):
+                raise GradveilError(f"{shown(out)} holds {other}, no {self.short}")
+            schema = kinds.get(self.name)
         if schema is not None:
             try:
                 convert(found, schema, path)
