@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -26,13 +26,12 @@ from gradveil.defenses import Defense, Moment, Pruning, State
 
 @dataclass(frozen=True)
 class Rounding(Defense):
-    """Rounds gradients to multiples of `step`; its name is hostile to a page and a terminal."""
+    """Rounds gradients to multiples of `step`; its note is hostile to a page and a terminal."""
 
-    name: ClassVar[str] = "<b>[/x]&"
-    first: ClassVar[str | None] = "step"
     acts_on = "gradients"
 
     step: float = 0.01
+    note: str = ""
 
     def protect_gradients(
         self, gradients: Gradients, moment: Moment, state: State, rng: Generator
@@ -82,14 +81,15 @@ def test_values_that_no_registry_knows_give_a_table(
         images,
         labels,
         public=(public, torch.arange(9) % 4),
-        defenses=["none", Pruning(0.5), Rounding(0.25)],
+        defenses=["none", Pruning(0.5), Rounding(0.25, "<b>[/x]&")],
         attacks=["auto", Checkered(), ("short", replace(find("dlg"), steps=2))],  # type: ignore[type-var]
         steps=2,
         victims=2,
         out=str(tmp_path / "run"),
         **QUICK,
     )
-    assert [case.defense for case in result.cases] == ["none", "prune:0.5", "<b>[/x]&:0.25"]
+    mine = f"{Rounding.__module__}:Rounding(step=0.25, note='<b>[/x]&')"
+    assert [case.defense for case in result.cases] == ["none", "prune:0.5", mine]
     for case in result.cases:
         names = dict.fromkeys(record.attack for record in case.of("attack"))
         assert {"adam-cosine", "closed-form", "checkered", "short"} <= set(names)
@@ -100,10 +100,10 @@ def test_values_that_no_registry_knows_give_a_table(
         "blind: class mean",
     }
     text = str(result)
-    assert "Sequential on images, seed 0" in text and "<b>[/x]&:0.25" in text
+    assert "Sequential on images, seed 0" in text and "<b>[/x]&" in text.replace("\n", "")
     assert repr(result) == text and max(map(len, text.splitlines())) <= 110
     page = result._repr_html_()
-    assert "&lt;b&gt;[/x]&amp;:0.25" in page and "<b>" not in page
+    assert "&lt;b&gt;[/x]&amp;" in page and "<b>" not in page
     assert page.count("<tr>") == 1 + sum(
         row.truth == "used" for case in result.cases for row in case.rows
     )
@@ -117,7 +117,7 @@ def test_values_that_no_registry_knows_give_a_table(
         images,
         labels,
         public=(public, torch.arange(9) % 4),
-        defenses=["none", Pruning(0.5), Rounding(0.25)],
+        defenses=["none", Pruning(0.5), Rounding(0.25, "<b>[/x]&")],
         attacks=["auto", Checkered(), ("short", replace(find("dlg"), steps=2))],  # type: ignore[type-var]
         steps=2,
         victims=2,

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -268,18 +268,17 @@ def test_what_cannot_be_the_cases_of_an_audit_is_refused_in_one_line(
 
 @dataclass(frozen=True)
 class Rounding(Defense):
-    """A defense that no registry knows, whose text is that of pruning but for a letter."""
+    """A defense that no registry knows."""
 
-    name: ClassVar[str] = "prune/0.9"
     acts_on = "gradients"
 
 
 def test_two_defenses_that_would_share_a_folder_are_refused() -> None:
     with pytest.raises(
         GradveilError,
-        match=r"defenses prune:0\.9 and prune/0\.9 would share the folder prune-0\.9; audit them",
+        match=r"defenses prune:0\.9 and gaussian:1 would share the folder prune-0\.9; audit them",
     ):
-        job(cases=make_cases([parse("prune:0.9"), Rounding()]))
+        job(cases=(Case(parse("prune:0.9")), Case(parse("gaussian:1"), label="prune-0.9")))
 
 
 def test_auto_of_a_defense_that_no_registry_knows_is_the_standard_attack_and_the_closed_form() -> (

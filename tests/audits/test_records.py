@@ -12,7 +12,8 @@ SIZES = {("attack", "a", 0): 2, ("attack", "a", 1): 2}
 
 
 def record(image: int) -> Record:
-    scores = {"used": {"psnr": 12.5 + image}, "original": {"psnr": 8.0}}
+    names = ("mse", "psnr", "ssim", "psnr_affine", "over_blind", "identified")
+    scores = {"used": dict.fromkeys(names, 12.5 + image), "original": dict.fromkeys(names, 8.0)}
     return Record(
         "e",
         "attack",
@@ -24,7 +25,7 @@ def record(image: int) -> Record:
         None,
         0.25,
         500,
-        {"used": 0.002},
+        {"used": 0.002, "original": 0.001},
         scores,
         0.1,
     )

@@ -87,10 +87,10 @@ def test_an_audit_of_which_no_case_was_begun_is_empty(done: AuditResult) -> None
     [
         (None, "holds no audit: there is no settings.json in it"),
         ("{", "settings.json is no JSON object of settings"),
-        ('{"epochs": 3}', "its settings.json does not say 'gradveil audit 2'"),
-        ('{"cases": [{"defense": "none"}]}', "does not say 'gradveil audit 2'"),
-        ('{"format": "gradveil audit 1", "cases": []}', "does not say 'gradveil audit 2'"),
-        ('{"format": "gradveil audit 2"}', "holds one case of an audit: read the folder above it"),
+        ('{"epochs": 3}', "holds a training, no audit"),
+        ('{"cases": [{"defense": "none"}]}', "gradveil audit 2"),
+        ('{"format": "gradveil audit 1", "cases": []}', "gradveil audit 2"),
+        ('{"format": "gradveil audit 2"}', "settings.json: data: missing"),
     ],
 )
 def test_a_folder_that_is_no_audit_is_one_line(
@@ -149,7 +149,7 @@ def test_a_grid_of_the_first_version_becomes_an_audit(
     case |= {"policy": case["defense"], "defense": "none", "fitting": True, "positive": True}
     (old / "settings.json").write_text(json.dumps(top))
     (old / done.cases[0].out.name / "settings.json").write_text(json.dumps(case))
-    with pytest.raises(GradveilError, match="does not say"):
+    with pytest.raises(GradveilError, match="gradveil audit 2"):
         AuditResult.read(old)
     assert tool.convert(old) and not tool.convert(old)
     read, again = AuditResult.read(old), AuditResult.read(done.out)

@@ -144,8 +144,8 @@ def trained_under(facts: Mapping[str, Any]) -> str | None:
     Early versions wrote a policy beside the defense, and crop and flip as a setting of the run.
     The text is looked at and never parsed: a file does not decide what is made.
     """
-    found = facts.get("defense", "none")
-    found = facts.get("policy", found) if found == "none" else found
+    found = facts.get("defense")
+    found = facts.get("policy", found) if found in (None, "none") else found
     if not isinstance(found, str):
         return None
     if facts.get("augment") is not False:
@@ -156,8 +156,10 @@ def trained_under(facts: Mapping[str, Any]) -> str | None:
 def _without_augment(part: str) -> str:
     """The text of one defense, with crop and flip switched off where it has them."""
     name, _, settings = part.partition(":")
-    if name not in REGISTRY:
+    if name not in REGISTRY and ":" not in part:
         return f"policy:{part},augment=no"
+    if name not in REGISTRY:  # a user's own
+        return part
     if "augment" not in {f.name for f in fields(REGISTRY[name])} or "augment=" in settings:
         return part
     return f"{part}{',' if settings else ':'}augment=no"

@@ -188,15 +188,6 @@ class AuditResult:
         """Read an audit's folder; cases that were not begun are left out."""
         folder = Path(out)
         settings = AUDIT.read(folder)
-        if settings.get("format") != FORMAT:
-            raise GradveilError(
-                f"{folder} holds nothing that this version can read: its settings.json does not say "
-                f"{FORMAT!r}"
-            )
-        if "cases" not in settings:
-            raise GradveilError(
-                f"{folder} holds one case of an audit: read the folder above it, {folder.parent}"
-            )
         named = [folder / str(case["folder"]) for case in settings["cases"]]
         done = [path for path in named if (path / RECORDS).is_file()]
         return cls(folder, settings, tuple(map(CaseResult.read, done)))

@@ -48,14 +48,12 @@ class Kind:
         """The settings of the job that the folder belongs to, their types checked."""
         path = out / SETTINGS
         found = self._found(out)
-        if "format" in found:
-            check_format(found["format"], self.format or "none", path)
-            schema = self.schema
-        else:
-            kinds = dict(KINDS.values())
-            if self.name in kinds and (other := _kind(found)) not in (None, self.name):
-                raise GradveilError(f"{shown(out)} holds {other}, no {self.short}")
-            schema = kinds.get(self.name)
+        kinds = dict(KINDS.values())
+        if self.name in kinds and (other := _kind(found)) not in (None, self.name):
+            raise GradveilError(f"{shown(out)} holds {other}, no {self.short}")
+        if self.format is not None or "format" in found:
+            check_format(found.get("format"), self.format or "none", path)
+        schema = self.schema or kinds.get(self.name)
         if schema is not None:
             try:
                 convert(found, schema, path)
