@@ -348,6 +348,34 @@ def test_other_and_damaged_files_are_refused(
     assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("suffix", [".npz", ".pt", ".safetensors"])
+def test_a_file_far_larger_than_the_model_is_refused(tmp_path: Path, suffix: str) -> None:
+    state = net().state_dict() | {"surplus": torch.zeros(20 << 20)}
+    large = save(tmp_path / f"large{suffix}", state)
+    if suffix == ".npz":
+        np.savez_compressed(large, **{name: value.numpy() for name, value in state.items()})
+        assert large.stat().st_size < 1 << 20
+    assert len(read_weights(large)) == len(state)
+    before = save(tmp_path / f"before{suffix}", net().state_dict())
+    with pytest.raises(GradveilError, match=rf"large{suffix} is refused: it .*at most 67,108,864"):
+        observe(before, large)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.ones(2, 2).to_sparse(),
+        torch.ones(2, device="meta"),
+        torch.ones(2).to(torch.complex64),
+        torch.ones(2).to(torch.float8_e5m2),
+    ],
+)
+def test_a_tensor_that_weights_cannot_be_is_refused(tmp_path: Path, value: Tensor) -> None:
+    torch.save({"a": value}, tmp_path / "x.pt")
+    with pytest.raises(GradveilError, match=r"x\.pt: 'a' is no dense tensor of numbers"):
+        read_weights(tmp_path / "x.pt")
+
+
 def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
     for suffix in (".pt", ".npz", ".safetensors"):
         whole = save(tmp_path / f"w{suffix}", net().state_dict()).read_bytes()
