@@ -211,7 +211,7 @@ def test_inferred_labels_are_not_the_told_ones(
 ) -> None:
     from gradveil.attacks.labels import SingleLabel
 
-    monkeypatch.setattr(SingleLabel, "infer", lambda self, seen, rng: torch.full((len(seen), 1), 9))  # noqa: ARG005
+    monkeypatch.setattr(SingleLabel, "bind", lambda self, seen, rng: torch.full((len(seen), 1), 9))  # noqa: ARG005
     with pytest.warns(GradveilWarning, match="labels"):  # as the doctor does before an audit
         result = audit(
             replace(job, attacks=(("guess", guess()),), labels="inferred"),
