@@ -1,4 +1,4 @@
-"""Each breaker does what it is for on a small model where the plain attack fails, and says what it needs to know."""
+"""Each breaker undoes its defense on a small model where the plain attack fails."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -92,7 +92,7 @@ def observe(
 def shortened(name: str, **changes: Any) -> GradientMatching:
     attack = find(name)
     assert isinstance(attack, GradientMatching)
-    return replace(attack, **{"steps": 250, "frames": 0, **changes})
+    return replace(attack, **{"steps": 150, "frames": 0, **changes})
 
 
 def quality(found: list[Reconstruction], truth: Tensor) -> float:
@@ -122,10 +122,9 @@ def test_the_bottlenecks_noise_is_found_along_with_the_images() -> None:
     batch, model = pictures(), lenet(Bottleneck(108, 16).double())
     eps = torch.randn(COUNT, 16, generator=generator(3), dtype=torch.double)
     seen = observe(model, batch, {"features.9.draw": eps}, random_layers=("features.9.*", "head.*"))
-    found = shortened("joint-noise")(seen, generator(1))
-    assert (
-        quality(found, batch.images) > 15 > 3 + score("adam-cosine", seen, batch.images)
-    )  # measured: 19 and 6 dB
+    found = shortened("joint-noise", steps=250)(seen, generator(1))
+    # measured: 19 and 6 dB
+    assert quality(found, batch.images) > 15 > 3 + score("adam-cosine", seen, batch.images)
     both = [
         torch.stack([one.draws["features.9.draw"][0], own])
         for one, own in zip(found, eps, strict=True)
@@ -249,11 +248,11 @@ def test_the_mean_of_restarts_beats_one_under_noise() -> None:
     model, batch = nn.Sequential(*layers).double(), pictures()
     seen = noisy("gaussian", 0.5, model, batch)
     single = [
-        quality(shortened("likelihood")(seen, generator(seed)), batch.images) for seed in range(3)
+        quality(shortened("likelihood", steps=100)(seen, generator(seed)), batch.images)
+        for seed in range(3)
     ]
-    assert score("averaged", seen, batch.images, restarts=6) > 0.5 + sum(single) / len(
-        single
-    )  # measured: 20.9 and 19.6 dB
+    mean = score("averaged", seen, batch.images, steps=100, restarts=6)
+    assert mean > 0.5 + sum(single) / len(single)  # measured: 20.5 and 19.2 dB
 
 
 def test_a_restart_that_diverged_is_not_averaged() -> None:
@@ -310,7 +309,7 @@ def test_a_known_transform_leads_back_to_the_original() -> None:
 
 
 def test_a_policy_whose_draws_are_unknown_is_looked_through_too() -> None:
-    """By the mean over draws where they change little, by a guess for each restart where they change much."""
+    """By the mean over draws that change little, by a guess for each restart where they do much."""
     batch = pictures()
     gray = float(psnr(torch.full_like(batch.images, 0.5), batch.images).mean())
     cases = (
@@ -319,14 +318,13 @@ def test_a_policy_whose_draws_are_unknown_is_looked_through_too() -> None:
     )
     for name, policy in cases:
         seen, _ = transformed(policy, batch, padding=0)
-        assert score("adam-cosine", seen, batch.images) < gray
-        assert (
-            score(name, seen, batch.images, steps=200) > gray + 3
-        )  # measured: 20 and 15 against 9 dB
+        assert score("adam-cosine", seen, batch.images, steps=100) < gray
+        # measured: 19 and 15 against 9 dB
+        assert score(name, seen, batch.images, steps=100) > gray + 3
 
 
 def test_transforms_of_any_kind_are_taken_victim_by_victim() -> None:
-    """Mirrored images of some victims, upside down ones of others: functions that know nothing of each other."""
+    """Mirrored images of some victims, upside down ones of others: unrelated functions."""
     batch = pictures()
     flips = [-1, -2, -1]
     seen = []

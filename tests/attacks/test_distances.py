@@ -68,16 +68,20 @@ Part = tuple[float, Tensor, Tensor]
 """The factor, the found and the observed gradient of one parameter."""
 
 
-def inner(parts: Sequence[Part], left: int, right: int) -> Tensor:
-    return torch.stack([part[0] * (part[left] @ part[right]) for part in parts]).sum()
+def inner(parts: Sequence[Part]) -> tuple[Tensor, Tensor, Tensor]:
+    """<g', g>, <g', g'> and <g, g>."""
+    dot = torch.stack([w * (f @ t) for w, f, t in parts]).sum()
+    found = torch.stack([w * (f @ f) for w, f, _ in parts]).sum()
+    return dot, found, torch.stack([w * (t @ t) for w, _, t in parts]).sum()
 
 
 def cosine_formula(parts: Sequence[Part]) -> Tensor:
-    return 1 - inner(parts, 1, 2) / (inner(parts, 1, 1) * inner(parts, 2, 2)).sqrt()
+    dot, found, target = inner(parts)
+    return 1 - dot / (found * target).sqrt()
 
 
 def angle_formula(parts: Sequence[Part]) -> Tensor:
-    return inner(parts, 2, 2) * cosine_formula(parts)
+    return inner(parts)[2] * cosine_formula(parts)
 
 
 def l2_formula(parts: Sequence[Part]) -> Tensor:
@@ -89,7 +93,8 @@ def l1_formula(parts: Sequence[Part]) -> Tensor:
 
 
 def free_l1_formula(parts: Sequence[Part]) -> Tensor:
-    found, target = (torch.cat([part[side] for part in parts if part[0] > 0]) for side in (1, 2))
+    found = torch.cat([f for w, f, _ in parts if w > 0])
+    target = torch.cat([t for w, _, t in parts if w > 0])
     length = (found @ target).abs() / (found @ found)
     return l1_formula([(w, f * length, t) for w, f, t in parts])
 
@@ -112,7 +117,8 @@ LIKELIHOODS: dict[tuple[bool, str], tuple[type[Distance], float]] = {
 
 def every_distance() -> Iterator[Distance]:
     """Every concrete distance of the package, with each of its yes-or-no settings both ways."""
-    kinds, left = [], [Distance]
+    kinds: list[type[Distance]] = []
+    left = Distance.__subclasses__()
     while left:
         kind = left.pop()
         left += kind.__subclasses__()

@@ -1,4 +1,7 @@
-"""All that an attack draws comes from its generator, also where the model draws: torch's own is neither read nor changed."""
+"""All that an attack draws comes from its generator, also where the model draws.
+
+Torch's global generator is neither read nor changed.
+"""
 
 import warnings
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Labels from gradients alone: the counts on real images, what repeats and protocols do to them, and what is refused."""
+"""Labels from gradients alone: counts on real images, repeats, protocols, and what is refused."""
 
 import math
 from collections import Counter
@@ -36,7 +36,10 @@ def observe(
     loss: Loss = cross_entropy,
     protocol: Protocol | None = None,
 ) -> list[Observation]:
-    """Of each victim, images (victims, B, C, H, W). Large gradients are left out: no label is read off them, and 50 fill the memory."""
+    """Observe victims with images (victims, B, C, H, W).
+
+    Large gradients are left out: no label is read off them, and 50 of them fill the memory.
+    """
     protocol = protocol or Protocol()
     seen = []
     for x, y in zip(images, labels, strict=True):
@@ -58,7 +61,7 @@ def observe(
 
 
 def real_batches(victims: int, size: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Random images; the last half of each batch has the label of its first image, so that repeats occur."""
+    """Random images; the last half of each batch has the label of its first: repeats occur."""
     data = load("fashion-mnist-mini", "test")
     source, draw = data.labels.long(), rng(seed)
     rows = []

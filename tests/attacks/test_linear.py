@@ -1,4 +1,4 @@
-"""The closed form gives back real images to the last digit, whatever the model's normalization, and says when it cannot."""
+"""The closed form gives back real images to the last digit, and says when it cannot."""
 
 import math
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The closed form leaves out what pruning cut off, and gives the same as before where nothing was cut."""
+"""The closed form leaves out entries that pruning cut off, and changes nothing elsewhere."""
 
 import pytest
 import torch

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gradveil.attacks import PRESETS, GradientMatching, find, names
+from gradveil.attacks import GradientMatching, dlg
 from gradveil.attacks.distances import cosine, l2
 from gradveil.attacks.labels import Counted, Joint, SingleLabel
 from gradveil.attacks.optimizers import LBFGS, Adam
@@ -16,9 +16,8 @@ from gradveil.attacks.starts import Given, Normal
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
-from gradveil.core.types import Batch, Knowledge, Observation, Protocol
+from gradveil.core.types import Batch, Observation, Protocol
 from gradveil.data import load
-from gradveil.engine.draws import Draw
 from gradveil.models import build
 from gradveil.scores import assign, psnr
 
@@ -33,6 +32,7 @@ def pictures(count: int, size: int = 12) -> Batch:
 
 def leaky(size: int = 12) -> nn.Module:
     """Small, smooth and wide enough to tell an image from its gradient."""
+    torch.manual_seed(0)
     return build("lenet", channels=1, size=size, classes=CLASSES, mean=(0.2,), std=(0.4,)).double()
 
 
@@ -87,21 +87,21 @@ def plain(model: nn.Module, image: Tensor, label: Tensor, start: Tensor) -> Tens
 
 def test_dlg_finds_the_images() -> None:
     batch = pictures(4)
-    found = replace(find("dlg"), steps=40)(observe(batch), generator(1))  # type: ignore[type-var]
+    found = replace(dlg, steps=5)(observe(batch), generator(1))
     quality = psnr(torch.cat([one.images for one in found]), batch.images)
-    assert float(quality.median()) > 30
-    assert all(one.distance < 1e-2 for one in found)
+    assert float(quality.min()) > 50  # measured: 75 dB and more
+    assert all(one.distance < 1e-4 for one in found)
 
 
 def test_labels_can_be_inferred_or_optimized_along() -> None:
     batch = pictures(3)
     for labels in (SingleLabel(), Counted()):
-        attack = replace(find("dlg"), steps=2, labels=labels)  # type: ignore[type-var]
+        attack = replace(dlg, steps=2, labels=labels)
         found = attack(observe(batch), generator(1))
         assert torch.equal(
             torch.cat([one.labels for one in found if one.labels is not None]), batch.labels
         )
-    joint = GradientMatching(l2, LBFGS(1.0), labels=Joint(), steps=40, boxed=False, frames=0)
+    joint = GradientMatching(l2, LBFGS(1.0), labels=Joint(), steps=8, boxed=False, frames=0)
     found = joint(observe(batch), generator(1))
     best = torch.cat([one.labels for one in found if one.labels is not None])
     assert int((best == batch.labels).sum()) >= 2
@@ -110,7 +110,7 @@ def test_labels_can_be_inferred_or_optimized_along() -> None:
 
 def test_a_batch_is_recovered_in_part() -> None:
     batch = pictures(4)
-    (found,) = replace(find("dlg"), steps=60)(observe(batch, 4), generator(1))  # type: ignore[type-var]
+    (found,) = replace(dlg, steps=10)(observe(batch, 4), generator(1))
     ordered = found.images[assign(found.images, batch.images)]
     noise = torch.rand(batch.images.shape, generator=generator(9), dtype=torch.double)
     assert float((psnr(ordered, batch.images) - psnr(noise, batch.images)).median()) > 3
@@ -119,7 +119,7 @@ def test_a_batch_is_recovered_in_part() -> None:
 def test_several_local_steps_are_attacked_through_the_update() -> None:
     batch = pictures(2)
     seen = observe(batch, protocol=Protocol(local_steps=2, local_lr=0.01))
-    found = replace(find("dlg"), steps=15)(seen, generator(1))  # type: ignore[type-var]
+    found = replace(dlg, steps=4)(seen, generator(1))
     assert float(psnr(torch.cat([one.images for one in found]), batch.images).median()) > 25
 
 
@@ -162,72 +162,8 @@ def test_frames_show_the_way_from_the_start_to_the_end() -> None:
     torch.testing.assert_close(found.frames[-1], found.images)
 
 
-def test_unknown_labels_are_an_error_that_says_so() -> None:
-    split = pictures(1)
-    client = Client(leaky(), classes=CLASSES)
-    seen = [one for one, _ in client.share_batches([split], generator(0), tell_labels=False)]
-    with pytest.raises(GradveilError, match="labels"):
-        find("adam-cosine")(seen, generator(0))
-
-
-def test_victims_of_two_models_are_not_attacked_together() -> None:
-    with pytest.raises(GradveilError, match="one model"):
-        find("dlg")(observe(pictures(1)) + observe(pictures(1)), generator(0))
-
-
-class Blurred(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.draw = Draw()
-
-    def forward(self, logits: Tensor) -> Tensor:
-        blurred: Tensor = logits + self.draw(logits)
-        return blurred
-
-
-def everything(one: Observation) -> Knowledge:
-    """What all attacks together may need to know."""
-    return Knowledge(
-        labels=one.knowledge.labels,
-        transform=lambda images: images.flip(-1),
-        policy=lambda images, rng: images.roll(int(torch.randint(3, (), generator=rng)), -1),
-        means=torch.full((CLASSES, 1, 12, 12), 0.5),
-        random_layers=("*head*",),
-        defended_layers=("*head.weight",),
-        pruned=True,
-        noise=("gaussian", 0.1),
-        train_masks=True,
-        earlier=(one.gradients,),
-    )
-
-
-@pytest.mark.parametrize("name", names())
-def test_every_preset_runs_and_gives_images_in_range(name: str) -> None:
-    batch = pictures(2)
-    model = (
-        build("mlp", channels=1, size=12, classes=CLASSES).double()
-        if name == "closed-form"
-        else leaky()
-    )
-    attack = PRESETS[name]
-    attack = replace(attack, steps=2) if isinstance(attack, GradientMatching) else attack
-    if name in ("joint-noise", "joint-masks"):
-        model = nn.Sequential(model, Blurred() if name == "joint-noise" else nn.Dropout(0.2))
-    seen = observe(batch, model=model, protocol=Protocol(train_mode=name == "joint-masks"))
-    found = attack([replace(one, knowledge=everything(one)) for one in seen], generator(0))
-    assert [one.status for one in found] == ["ok", "ok"]
-    for one in found:
-        assert one.images.shape == (1, 1, 12, 12)
-        assert 0 <= float(one.images.min()) <= float(one.images.max()) <= 1
-
-
 def test_settings_that_cannot_be_are_refused() -> None:
     with pytest.raises(GradveilError, match="steps"):
         GradientMatching(steps=0)
     with pytest.raises(GradveilError, match="restarts"):
         GradientMatching(restarts=0)
-
-
-def test_an_unknown_attack_names_the_choices() -> None:
-    with pytest.raises(GradveilError, match="adam-cosine"):
-        find("magic")

@@ -1,4 +1,4 @@
-"""Oracle: torch's own optimizers, one problem at a time. Each row of a batched search must do what it would do alone."""
+"""Each row of a batched search takes the steps of torch's optimizer on that row alone."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Priors against plain formulas in float64; that rows are independent, that slopes reach the images, that the model is left alone."""
+"""Priors against plain formulas in float64, with independent rows and an untouched model."""
 
 import math
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def images() -> Tensor:
 
 
 def network() -> nn.Sequential:
-    """Two batch norms with running statistics of their own, one of them over vectors, and weights that do not depend on a seed."""
+    """Two batch norms with running statistics, one of them over vectors; fixed weights."""
     model = nn.Sequential(
         nn.Conv2d(3, 5, 3),
         nn.BatchNorm2d(5),

@@ -26,7 +26,7 @@ def seen(defense: str, told: bool = True, rounds: int = 4) -> Observation:
 
 
 def strays(one: Observation, before: str = "none") -> float:
-    """How far the total is from as many gradients as it is said to hold; 0 where the model of the rounds is true."""
+    """How far the total is from the gradients it should hold; 0 where the model is true."""
     total, times = sum_rounds([one])
     clean = seen(before, rounds=1).gradients
     differences = [float((total[name] - times[name] * clean[name]).abs().max()) for name in total]

@@ -1,4 +1,4 @@
-"""Starts: a contract for all of them, what each of them looks like in pixels, and what is refused."""
+"""Starts: a contract for all of them, their looks in pixels, and what is refused."""
 
 import pytest
 import torch
