@@ -13,7 +13,7 @@ from gradveil.core.types import Batch, Knowledge
 from gradveil.defenses.base import Defense
 from gradveil.transforms import LIBRARY, Policy, Preparation, Transform
 from gradveil.transforms.differentiable import Anew, Drawn, draw
-from gradveil.transforms.policy import LONGEST
+from gradveil.transforms.policy import POLICY_LENGTH
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class RandomPolicies(Transforming):
     def policy(self) -> Policy:
         """The policies, as one hybrid."""
         rng = generator(self.seed, "random policies")
-        drawn = torch.randint(len(LIBRARY), (self.count, LONGEST), generator=rng).tolist()
+        drawn = torch.randint(len(LIBRARY), (self.count, POLICY_LENGTH), generator=rng).tolist()
         return Policy(
             tuple(tuple(Transform.parse(str(index)) for index in member) for member in drawn)
         )
