@@ -1,4 +1,7 @@
-"""Weights as safetensors, with the settings they came from inside the file and in a JSON file beside it. Nothing is unpickled."""
+"""Weights as safetensors, with their settings inside the file and in a JSON file beside it.
+
+Nothing is unpickled.
+"""
 
 import json
 from collections.abc import Mapping
@@ -14,7 +17,10 @@ from gradveil.core.files import replacing, write_text
 
 
 def save_checkpoint(path: Path, model: nn.Module, settings: Mapping[str, Any]) -> None:
-    """`path` must end in .safetensors; the settings also go to the same name with .json. Both are written or neither."""
+    """Write the weights to `path`, a .safetensors file, and the settings beside it as .json.
+
+    Both are written or neither.
+    """
     if path.suffix != ".safetensors":
         raise GradveilError(f"checkpoint {path}: its name must end in .safetensors")
     text = json.dumps(dict(settings), indent=2, sort_keys=True)
@@ -29,22 +35,19 @@ def save_checkpoint(path: Path, model: nn.Module, settings: Mapping[str, Any]) -
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """What was saved with the weights; empty for a file that another program wrote."""
+    """Return the settings saved with the weights; none for a file that another program wrote."""
     return _settings(path, _read(path, tensors=False)[1])
 
 
 def load_checkpoint(path: Path, model: nn.Module) -> nn.Module:
-    """Put the weights into the model, which must be the one they were saved from."""
+    """Put the weights into the model, which must be like the one they were saved from."""
     found, metadata = _read(path)
     wanted = model.state_dict()
     problem = _mismatch(found, wanted)
     if problem:
-        settings = _settings(path, metadata)
-        origin = (
-            f"; it was saved from {settings['model']} on {settings['data']}"
-            if {"model", "data"} <= settings.keys()
-            else ""
-        )
+        settings, origin = _settings(path, metadata), ""
+        if {"model", "data"} <= settings.keys():
+            origin = f"; it was saved from {settings['model']} on {settings['data']}"
         raise GradveilError(f"checkpoint {path} does not fit the model: {problem}{origin}")
     model.load_state_dict(found)
     return model
