@@ -1,4 +1,4 @@
-"""Batches: every image once, with its label, in the order and form that the generator and the preparation give."""
+"""Batches: every image once, with its label, shuffled and prepared by the generator."""
 
 import pytest
 import torch

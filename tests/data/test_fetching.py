@@ -253,7 +253,8 @@ def test_a_set_without_an_open_address_says_where_to_get_it_and_how_to_place_it(
 ) -> None:
     with pytest.raises(
         GradveilError,
-        match=r"no open download: get it from https://www\.kaggle\.com.*medical-mnist/CXR/\*\.jpeg.* in ",
+        match=r"no open download: get it from https://www\.kaggle\.com.*"
+        r"medical-mnist/CXR/\*\.jpeg.* in ",
     ):
         fetch("medical-mnist", tmp_path)
 
