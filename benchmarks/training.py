@@ -1,9 +1,11 @@
 """Seconds per epoch of the training loop, without a policy and with one, in one run.
 
-    python benchmarks/training.py --data cifar100 --data-root DIR --model resnet20-4 --policy 3-1-7+43-18-18 [--epochs 5] [--json FILE]
+    python benchmarks/training.py --data cifar100 --data-root DIR --model resnet20-4
+                                  --policy 3-1-7+43-18-18 [--epochs 5] [--json FILE]
 
-The same job as `gradveil train`, through Lightning. The first epoch warms up and is not counted; validation is not part of
-an epoch's time. "Plain" is the eager loop without graphs, in the same precision.
+It runs the job of `gradveil train`, through Lightning. The first epoch warms up and is not counted;
+validation is not part of an epoch's time. "Plain" is the eager loop without graphs, in the same
+precision.
 """
 
 import argparse
@@ -18,8 +20,7 @@ from pathlib import Path
 import torch
 
 from gradveil.core.seeds import generator
-from gradveil.data import load
-from gradveil.data.images import Batches
+from gradveil.data import Batches, load
 from gradveil.engine.device import find_device
 from gradveil.models import build
 from gradveil.training import Recipe, TrainingJob, train
@@ -36,7 +37,7 @@ def epochs_of(job: TrainingJob, root: Path | None, device: str) -> tuple[list[fl
 
 def plain_epoch(job: TrainingJob, root: Path | None, device: str) -> float:
     """One eager epoch, the second of two."""
-    place = find_device(device)
+    where = find_device(device)
     split = load(job.data, "train", root=root, fraction=job.fraction, image_size=job.image_size)
     model = build(
         job.model,
@@ -45,9 +46,9 @@ def plain_epoch(job: TrainingJob, root: Path | None, device: str) -> float:
         classes=len(split.classes),
         mean=split.mean,
         std=split.std,
-    ).to(place)
-    step = Step(model, job.recipe.loss, job.recipe.optimizer(model), bf16=place.type == "cuda")
-    images, labels = split.images.to(place), split.labels.to(place)
+    ).to(where)
+    step = Step(model, job.recipe.loss, job.recipe.optimizer(model), bf16=where.type == "cuda")
+    images, labels = split.images.to(where), split.labels.to(where)
     taken = 0.0
     for epoch in range(2):
         start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""The values that travel between the parts."""
+"""The values that travel between the parts: batches, observations, reconstructions."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,15 +10,18 @@ from torch import Generator, Tensor, nn
 from gradveil.core.errors import GradveilError
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-"""(logits, class indices or class probabilities) -> one value for each sample."""
+"""(logits, class indices or class probabilities) -> a value for each sample, (batch,)."""
 
 Gradients = dict[str, Tensor]
-"""One tensor for each parameter that requires a gradient, by name, in the order of `model.named_parameters()`."""
+"""A tensor for each parameter that requires a gradient, by name, in the model's order."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Images as NCHW floats in [0, 1] (normalization lives in the model) and one class index for each."""
+    """Images as floats (N, C, H, W) in [0, 1], and a class index for each, (N,).
+
+    Normalization lives in the model.
+    """
 
     images: Tensor
     labels: Tensor
@@ -29,34 +32,36 @@ class Batch:
 
 @dataclass(frozen=True, eq=False)
 class Knowledge:
-    """What the attacker knows beyond the model and what was shared. None: unknown."""
+    """The facts an attacker has beyond the model and the shared gradient; None is unknown.
 
-    labels: Tensor | None = None  # one class index for each image of the victim
-    transform: Callable[[Tensor], Tensor] | None = (
-        None  # pixel images as the client changed them, its own draws known; differentiable
-    )
-    policy: Callable[[Tensor, Generator], Tensor] | None = (
-        None  # the same with new draws at each call: those of the client are unknown
-    )
-    means: Tensor | None = None  # (classes, C, H, W): the class means of public data
-    random_layers: tuple[str, ...] | None = (
-        None  # patterns of parameters whose gradients depend on what the model draws
-    )
-    defended_layers: tuple[str, ...] | None = (
-        None  # patterns of parameters whose gradients the defense changed
-    )
-    pruned: bool | None = None  # zeros in the shared gradient are cut off, not measured
-    noise: tuple[str, float] | None = (
-        None  # ("gaussian" or "laplacian", scale), added to the shared gradient
-    )
-    train_masks: bool | None = None  # dropout was on; its masks are unknown
-    earlier: tuple[Gradients, ...] | None = (
-        None  # shared of the same batch in the rounds before, what was cut off being fed back
-    )
-    momentum: float | None = None  # of that feedback (deep gradient compression); None counts as 0
+    labels: a class index for each image of the victim, (size,).
+    transform: changes pixel images as the client did, with its draws; differentiable.
+    policy: the same with new draws at each call, where those of the client are unknown.
+    means: the class means of public data, (classes, C, H, W).
+    random_layers: patterns of parameters whose gradients depend on the model's draws.
+    defended_layers: patterns of parameters whose gradients the defense changed.
+    pruned: whether zeros in the shared gradient are cut off, not measured.
+    noise: ("gaussian" or "laplacian", scale), added to the shared gradient.
+    train_masks: whether dropout was on; its masks are unknown.
+    earlier: the gradients shared of the same batch in the rounds before, where the client feeds
+        back the entries that were cut off.
+    momentum: that of this feedback (deep gradient compression); None counts as 0.
+    """
+
+    labels: Tensor | None = None
+    transform: Callable[[Tensor], Tensor] | None = None
+    policy: Callable[[Tensor, Generator], Tensor] | None = None
+    means: Tensor | None = None
+    random_layers: tuple[str, ...] | None = None
+    defended_layers: tuple[str, ...] | None = None
+    pruned: bool | None = None
+    noise: tuple[str, float] | None = None
+    train_masks: bool | None = None
+    earlier: tuple[Gradients, ...] | None = None
+    momentum: float | None = None
 
     def need(self, *names: str, by: str) -> None:
-        """Refuse when something the attack cannot do without is unknown."""
+        """Refuse where a fact that the attack `by` cannot do without is unknown."""
         absent = [
             f"{name} ({WORDS[name]})" if name in WORDS else name
             for name in names
@@ -64,7 +69,8 @@ class Knowledge:
         ]
         if absent:
             raise GradveilError(
-                f"attack {by} needs to know the {' and the '.join(absent)}: give them, or choose an attack that does without or infers them"
+                f"attack {by} needs to know the {' and the '.join(absent)}: "
+                "give them, or choose an attack that does without or infers them"
             )
 
 
@@ -83,11 +89,12 @@ WORDS = {
 
 @dataclass(frozen=True)
 class Protocol:
-    """How a client makes what it shares, which the server knows: it runs the training.
+    """How a client makes its update, which the server knows, since it runs the training.
 
-    One step shares a gradient. Several share the difference of the weights after `local_steps` steps of plain SGD over the whole
-    batch with rate `local_lr`, divided by that rate, so that it stands for a sum of gradients. `train_mode`: batch norm uses
-    the batch's own statistics, dropout is on.
+    One step shares a gradient. Several share the difference of the weights after `local_steps`
+    steps of plain SGD over the whole batch with rate `local_lr`, divided by that rate, so that it
+    stands for a sum of gradients. In `train_mode` batch norm uses the batch's statistics, and
+    dropout is on.
     """
 
     local_steps: int = 1
@@ -105,11 +112,11 @@ class Protocol:
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """What the server sees of one victim. It has no field for the images."""
+    """All that the server sees of a victim. It has no field for the images."""
 
     model: nn.Module
     loss: Loss
-    gradients: Gradients  # one tensor per trainable parameter, the shape of the parameter
+    gradients: Gradients  # of the shape of the parameters
     image_shape: tuple[int, int, int]
     size: int  # images in the victim's batch
     classes: int
@@ -119,12 +126,13 @@ class Observation:
 
 @dataclass(frozen=True, eq=False)
 class Reconstruction:
-    """What an attack found of one victim: images (size, C, H, W) in [0, 1], labels (size,) used or inferred.
+    """The images (size, C, H, W) in [0, 1] that an attack found, and the labels (size,) it used.
 
-    `distance` is that between its gradient and the observed one, all that an attacker has to judge by; infinite where the attack
-    diverged, and `status` says so. `frames` are the images after some of the iterations, `frame_steps`. `aims_at` says whether the
-    images are looked for as the client used them, or as they were before its policy. `draws` are what the model drew, where that
-    was looked for too: (size, ...) by the name of the module.
+    `distance` lies between their gradient and the observed one; an attacker has nothing else to
+    judge by. It is infinite where the attack diverged, and `status` says so. `frames` are the
+    images after the iterations `frame_steps`. `aims_at` says whether the attack looks for the
+    images as the client used them, or as they were before its policy. `draws` are the model's
+    draws, where the attack looks for them too: (size, ...) by the name of the module.
     """
 
     images: Tensor
@@ -138,5 +146,6 @@ class Reconstruction:
 
 
 def stacked(seen: list[Observation]) -> dict[str, Tensor]:
-    """The gradients of many victims of one model, (victims, *parameter shape)."""
-    return {name: torch.stack([one.gradients[name] for one in seen]) for name in seen[0].gradients}
+    """Stack the gradients of many victims of one model: (victims, *parameter shape) by name."""
+    names = seen[0].gradients
+    return {name: torch.stack([victim.gradients[name] for victim in seen]) for name in names}
