@@ -4,7 +4,8 @@
 
 Both start from the same uint8 arrays and end in uint8 arrays. Pillow does one image after the other
 in one thread, as a `DataLoader` worker does; "Pillow alone" leaves out the way from array to
-picture and back. The images are real: the embedded Fashion-MNIST, three to a colored image, at 32 x 32.
+picture and back. The images are real: the embedded Fashion-MNIST, three to a colored image, at
+32 x 32.
 """
 
 import argparse
@@ -89,9 +90,9 @@ def _wait(device: str) -> None:
 
 
 def real_images(count: int) -> Tensor:
-    grey = load("fashion-mnist-mini", "train").images
+    gray = load("fashion-mnist-mini", "train").images
     sheet = (
-        torch.nn.functional.interpolate(grey.float(), size=(32, 32), mode="bilinear")
+        torch.nn.functional.interpolate(gray.float(), size=(32, 32), mode="bilinear")
         .round()
         .to(torch.uint8)
     )

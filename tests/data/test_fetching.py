@@ -174,7 +174,7 @@ def test_a_wrong_file_is_not_kept(server: Server, fashion: Dataset, tmp_path: Pa
     name = Path(fashion.files[0].path).name
     server.files[name] = server.files[name][:-1] + b"?"
     with pytest.raises(
-        GradveilError, match=f"cannot download {server.url}/{name}: what came is corrupted"
+        GradveilError, match=f"cannot download {server.url}/{name}: the download is corrupted"
     ):
         fetched(fashion, tmp_path, wait=0)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()] and len(server.asked) == 1

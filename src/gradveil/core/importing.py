@@ -17,7 +17,7 @@ NAMES = {"model": "factory", "defense": "Class(...)", "attack": "NAME"}
 
 
 def import_named(reference: str, kind: str) -> object:
-    """Return what `package.module:name` names; `kind` (model, defense, attack) is for messages.
+    """Return the object `package.module:name`; `kind` (model, defense, attack) is for messages.
 
     The module may lie in the current folder. Never call this with text that was read from a file.
     """

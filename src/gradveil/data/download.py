@@ -49,7 +49,7 @@ def fetch(name: str, root: Path | None = None, progress: Progress | None = None)
 def fetched(
     dataset: Dataset, root: Path, progress: Progress | None = None, *, wait: float = 1.0
 ) -> Verification:
-    """Do what `fetch` does; wait so many seconds before a second attempt, then twice as long."""
+    """Fetch and verify a data set; `wait` seconds before a second attempt, then twice as long."""
     state = dataset.verify(root)
     if not state.ok:
         if not dataset.downloads:
@@ -86,7 +86,7 @@ def _download(dataset: Dataset, file: File, root: Path, progress: Progress, wait
                 part.replace(target)
                 return
             part.unlink()
-            problem = f"what came is {state.problem}"
+            problem = f"the download is {state.problem}"
             if not resumed:  # a fresh download that differs will differ again
                 break
         except urllib.error.HTTPError as error:
@@ -97,7 +97,7 @@ def _download(dataset: Dataset, file: File, root: Path, progress: Progress, wait
         except (OSError, http.client.HTTPException) as error:
             if isinstance(error, OSError) and error.errno in LOCAL:
                 raise GradveilError(
-                    f"cannot write {part}: {error.strerror}; what came so far is kept"
+                    f"cannot write {part}: {error.strerror}; the part so far is kept"
                 ) from error
             problem = str(error)
     raise _unreachable(dataset, file, root, problem)

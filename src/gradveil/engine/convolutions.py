@@ -78,7 +78,7 @@ def suits_one_by_one(layer: nn.Conv2d, inputs: Tensor, blame: Tensor) -> bool:
 
 
 def weights_one_by_one(layer: nn.Conv2d, inputs: Tensor, blame: Tensor) -> Tensor:
-    """Return (images, *weight shape), by torch's own weight gradient image by image."""
+    """Return (images, *weight shape), by torch's weight gradient, image by image."""
     moves = layer.stride, layer.padding, layer.dilation, False, (0, 0), layer.groups
     wanted = (False, True, False)  # of the slopes at input, weight and bias
     rows = zip(blame.split(1), inputs.split(1), strict=True)
@@ -194,7 +194,7 @@ def _by_row(parts: Tensor, layout: PatchLayout, like: Sequence[int]) -> Tensor:
 class _Convolution(torch.autograd.Function):
     """A convolution as a function of its input alone.
 
-    Torch's own second derivative works out the weight's as well, asked for or not: a third of the
+    Torch's second derivative works out the weight's as well, asked for or not: a third of the
     time.
     """
 

@@ -98,7 +98,7 @@ def layer_norm(
 def affine(norm: nn.BatchNorm1d | nn.BatchNorm2d, inputs: Tensor) -> Tensor:
     """Run batch norm in eval mode as scale and shift.
 
-    Torch's own takes a dozen passes over the maps when it is differentiated twice.
+    Torch's batch norm takes a dozen passes over the maps when it is differentiated twice.
     """
     scale, shift = _scale_and_shift(norm)
     channels = (-1, *(1,) * (inputs.dim() - 2))
@@ -108,7 +108,7 @@ def affine(norm: nn.BatchNorm1d | nn.BatchNorm2d, inputs: Tensor) -> Tensor:
 def short_affine(norm: nn.BatchNorm2d, inputs: Tensor) -> Tensor:
     """Run the same in short formats on a GPU, differentiable once.
 
-    Torch's own backward is slow there, and gives up channels last.
+    Torch's backward is slow there, and gives up channels last.
     """
     if not suits(inputs):
         return affine(norm, inputs)

@@ -195,7 +195,7 @@ def _apply(member: tuple[Transform, ...], images: Tensor, rng: Generator | None)
 
 
 def _checked(images: Tensor) -> Tensor:
-    """Return NCHW images, or refuse what is none."""
+    """Return images (N, C, H, W); refuse other types and shapes."""
     if images.dtype != torch.uint8 and not images.is_floating_point():
         raise GradveilError(
             f"images of type {images.dtype}: a policy takes uint8, or floats in [0, 1]"
