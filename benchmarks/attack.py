@@ -1,10 +1,12 @@
-"""Milliseconds per iteration of a cosine-matching attack: all victims in one batch against the plain loop, in one run.
+"""Milliseconds per iteration of a cosine-matching attack: one batch against the plain loop.
 
-    python benchmarks/attack.py [--models lenet small-convnet] [--victims 16] [--threads 2] [--device auto] [--json FILE]
+    python benchmarks/attack.py [--models lenet small-convnet] [--victims 16] [--threads 2]
+                                [--device auto] [--json FILE]
 
-An iteration moves every victim's image by one signed Adam step with total variation: the preset `adam-cosine`. The loop does what
-other toolkits do, one victim after the other through plain autograd; it is timed on a few victims and scaled up. Both start
-from the same images; the script checks that distances and slopes agree there before it times anything.
+An iteration moves every victim's image by one signed Adam step with total variation: the preset
+`adam-cosine`. The loop is that of other toolkits, one victim after the other through plain
+autograd; it is timed on a few victims and scaled up. Both start from the same images; the script
+checks that distances and slopes agree there before it times anything.
 """
 
 import argparse
@@ -43,7 +45,7 @@ def small_convnet() -> nn.Module:
 def plain_slope(
     model: nn.Module, image: Tensor, label: Tensor, target: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Distance of one victim and its slope at the image, by plain autograd."""
+    """Return the distance of a victim and its slope at the image, by plain autograd."""
     x = image.detach().requires_grad_()
     loss = F.cross_entropy(model(x), label)
     found = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
@@ -60,19 +62,19 @@ def plain_slope(
 def plain_loop(
     model: nn.Module, starts: Tensor, labels: Tensor, targets: list[list[Tensor]], steps: int
 ) -> list[Tensor]:
-    """The distances of every victim after each step."""
+    """Attack one victim after the other; return the distances of each, (steps,)."""
     trail = []
     for start, label, target in zip(starts, labels, targets, strict=True):
         x = start.clone()
         optimizer = torch.optim.Adam([x], 0.1)
-        own = []
+        distances = []
         for _ in range(steps):
             distance, slope = plain_slope(model, x, label, target)
-            own.append(distance)
+            distances.append(distance)
             x.grad = slope.sign()
             optimizer.step()
             x.clamp_(0, 1)
-        trail.append(torch.stack(own))
+        trail.append(torch.stack(distances))
     return trail
 
 
@@ -93,7 +95,10 @@ def batched_ms(
     steps: int,
     repeats: int,
 ) -> float:
-    """From the difference of a long and a short run, so that set-up, capture and reading back do not count."""
+    """Return milliseconds per iteration, from the difference of a long and a short run.
+
+    So set-up, capture and reading back do not count.
+    """
     taken = []
     for _ in range(repeats):
         short, long = (
@@ -107,37 +112,26 @@ def batched_ms(
 def compare(
     name: str, victims: int, device: torch.device, options: argparse.Namespace
 ) -> dict[str, Any]:
-    model = (
-        (
-            small_convnet()
-            if name == "small-convnet"
-            else build(name, channels=3, size=32, classes=100)
-        )
-        .to(device)
-        .eval()
-    )
+    if name == "small-convnet":
+        model = small_convnet()
+    else:
+        model = build(name, channels=3, size=32, classes=100)
+    model = model.to(device).eval()
     rng = generator(0, "benchmark")
-    images, labels = (
-        torch.rand(victims, 1, 3, 32, 32, generator=rng),
-        torch.randint(100, (victims, 1), generator=rng),
-    )
+    images = torch.rand(victims, 1, 3, 32, 32, generator=rng)
+    labels = torch.randint(100, (victims, 1), generator=rng)
     starts = torch.rand(images.shape, generator=rng)
     client = Client(model, classes=100)
-    seen = [
-        one
-        for one, _ in client.share_batches(
-            [Batch(x.to(device), y.to(device)) for x, y in zip(images, labels, strict=True)], rng
-        )
-    ]
+    batches = [Batch(x.to(device), y.to(device)) for x, y in zip(images, labels, strict=True)]
+    seen = [shared.seen for shared in client.share_batches(batches, rng)]
     attack = find("adam-cosine")
     assert isinstance(attack, GradientMatching)
     attack = replace(attack, start=Given(starts), frames=0, decay=False)
     few = min(options.loop_victims or victims, victims)
-    targets = [list(one.gradients.values()) for one in seen[:few]]
+    targets = [list(victim.gradients.values()) for victim in seen[:few]]
     begin, theirs = starts[:few].to(device), labels[:few].to(device)
-    torch.backends.cudnn.allow_tf32 = (
-        False  # the comparison is in float32 on both sides; the timing below is as torch comes
-    )
+    # The comparison is in float32 on both sides; the timing below is as torch comes.
+    torch.backends.cudnn.allow_tf32 = False
     exact = [plain_slope(model, x, y, t) for x, y, t in zip(begin, theirs, targets, strict=True)]
     worst = _check(replace(attack, start=Given(starts[:few])), seen[:few], begin, exact)
     torch.backends.cudnn.allow_tf32 = True
@@ -169,7 +163,10 @@ def _check(
     begin: Tensor,
     exact: list[tuple[Tensor, Tensor]],
 ) -> float:
-    """The largest relative error of a victim's slope in float32; the attack itself may use shorter formats on a GPU."""
+    """Return the largest relative error of a victim's slope in float32.
+
+    The attack itself may use shorter formats on a GPU.
+    """
     from gradveil.attacks.matching import Problem
 
     problem = Problem(replace(attack, fast=False), seen, generator(0))
@@ -208,7 +205,8 @@ def main() -> None:
     for row in rows:
         memory = "" if row["peak_gib"] is None else f", peak {row['peak_gib']:.1f} GiB"
         print(
-            f"{row['model']}: {row['victims']} victims, batched {row['batched_ms']:.2f} ms, loop {row['loop_ms']:.0f} ms an iteration, "
+            f"{row['model']}: {row['victims']} victims, batched {row['batched_ms']:.2f} ms, "
+            f"loop {row['loop_ms']:.0f} ms an iteration, "
             f"{row['ratio']:.1f}x (slope error {row['slope_error']:.1e}{memory})"
         )
     machine = torch.cuda.get_device_name() if device.type == "cuda" else platform.machine()

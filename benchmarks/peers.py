@@ -1,19 +1,23 @@
-"""gradveil beside `breaching` (the package on PyPI): seconds and PSNR of one attack on the same victims, in one run on the CPU.
+"""gradveil beside `breaching` (from PyPI): seconds and PSNR of an attack on the same victims.
 
-    python benchmarks/peers.py [--models lenet small-convnet] [--data cifar100 --data-root DIR] [--steps 300] [--json FILE]
+    python benchmarks/peers.py [--models lenet small-convnet] [--data cifar100 --data-root DIR]
+                               [--steps 300] [--json FILE]
 
-The attack is Inverting Gradients: `adam-cosine` here, `invertinggradients` there. Weights, images, labels, starting images, steps,
-learning rate, its decay, signs, box and weight of total variation are the same, and so are the threads and the version of torch.
-breaching attacks one victim after the other; gradveil all of them at once. Both warm up for a few steps that are not timed.
+The attack is Inverting Gradients: `adam-cosine` here, `invertinggradients` there, in one run on the
+CPU. Weights, images, labels, starting images, steps, learning rate, its decay, signs, box and
+weight of total variation are the same, and so are the threads and the version of torch. breaching
+attacks one victim after the other; gradveil all of them at once. Both warm up for a few steps that
+are not timed.
 
-breaching runs in a process and a virtual environment of its own, made on the first run below --env. Only what the attack uses is
-installed there. Importing breaching also asks for torchvision, which has no build for every torch: the child puts an empty
-stand-in in its place (`stand_in`). The attack never calls it, and breaching's own code is neither changed nor replaced.
-The child builds the models again in plain torch, and stops unless the gradient of the first image is gradveil's.
+breaching runs in a separate process and virtual environment, made on the first run below --env.
+Only the packages that the attack uses are installed there. Importing breaching also asks for
+torchvision, which has no build for every torch: the child puts in an empty stand-in (`stand_in`).
+The attack never calls it, and breaching's code is neither changed nor replaced. The child builds
+the models again in plain torch, and stops unless the gradient of the first image is gradveil's.
 
-What is not the same: breaching counts the border in its total variation (it pads with zeros), rounds the steps of the decay down,
-and returns the image after the step with the smallest loss instead of the last one. Its total variation takes three channels only,
-so gray images are repeated.
+These differences remain: breaching counts the border in its total variation (it pads with zeros),
+rounds the steps of the decay down, and returns the image after the step with the smallest loss
+instead of the last one. Its total variation takes three channels only, so gray images are repeated.
 """
 
 import argparse
@@ -41,15 +45,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-# gradveil is imported inside the functions of the parent: the environment of the child does not have it.
+# gradveil is imported inside the functions of the parent: the child's environment lacks it.
 
 BREACHING = "0.1.2"
-NEEDED = (
-    "hydra-core>=1.3,<1.4",
-    "scipy",
-    "numpy",
-    "safetensors",
-)  # by breaching's imports, and to pass tensors
+# By breaching's imports, and to pass tensors.
+NEEDED = ("hydra-core>=1.3,<1.4", "scipy", "numpy", "safetensors")
 MODELS = ("lenet", "small-convnet")
 WARM_UP = 5
 SAME = 1e-4  # relative distance of the two gradients of the first image
@@ -161,7 +161,8 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument("--data-root", type=Path)
     options.add_argument("--victims", type=int, default=16, help="each of one image")
     options.add_argument("--steps", type=int, default=300)
-    # With the published 1e-4 a few hundred steps stay near a blind guess on both sides, and their PSNR would say nothing.
+    # With the published 1e-4 a few hundred steps stay near a blind guess on both sides, and their
+    # PSNR would say nothing.
     options.add_argument(
         "--tv", type=float, default=1e-2, help="weight of total variation, on both sides"
     )
@@ -173,7 +174,8 @@ def parser() -> argparse.ArgumentParser:
     options.add_argument(
         "--env",
         type=Path,
-        help="where breaching's environment lies; $GRADVEIL_CACHE/peers, else ~/.cache/gradveil/peers",
+        help="the folder of breaching's environment; "
+        "$GRADVEIL_CACHE/peers, else ~/.cache/gradveil/peers",
     )
     options.add_argument("--json", type=Path)
     options.add_argument("--child", type=Path, help=argparse.SUPPRESS)
@@ -202,7 +204,8 @@ def compare(options: argparse.Namespace) -> None:
     python = environment((options.env or cache_folder() / "peers").expanduser())
     results = [measure(name, options, python) for name in options.models]
     print(
-        f"{options.victims} victims of one image, {options.steps} steps, {options.threads} thread(s), torch {torch.__version__}"
+        f"{options.victims} victims of one image, {options.steps} steps, "
+        f"{options.threads} thread(s), torch {torch.__version__}"
     )
     if load is not None:
         print(f"load average when it began: {load:.2f} on {os.cpu_count()} cores")
@@ -214,7 +217,8 @@ def compare(options: argparse.Namespace) -> None:
             row = result[engine]
             scores = f"{row['psnr_mean']:10.2f} {row['psnr_median']:7.2f}"
             print(
-                f"{result['settings']['model']:<14} {engine:<10} {row['seconds']:8.1f} {scores} {row['ratio']:6.2f}"
+                f"{result['settings']['model']:<14} {engine:<10} "
+                f"{row['seconds']:8.1f} {scores} {row['ratio']:6.2f}"
             )
     if options.json:
         write_text(
@@ -227,18 +231,18 @@ def compare(options: argparse.Namespace) -> None:
 
 
 def measure(name: str, options: argparse.Namespace, python: Path) -> dict[str, Any]:
-    """Both sides on one model, in turn where repeated."""
+    """Attack with both sides on one model, in turn where repeated."""
     settings, case = victims(name, options)
     model = victim_model(settings)
     times: dict[str, list[float]] = {"breaching": [], "gradveil": []}
     found: Tensors = {}
     answer: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as place:
-        write_case(Path(place), settings, model, case)
+    with tempfile.TemporaryDirectory() as folder:
+        write_case(Path(folder), settings, model, case)
         for _ in range(options.repeats):
-            answer = run_child(python, Path(place))
+            answer = run_child(python, Path(folder))
             times["breaching"].append(sum(answer["seconds"]))
-            found["breaching"] = load_file(Path(place) / "found.safetensors")["images"]
+            found["breaching"] = load_file(Path(folder) / "found.safetensors")["images"]
             seconds, found["gradveil"] = run_gradveil(settings, model, case)
             times["gradveil"].append(seconds)
     versions = {"gradveil": importlib.metadata.version("gradveil"), **answer["versions"]}
@@ -269,7 +273,10 @@ def summary(found: Tensor, truth: Tensor, times: list[float], slow: float) -> di
 
 
 def victims(name: str, options: argparse.Namespace) -> tuple[Settings, Tensors]:
-    """The first test images with three channels, their labels, and where both searches start: N(0, 1) in normalized space."""
+    """Return the first test images with three channels, their labels, and the starting images.
+
+    Both searches start from N(0, 1) in normalized space.
+    """
     from gradveil.core.errors import GradveilError
     from gradveil.core.seeds import generator
     from gradveil.data import load
@@ -306,7 +313,10 @@ def victims(name: str, options: argparse.Namespace) -> tuple[Settings, Tensors]:
 
 
 def victim_model(settings: Settings) -> nn.Module:
-    """gradveil's own lenet; the small ConvNet inside gradveil's frame, with running statistics that are not 0 and 1."""
+    """Build gradveil's lenet, or the small ConvNet inside gradveil's frame.
+
+    The ConvNet's running statistics are not 0 and 1.
+    """
     from gradveil.core.seeds import generator
     from gradveil.models import Classifier, Normalize, build
 
@@ -329,8 +339,8 @@ def victim_model(settings: Settings) -> nn.Module:
     ).eval()
 
 
-def write_case(place: Path, settings: Settings, model: nn.Module, case: Tensors) -> None:
-    """What the child needs: settings, weights, victims, and one gradient to check against."""
+def write_case(folder: Path, settings: Settings, model: nn.Module, case: Tensors) -> None:
+    """Write the child's settings, weights, victims, and a gradient to check against."""
     from gradveil.engine.gradients import cross_entropy, gradient
 
     weights = {
@@ -338,12 +348,12 @@ def write_case(place: Path, settings: Settings, model: nn.Module, case: Tensors)
         for name, value in model.state_dict().items()
         if not name.startswith("normalize.")
     }
-    (place / "settings.json").write_text(json.dumps(asdict(settings)))
-    save_file(weights, place / "weights.safetensors")
-    save_file(case, place / "victims.safetensors")
+    (folder / "settings.json").write_text(json.dumps(asdict(settings)))
+    save_file(weights, folder / "weights.safetensors")
+    save_file(case, folder / "victims.safetensors")
     save_file(
         gradient(model, cross_entropy, case["images"][:1], case["labels"][:1]),
-        place / "gradient.safetensors",
+        folder / "gradient.safetensors",
     )
 
 
@@ -380,47 +390,52 @@ def run_gradveil(settings: Settings, model: nn.Module, case: Tensors) -> tuple[f
     ]
     replace(attack, steps=WARM_UP)(seen, rng)
     seconds, found = timed(lambda: attack(seen, rng))
-    return seconds, torch.cat([one.images for one in found])
+    return seconds, torch.cat([victim.images for victim in found])
 
 
 def environment(folder: Path) -> Path:
-    """The Python of breaching's environment. It is ready once its last file is there; a first try that was cut short goes on."""
+    """Return the Python of breaching's environment, made where it is not ready.
+
+    It is ready once its last file is there; a first try that was cut short goes on.
+    """
     from gradveil.core.errors import GradveilError
     from gradveil.core.files import write_text
 
     version = torch.__version__.partition("+")[0]
-    place = folder / f"breaching-{BREACHING}-torch-{version}"
-    python = place / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
-    if (place / "ready").is_file() and python.exists():
+    home = folder / f"breaching-{BREACHING}-torch-{version}"
+    python = home / ("Scripts/python.exe" if sys.platform == "win32" else "bin/python")
+    if (home / "ready").is_file() and python.exists():
         return python
-    print(f"making an environment for breaching {BREACHING} in {place}")
+    print(f"making an environment for breaching {BREACHING} in {home}")
     pip = [str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
-    # torch first and alone: breaching would ask for torchvision and lpips, and those for another torch.
+    # torch first and alone: breaching would ask for torchvision and lpips, and those for another
+    # torch.
     stages = (
         [*pip, f"torch=={version}"],
         [*pip, *NEEDED],
         [*pip, "--no-deps", f"breaching=={BREACHING}"],
     )
-    for command in ([sys.executable, "-m", "venv", str(place)], *stages):
+    for command in ([sys.executable, "-m", "venv", str(home)], *stages):
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode:
             why = last_line(done.stderr or done.stdout)
             raise GradveilError(
-                f"`{' '.join(command[1:])}` failed: {why}; mend that and run again, or name another folder with --env"
+                f"`{' '.join(command[1:])}` failed: {why}; "
+                "mend that and run again, or name another folder with --env"
             )
-    write_text(place / "ready", "")
+    write_text(home / "ready", "")
     return python
 
 
-def run_child(python: Path, place: Path) -> dict[str, Any]:
+def run_child(python: Path, folder: Path) -> dict[str, Any]:
     from gradveil.core.errors import GradveilError
 
     # -I: neither this folder nor PYTHONPATH may lend the child a module.
-    command = [str(python), "-I", str(Path(__file__).resolve()), "--child", str(place)]
+    command = [str(python), "-I", str(Path(__file__).resolve()), "--child", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise GradveilError(f"breaching did not run: {last_line(done.stderr)}")
-    answer: dict[str, Any] = json.loads((place / "found.json").read_text())
+    answer: dict[str, Any] = json.loads((folder / "found.json").read_text())
     return answer
 
 
@@ -438,7 +453,10 @@ def machine() -> dict[str, Any]:
 
 
 def load_average() -> float | None:
-    """Of the last minute: above the number of threads asked for, something else runs and the times are no good."""
+    """Return the load of the last minute.
+
+    Above the number of threads asked for, another program runs and the times are no good.
+    """
     return os.getloadavg()[0] if hasattr(os, "getloadavg") else None
 
 
@@ -451,25 +469,26 @@ def timed(work: Callable[[], Answer]) -> tuple[float, Answer]:
 # ---- the child: breaching
 
 
-def child(place: Path) -> None:
-    """Attack the victims that lie in `place`, one after the other, and leave the pictures and the times there."""
-    settings = Settings(**json.loads((place / "settings.json").read_text()))
+def child(folder: Path) -> None:
+    """Attack the victims in the folder, one after the other, and write pictures and times there."""
+    settings = Settings(**json.loads((folder / "settings.json").read_text()))
     torch.set_num_threads(settings.threads)
     model = Plain(settings.model, settings.channels, settings.size, settings.classes).eval()
-    model.load_state_dict(load_file(place / "weights.safetensors"))
-    case = load_file(place / "victims.safetensors")
+    model.load_state_dict(load_file(folder / "weights.safetensors"))
+    case = load_file(folder / "victims.safetensors")
     case |= {name: normalized(case[name], settings) for name in ("images", "start")}
-    error = gradient_error(model, case, load_file(place / "gradient.safetensors"))
+    error = gradient_error(model, case, load_file(folder / "gradient.safetensors"))
     if not error <= SAME:
         sys.exit(
-            f"the gradient of image 0 in plain torch is not gradveil's: relative distance {error:.1e}"
+            "the gradient of image 0 in plain torch is not gradveil's: "
+            f"relative distance {error:.1e}"
         )
     breaching = import_breaching()
     run = victim_runner(breaching, model, settings, case)
     run(0, WARM_UP)
     results = [timed(partial(run, victim, settings.steps)) for victim in range(settings.victims)]
     found = to_pixels(torch.cat([pictures for _, pictures in results]), settings).clamp(0, 1)
-    save_file({"images": found}, place / "found.safetensors")
+    save_file({"images": found}, folder / "found.safetensors")
     versions = {
         name: importlib.metadata.version(name) for name in ("breaching", "torch", "hydra-core")
     }
@@ -478,7 +497,7 @@ def child(place: Path) -> None:
         "gradient_error": error,
         "versions": versions,
     }
-    (place / "found.json").write_text(json.dumps(answer))
+    (folder / "found.json").write_text(json.dumps(answer))
 
 
 def import_breaching() -> Any:
@@ -489,7 +508,10 @@ def import_breaching() -> Any:
 
 
 def stand_in() -> None:
-    """What `import breaching` touches of torchvision: three names, and a class that one of its DenseNets derives from."""
+    """Put in the parts of torchvision that `import breaching` touches.
+
+    These are three names, and a class that one of its DenseNets derives from.
+    """
     names = (
         "torchvision",
         "torchvision.transforms",
@@ -507,7 +529,10 @@ def stand_in() -> None:
 def victim_runner(
     breaching: Any, model: nn.Module, settings: Settings, case: Tensors
 ) -> Callable[[int, int], Tensor]:
-    """(victim, steps) -> what breaching makes of its gradient. The attack is made anew for each victim, as its users do."""
+    """Return a function (victim, steps) -> the image that breaching finds.
+
+    The attack is made anew for each victim, as its users do.
+    """
     loss = nn.CrossEntropyLoss()
     shape = tuple(case["images"].shape[1:])
     metadata = types.SimpleNamespace(
@@ -540,7 +565,10 @@ def victim_runner(
 
 
 def attack_config(breaching: Any, settings: Settings, steps: int) -> Any:
-    """Its own `invertinggradients`: cosine, Adam, hard signs, box, step-wise decay, one trial from N(0, 1)."""
+    """Return breaching's `invertinggradients`, with the settings of this run.
+
+    That is cosine, Adam, hard signs, box, step-wise decay, one trial from N(0, 1).
+    """
     overrides = [
         f"optim.max_iterations={steps}",
         f"optim.step_size={settings.lr}",
@@ -559,18 +587,18 @@ def gradients(model: nn.Module, image: Tensor, label: Tensor) -> Sequence[Tensor
 
 
 def gradient_error(model: nn.Module, case: Tensors, expected: Tensors) -> float:
-    """|g - g'| / |g'| over all parameters together; infinite where the two do not have the same parameters."""
-    own = dict(
+    """Return |g - g'| / |g'| over all parameters; infinite where their names differ."""
+    found = dict(
         zip(
             (name for name, _ in model.named_parameters()),
             gradients(model, case["images"][:1], case["labels"][:1]),
             strict=True,
         )
     )
-    if own.keys() != expected.keys():
+    if found.keys() != expected.keys():
         return float("inf")
     whole, wanted = (
-        torch.cat([part[name].flatten().double() for name in own]) for part in (own, expected)
+        torch.cat([part[name].flatten().double() for name in found]) for part in (found, expected)
     )
     return float((whole - wanted).norm() / wanted.norm())
 

@@ -21,7 +21,7 @@ from gradveil.data import Images, load
 from gradveil.engine.device import find_device
 from gradveil.models import build
 from gradveil.models.checkpoints import load_checkpoint
-from gradveil.scores.privacy import RULES, PrivacyScorer
+from gradveil.scores.privacy import AREA_RULES, PrivacyScorer
 from gradveil.scores.scorer import Scorer
 from gradveil.search.probe import make_probe
 from gradveil.transforms import LIBRARY, Policy
@@ -60,7 +60,7 @@ def measure(
         f"privacy, {rule}": ranked(
             PrivacyScorer(model, images, labels, rule, seed=arguments.seed), policies
         )
-        for rule in RULES
+        for rule in AREA_RULES
     }
     if arguments.probe_steps:
         indices = places[: arguments.probe_images].tolist()

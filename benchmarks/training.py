@@ -1,9 +1,11 @@
 """Seconds per epoch of the training loop, without a policy and with one, in one run.
 
-    python benchmarks/training.py --data cifar100 --data-root DIR --model resnet20-4 --policy 3-1-7+43-18-18 [--epochs 5] [--json FILE]
+    python benchmarks/training.py --data cifar100 --data-root DIR --model resnet20-4
+                                  --policy 3-1-7+43-18-18 [--epochs 5] [--json FILE]
 
-The same job as `gradveil train`, through Lightning. The first epoch warms up and is not counted; validation is not part of
-an epoch's time. "Plain" is the eager loop without graphs, in the same precision.
+It runs the job of `gradveil train`, through Lightning. The first epoch warms up and is not counted;
+validation is not part of an epoch's time. "Plain" is the eager loop without graphs, in the same
+precision.
 """
 
 import argparse

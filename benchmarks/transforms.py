@@ -2,9 +2,10 @@
 
     python benchmarks/transforms.py [--images 4096] [--json FILE]
 
-Both start from the same uint8 arrays and end in uint8 arrays. Pillow does one image after the other in one thread, as a
-`DataLoader` worker does; "Pillow alone" leaves out the way from array to picture and back. Real images: the embedded
-Fashion-MNIST ones, three to a colored image, at 32 x 32.
+Both start from the same uint8 arrays and end in uint8 arrays. Pillow does one image after the other
+in one thread, as a `DataLoader` worker does; "Pillow alone" leaves out the way from array to
+picture and back. The images are real: the embedded Fashion-MNIST, three to a colored image, at
+32 x 32.
 """
 
 import argparse
@@ -13,6 +14,7 @@ import platform
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -88,9 +90,9 @@ def _wait(device: str) -> None:
 
 
 def real_images(count: int) -> Tensor:
-    grey = load("fashion-mnist-mini", "train").images
+    gray = load("fashion-mnist-mini", "train").images
     sheet = (
-        torch.nn.functional.interpolate(grey.float(), size=(32, 32), mode="bilinear")
+        torch.nn.functional.interpolate(gray.float(), size=(32, 32), mode="bilinear")
         .round()
         .to(torch.uint8)
     )
@@ -99,7 +101,7 @@ def real_images(count: int) -> Tensor:
 
 
 def measure(count: int, few: int) -> dict[str, dict[str, float]]:
-    """Images per second for each distinct function of the library."""
+    """Return images per second for each distinct function of the library."""
     images = real_images(count)
     pictures = [
         Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()) for image in images[:few]
@@ -110,21 +112,23 @@ def measure(count: int, few: int) -> dict[str, dict[str, float]]:
     for name, magnitude in sorted(set(LIBRARY)):
         transform = Transform(name, magnitude)
         policy = Policy(((transform,),))
+
+        def alone(t: Transform = transform) -> None:
+            for picture in pictures:
+                pillow(t, 1, picture)
+
+        def from_arrays(t: Transform = transform) -> None:
+            for array in arrays:
+                np.asarray(pillow(t, 1, Image.fromarray(array)))
+
         row = {
-            "pillow alone": few
-            / seconds(lambda t=transform: [pillow(t, 1, picture) for picture in pictures], "cpu"),  # type: ignore[misc]
-            "pillow": few
-            / seconds(
-                lambda t=transform: [  # type: ignore[misc]
-                    np.asarray(pillow(t, 1, Image.fromarray(a))) for a in arrays
-                ],
-                "cpu",
-            ),
+            "pillow alone": few / seconds(alone, "cpu"),
+            "pillow": few / seconds(from_arrays, "cpu"),
         }
         for device in devices:
             many = images.to(device) if device == "cpu" else images.to(device).repeat(16, 1, 1, 1)
             rng = torch.Generator().manual_seed(0)
-            row[device] = len(many) / seconds(lambda p=policy, m=many, r=rng: p(m, r), device)  # type: ignore[misc]
+            row[device] = len(many) / seconds(partial(policy, many, rng), device)
         rates[f"{name}({magnitude})"] = row
     return rates
 
@@ -145,15 +149,13 @@ def main() -> None:
     for name, row in [*rates.items(), ("the library of 50", total)]:
         print(f"{name:24}" + "".join(f"{row[kind]:16,.0f}" for kind in kinds))
     for kind in kinds[2:]:
-        print(
-            f"{kind}: {total[kind] / total['pillow']:.1f}x Pillow, {total[kind] / total['pillow alone']:.1f}x Pillow alone"
-        )
+        ratios = {other: total[kind] / total[other] for other in ("pillow", "pillow alone")}
+        print(f"{kind}: {ratios['pillow']:.1f}x Pillow, {ratios['pillow alone']:.1f}x Pillow alone")
+    on_gpu = torch.cuda.is_available()
     facts = {
         "images": options.images,
         "threads": torch.get_num_threads(),
-        "machine": torch.cuda.get_device_name()
-        if torch.cuda.is_available()
-        else platform.machine(),
+        "machine": torch.cuda.get_device_name() if on_gpu else platform.machine(),
         "versions": {
             "torch": torch.__version__,
             "pillow": PIL.__version__,

@@ -1,4 +1,4 @@
-"""Two checkpoints of any kind give back the update; what is no plain file of weights is refused, and its code never runs."""
+"""Two checkpoints of any kind give back the update; other files are refused, and never run."""
 
 import pickle
 import warnings
@@ -43,7 +43,8 @@ def save(path: Path, weights: Weights) -> Path:
         case ".safetensors":
             save_file(weights, path)
         case ".npz":
-            np.savez(path, **{name: value.numpy() for name, value in weights.items()})  # type: ignore[arg-type]
+            arrays = {name: value.numpy() for name, value in weights.items()}
+            np.savez(path, **arrays)  # type: ignore[arg-type]
         case _:
             torch.save(weights, path)
     return path
@@ -320,7 +321,8 @@ def test_a_whole_pickled_model_is_refused_with_the_way_out(tmp_path: Path) -> No
     torch.save(net(), tmp_path / "model.pt")
     with pytest.raises(
         GradveilError,
-        match=r"it asks for torch\.nn\.\S+Sequential; save plain weights: torch\.save\(model\.state_dict",
+        match=r"it asks for torch\.nn\.\S+Sequential; "
+        r"save plain weights: torch\.save\(model\.state_dict",
     ):
         read_weights(tmp_path / "model.pt")
 

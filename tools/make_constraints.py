@@ -1,4 +1,4 @@
-"""Write constraints.txt: the versions that one resolve of gradveil[all] gives.
+"""Write constraints.txt, the versions that pip resolves for gradveil[all].
 
 python tools/make_constraints.py
 """
@@ -10,8 +10,8 @@ import sys
 from pathlib import Path
 
 HEAD = """\
-# The versions every install of this repository uses (`pip install -c constraints.txt ...`): one resolve of
-# gradveil[all] on Python 3.11. Renew with `make constraints`.
+# The versions every install of this repository uses (`pip install -c constraints.txt ...`):
+# those that pip resolves for gradveil[all] on Python 3.11. Renew with `make constraints`.
 """
 
 
@@ -32,9 +32,8 @@ def main() -> None:
     names = {}
     for item in report["install"]:
         name = re.sub(r"[-_.]+", "-", item["metadata"]["name"]).lower()
-        names[name] = item["metadata"]["version"].split("+")[
-            0
-        ]  # a local build such as +cpu is one machine's own
+        # Without a local build such as +cpu, which other machines may lack.
+        names[name] = item["metadata"]["version"].split("+")[0]
     del names["gradveil"]
     Path("constraints.txt").write_text(
         HEAD + "".join(f"{name}=={version}\n" for name, version in sorted(names.items()))

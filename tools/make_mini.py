@@ -1,4 +1,7 @@
-"""Make the sheets of fashion-mnist-mini from the official files of Fashion-MNIST: `python tools/make_mini.py DATA_ROOT [FOLDER]`."""
+"""Make the sheets of fashion-mnist-mini from the official files of Fashion-MNIST.
+
+python tools/make_mini.py DATA_ROOT [FOLDER]
+"""
 
 import io
 import sys
@@ -19,20 +22,20 @@ SEED = 0
 
 
 def chosen(root: Path, split: str) -> Pixels:
-    """Real images (N, 28, 28), class i % 10 at place i."""
+    """Choose real images (N, 28, 28); image i is of class i % 10."""
     FASHION_MNIST.sources(root, split)
     images, labels, classes = FASHION_MNIST.pixels(root, split)
     columns = []
     for label in range(len(classes)):
         members = np.flatnonzero(labels == label)
-        order = torch.randperm(
-            len(members), generator=generator(SEED, "fashion-mnist-mini", split, label)
-        ).numpy()
+        rng = generator(SEED, "fashion-mnist-mini", split, label)
+        order = torch.randperm(len(members), generator=rng).numpy()
         columns.append(images[np.sort(members[order[: PER_CLASS[split]]]), 0])
     return np.stack(columns, axis=1).reshape(-1, mini.SIDE, mini.SIDE)
 
 
 def make(root: Path, folder: Path) -> None:
+    """Write train.png and test.png into the folder."""
     for split in PER_CLASS:
         out = io.BytesIO()
         Image.fromarray(mini.sheet(chosen(root, split))).save(out, "PNG", optimize=True)

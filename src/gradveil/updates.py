@@ -1,4 +1,7 @@
-"""What two checkpoints of any framework tell: the weights before and after a client's local training, read and never unpickled."""
+"""A client's update from two files of weights, before and after its local training.
+
+The files may come from any framework; they are read and never unpickled.
+"""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -24,7 +27,7 @@ from gradveil.engine.shares import Shares
 
 NESTS = ("state_dict", "model", "model_state_dict")
 PREFIXES = ("module.", "model.", "_orig_mod.")  # of DataParallel, of Lightning, of torch.compile
-NOTHING = Knowledge()
+UNINFORMED = Knowledge()
 
 
 LEAST = 1 << 26  # bytes that a file of weights may have, however small the model
@@ -66,12 +69,16 @@ def observe_update(
     classes: int,
     size: int,
     protocol: Protocol,
-    knowledge: Knowledge = NOTHING,
+    knowledge: Knowledge = UNINFORMED,
 ) -> Observation:
-    """(before - after) / local rate for each trainable parameter. Loads `before`, with its running statistics, into the model."""
+    """Return the observation of (before - after) / local rate for each trainable parameter.
+
+    The weights and running statistics of `before` are loaded into the model.
+    """
     if len(image_shape) != 3 or min(*image_shape, size, classes) < 1:
         raise GradveilError(
-            f"image shape {image_shape}, size {size}, classes {classes}: expected (C, H, W) and numbers of at least 1"
+            f"image shape {image_shape}, size {size}, classes {classes}: "
+            "expected (C, H, W) and numbers of at least 1"
         )
     parameters = trainable(model)
     example = next(iter(parameters.values()))
@@ -110,7 +117,7 @@ def _npz(path: Path, most: int | None) -> dict[str, Tensor]:
 
 
 def _native(array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
-    """In this machine's byte order, the only one torch takes."""
+    """Return the array in this machine's byte order, which torch asks for."""
     return array.astype(array.dtype.newbyteorder("="))
 
 
@@ -192,8 +199,8 @@ def _fitted(path: Path, model: nn.Module) -> dict[str, Tensor]:
 def _by_name(
     found: Mapping[str, Tensor], state: Mapping[str, Tensor], needed: Mapping[str, Tensor]
 ) -> dict[str, Tensor] | None:
-    own_names: tuple[Callable[[str], str], ...] = (str, _bare)
-    for rename in own_names:
+    renames: tuple[Callable[[str], str], ...] = (str, _bare)
+    for rename in renames:
         full = {rename(name): name for name in state}
         named = {full[rename(name)]: value for name, value in found.items() if rename(name) in full}
         if len(named) == len(found) and needed.keys() <= named.keys():
@@ -204,7 +211,7 @@ def _by_name(
 def _by_order(
     found: Mapping[str, Tensor], path: Path, choices: tuple[Mapping[str, Tensor], ...]
 ) -> dict[str, Tensor] | None:
-    """For files that list the shapes of the model, or of its parameters alone, one for one."""
+    """Match by order a file that lists the shapes of the model, or of its parameters alone."""
     if path.suffix.lower() == ".safetensors":  # sorts its tensors, so their order means nothing
         return None
     for wanted in choices:
@@ -219,9 +226,9 @@ def _by_order(
     return None
 
 
-def _check_tensor(name: str, value: Tensor, own: Tensor, parameter: bool) -> None:
-    if value.shape != own.shape:
-        raise GradveilError(f"{name} has shape {tuple(value.shape)}, the model {tuple(own.shape)}")
+def _check_tensor(name: str, value: Tensor, like: Tensor, parameter: bool) -> None:
+    if value.shape != like.shape:
+        raise GradveilError(f"{name} has shape {tuple(value.shape)}, the model {tuple(like.shape)}")
     if parameter and not value.is_floating_point():
         raise GradveilError(f"{name} is of type {value.dtype}; expected floating point")
     if value.is_floating_point() and not bool(value.isfinite().all()):
@@ -234,10 +241,16 @@ def _tell_left_out(
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     moved = next((name for name in frozen if not torch.equal(was[name], became[name])), None)
     if moved is not None:
-        text = f"{moved!r} changed, but the model holds it frozen, so its update is left out; requires_grad_() would add it"
+        text = (
+            f"{moved!r} changed, but the model holds it frozen, so its update is left out; "
+            "requires_grad_() would add it"
+        )
         warnings.warn(text, GradveilWarning, stacklevel=3)
-    own = {name for name, _ in model.named_buffers()} & model.state_dict().keys()
-    absent = sorted(own - was.keys())
+    buffers = {name for name, _ in model.named_buffers()} & model.state_dict().keys()
+    absent = sorted(buffers - was.keys())
     if absent:
-        text = f"{before} has no {absent[0]!r}: the model keeps its own for {len(absent)} buffer(s), such as running statistics"
+        text = (
+            f"{before} has no {absent[0]!r}: the model keeps its own for {len(absent)} buffer(s), "
+            "such as running statistics"
+        )
         warnings.warn(text, GradveilWarning, stacklevel=3)

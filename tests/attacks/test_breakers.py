@@ -23,7 +23,7 @@ from gradveil.engine.gradients import cross_entropy, gradient
 from gradveil.models import build
 from gradveil.scores import psnr
 from gradveil.transforms import Policy, Preparation
-from gradveil.transforms.differentiable import Anew, drawn
+from gradveil.transforms.differentiable import Anew, draw
 
 CLASSES, COUNT = 10, 3
 
@@ -283,10 +283,9 @@ def transformed(text: str, batch: Batch, padding: int = 2) -> tuple[list[Observa
     prepare = Preparation(padding, padding > 0, Policy.parse(text))
     seen, used = [], []
     for i in range(len(batch)):
-        pixels, known = drawn(
-            prepare, (batch.images[i : i + 1] * 255).round().byte(), generator(20 + i)
-        )
-        used.append(pixels.double() / 255)
+        pixels = (batch.images[i : i + 1] * 255).round().byte()
+        known = draw(prepare, pixels, generator(20 + i))
+        used.append(prepare(pixels, generator(20 + i)).double() / 255)
         one = Batch(used[-1], batch.labels[i : i + 1])
         seen += observe(MODEL, one, transform=known, policy=Anew(prepare))
     return seen, torch.cat(used)

@@ -50,7 +50,8 @@ def test_people_get_a_table(gradveil: Any) -> None:
 
 def test_a_number_out_of_range_is_told_with_the_range(gradveil: Any) -> None:
     assert gradveil("policy show 3-99").error == (
-        "policy '3-99': transformation 99 is out of range: choose 0 to 49, or a name such as translate_x(9)"
+        "policy '3-99': transformation 99 is out of range: "
+        "choose 0 to 49, or a name such as translate_x(9)"
     )
 
 

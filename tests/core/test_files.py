@@ -25,7 +25,10 @@ from gradveil.core.files import (
 
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """Writes beyond this many bytes fail as on a full disk, half way. For the block alone: it holds for the test runner's log too."""
+    """Let writes beyond this many bytes fail half way, as on a full disk.
+
+    For the block alone: the limit holds for the test runner's log too.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

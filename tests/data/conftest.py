@@ -1,4 +1,4 @@
-"""Every data test has a cache of its own; those that need the real files take them from $GRADVEIL_DATA."""
+"""A fresh cache for every data test; those that need real files take them from $GRADVEIL_DATA."""
 
 import os
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def real() -> Callable[[str], Path]:
-    """The root of the real data, for a test that needs this folder of it; the test is skipped where there is none."""
+    """Return the root of the real data; skip the test where this folder of it is absent."""
 
     def root(folder: str) -> Path:
         if not REAL or not (Path(REAL) / folder).exists():

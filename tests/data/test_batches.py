@@ -1,4 +1,4 @@
-"""Batches: every image once, with its label, in the order and form that the generator and the preparation give."""
+"""Batches: every image once, with its label, shuffled and prepared by the generator."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from torch import Generator, Tensor
 
 from gradveil.core import GradveilError
 from gradveil.core.seeds import generator
-from gradveil.data.images import AHEAD, Batches
+from gradveil.data.images import BATCHES_AHEAD, Batches
 
 
 def numbered(count: int) -> tuple[Tensor, Tensor]:
@@ -22,14 +22,15 @@ def flattened(batches: Batches) -> tuple[list[int], list[int]]:
 
 
 @pytest.mark.parametrize(
-    ("count", "size"), [(10, 3), (10, 10), (10, 99), (1, 1), (AHEAD + 5, 1), (200, 3), (10, 10**20)]
+    ("count", "size"),
+    [(10, 3), (10, 10), (10, 99), (1, 1), (BATCHES_AHEAD + 5, 1), (200, 3), (10, 10**20)],
 )
 def test_every_image_comes_once_with_its_label(count: int, size: int) -> None:
     images, labels = flattened(Batches(*numbered(count), size, generator(0)))
     assert images == labels and sorted(labels) == list(range(count))
 
 
-@pytest.mark.parametrize(("count", "size"), [(10, 3), (10, 5), (3, 4), (AHEAD * 2 + 1, 2)])
+@pytest.mark.parametrize(("count", "size"), [(10, 3), (10, 5), (3, 4), (BATCHES_AHEAD * 2 + 1, 2)])
 def test_all_batches_but_the_last_are_full(count: int, size: int) -> None:
     batches = Batches(*numbered(count), size)
     sizes = [len(batch) for batch in batches]
@@ -71,9 +72,9 @@ def test_preparation_gets_shuffled_images_and_the_same_generator() -> None:
         seen.append(len(images))
         return images + 100
 
-    images, labels = flattened(Batches(*numbered(AHEAD + 10), 1, rng, brighter))
+    images, labels = flattened(Batches(*numbered(BATCHES_AHEAD + 10), 1, rng, brighter))
     assert images == [label + 100 for label in labels] and labels != sorted(labels)
-    assert seen == [AHEAD, 10]
+    assert seen == [BATCHES_AHEAD, 10]
 
 
 def test_the_images_given_are_not_changed() -> None:

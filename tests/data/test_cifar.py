@@ -1,4 +1,4 @@
-"""CIFAR in the official layout: real files where they are, small stand-ins with their own checksums elsewhere."""
+"""CIFAR in the official layout: real files where they are, else small stand-ins with checksums."""
 
 import hashlib
 import os

@@ -174,7 +174,7 @@ def test_a_wrong_file_is_not_kept(server: Server, fashion: Dataset, tmp_path: Pa
     name = Path(fashion.files[0].path).name
     server.files[name] = server.files[name][:-1] + b"?"
     with pytest.raises(
-        GradveilError, match=f"cannot download {server.url}/{name}: what came is corrupted"
+        GradveilError, match=f"cannot download {server.url}/{name}: the download is corrupted"
     ):
         fetched(fashion, tmp_path, wait=0)
     assert not [path for path in tmp_path.rglob("*") if path.is_file()] and len(server.asked) == 1
@@ -253,7 +253,8 @@ def test_a_set_without_an_open_address_says_where_to_get_it_and_how_to_place_it(
 ) -> None:
     with pytest.raises(
         GradveilError,
-        match=r"no open download: get it from https://www\.kaggle\.com.*medical-mnist/CXR/\*\.jpeg.* in ",
+        match=r"no open download: get it from https://www\.kaggle\.com.*"
+        r"medical-mnist/CXR/\*\.jpeg.* in ",
     ):
         fetch("medical-mnist", tmp_path)
 

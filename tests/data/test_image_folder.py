@@ -84,7 +84,7 @@ def test_mean_and_std_of_both_splits_come_from_the_training_pixels(parted: Path)
         assert found.std == pytest.approx(pixels.std((0, 2, 3), correction=0).tolist())
 
 
-def test_grey_images_give_one_channel_unless_one_is_colored(parted: Path) -> None:
+def test_gray_images_give_one_channel_unless_one_is_colored(parted: Path) -> None:
     for part in ("train", "test"):
         for name in ("cat", "dog"):
             fill(parted / part / name, 5, mode="L")

@@ -16,9 +16,9 @@ Root = Callable[[str], Path]
 IDS = ("n00000002", "n00000001")
 
 
-def picture(path: Path, seed: int, *, grey: bool = False, size: int = 64) -> None:
+def picture(path: Path, seed: int, *, gray: bool = False, size: int = 64) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    shape = (size, size) if grey else (size, size, 3)
+    shape = (size, size) if gray else (size, size, 3)
     Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, np.uint8)).save(
         path, "JPEG"
     )
@@ -26,12 +26,12 @@ def picture(path: Path, seed: int, *, grey: bool = False, size: int = 64) -> Non
 
 @pytest.fixture
 def tiny(tmp_path: Path) -> Path:
-    """Two classes with twelve training images each, one of them grey, and four test images."""
+    """Two classes with twelve training images each, one of them gray, and four test images."""
     root = tmp_path / "root"
     folder = root / "tiny-imagenet-200"
     for wnid in IDS:
         for number in range(12):
-            picture(folder / f"train/{wnid}/images/{wnid}_{number}.JPEG", number, grey=number == 3)
+            picture(folder / f"train/{wnid}/images/{wnid}_{number}.JPEG", number, gray=number == 3)
     for number in range(4):
         picture(folder / f"val/images/val_{number}.JPEG", 100 + number)
     (folder / "wnids.txt").write_text("".join(f"{wnid}\n" for wnid in IDS))
@@ -51,7 +51,7 @@ def medical(tmp_path: Path) -> Path:
             picture(
                 root / Path(layout).parent / f"{image:06}.jpeg",
                 1000 * number + max(image, 1),
-                grey=True,
+                gray=True,
             )
     return root
 

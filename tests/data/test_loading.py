@@ -1,4 +1,4 @@
-"""Names, roots, fractions, and facts."""
+"""Loading by name: roots, fractions, sizes, and parts of a split."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gradveil.core.errors import GradveilError
-from gradveil.data import Dataset, catalog, find_root, load, verify
+from gradveil.data import find_root, load, verify
 from gradveil.data.images import balanced
 
 
@@ -52,11 +52,8 @@ def test_a_fraction_is_balanced_and_depends_on_the_seed_alone() -> None:
 def test_a_fraction_keeps_the_order_and_rounds_each_class_but_never_to_nothing() -> None:
     labels = torch.tensor([0] * 10 + [1] * 3 + [2] + [0] * 5)
     kept = balanced(labels, 0.2, seed=0)
-    assert kept.tolist() == sorted(set(kept.tolist())) and labels[kept].bincount().tolist() == [
-        3,
-        1,
-        1,
-    ]
+    assert kept.tolist() == sorted(set(kept.tolist()))
+    assert labels[kept].bincount().tolist() == [3, 1, 1]
 
 
 def test_a_smaller_fraction_is_part_of_a_larger_one() -> None:
@@ -95,30 +92,3 @@ def test_the_root_is_the_one_given_else_the_variables_else_the_home(
     monkeypatch.setenv("GRADVEIL_DATA", str(tmp_path / "chosen"))
     assert find_root() == tmp_path / "chosen"
     assert find_root(Path("~/given")) == tmp_path / "given"
-
-
-@pytest.mark.parametrize("dataset", catalog(), ids=lambda dataset: dataset.name)
-def test_every_dataset_states_its_facts(dataset: Dataset) -> None:
-    assert (
-        len(dataset.mean) == len(dataset.std) == dataset.channels
-        and dataset.train > dataset.test > 0
-    )
-    assert (
-        dataset.title and dataset.license and dataset.citation and dataset.layout and dataset.home
-    )
-    assert all(file.url and len(file.md5) == 32 for file in dataset.downloads)
-
-
-@pytest.mark.parametrize(
-    "name", [dataset.name for dataset in catalog() if dataset.name != "fashion-mnist-mini"]
-)
-def test_every_dataset_that_is_not_there_says_so_in_one_line(name: str, tmp_path: Path) -> None:
-    for split in ("train", "test"):
-        with pytest.raises(
-            GradveilError,
-            match=f"{name} is not in {tmp_path}: .*gradveil data fetch {name} --data-root {tmp_path}",
-        ) as error:
-            load(name, split, root=tmp_path)
-        assert "\n" not in str(error.value)
-    state = verify(name, tmp_path)
-    assert not state.ok and all("missing" in check.problem for check in state.files)

@@ -1,4 +1,4 @@
-"""Draws handed in: used as if the model had drawn them, in one batched pass as in a loop, and nothing stays on the model."""
+"""Draws handed in: used as if the model had drawn them, batched or not; none stays on the model."""
 
 import pytest
 import torch

@@ -1,4 +1,7 @@
-"""The GPU kernels against their plain torch twins, and the batched engine on a GPU against the loop. They skip without a GPU."""
+"""The GPU kernels against plain torch, and the batched engine on a GPU against the loop.
+
+These tests are skipped without a GPU.
+"""
 
 from collections.abc import Iterator
 
@@ -47,12 +50,12 @@ def test_patches_are_those_of_unfold(
 def test_products_and_mixtures_are_the_sums_they_stand_for(dtype: torch.dtype) -> None:
     g, t = torch.randn(2, 7, 33, 41, device="cuda").to(dtype).unbind()
     assert suits(g)
-    dot, own = load_kernels().products(g, t)
+    dot, square = load_kernels().products(g, t)
     torch.testing.assert_close(
         dot, (g.double() * t.double()).flatten(1).sum(1).float(), rtol=1e-4, atol=1e-2
     )
     torch.testing.assert_close(
-        own, g.double().square().flatten(1).sum(1).float(), rtol=1e-4, atol=1e-2
+        square, g.double().square().flatten(1).sum(1).float(), rtol=1e-4, atol=1e-2
     )
     a, b = torch.randn(2, 7, device="cuda").unbind()
     torch.testing.assert_close(

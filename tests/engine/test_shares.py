@@ -1,4 +1,7 @@
-"""What is shared: one step is the gradient, several are a run of SGD; batched equals the loop in float64, and the model is left alone."""
+"""The update that is shared: one step is the gradient, several are a run of SGD.
+
+Batched equals the loop in float64, and the model is left alone.
+"""
 
 import copy
 import itertools
@@ -61,19 +64,15 @@ def conv_with_norm() -> nn.Module:
     return seeded(make).eval()
 
 
-def built(name: str) -> nn.Module:
-    return build(name, channels=3, size=SIZE, classes=CLASSES).double().eval()
-
-
 NETS: dict[str, Callable[[], nn.Module]] = {
-    "lenet": lambda: built("lenet"),
-    "mlp": lambda: built("mlp"),
+    "lenet": lambda: build("lenet", channels=3, size=SIZE, classes=CLASSES).double().eval(),
+    "mlp": lambda: small_mlp().eval(),
     "conv with batch norm": conv_with_norm,
 }
 
 
 def sgd(model: nn.Module, protocol: Protocol, images: Tensor, labels: Tensor) -> Gradients:
-    """One victim, the way a federated client does it, with torch's own optimizer."""
+    """Train on one victim as a federated client does, with torch's optimizer."""
     local = copy.deepcopy(model).train(protocol.train_mode)
     before = {name: p.detach().clone() for name, p in local.named_parameters() if p.requires_grad}
     optimizer = torch.optim.SGD(local.parameters(), lr=protocol.local_lr)
@@ -90,7 +89,7 @@ def sgd(model: nn.Module, protocol: Protocol, images: Tensor, labels: Tensor) ->
 
 def sgd_of_all(model: nn.Module, protocol: Protocol, images: Tensor, labels: Tensor) -> Gradients:
     each = [sgd(model, protocol, x, y) for x, y in zip(images, labels, strict=True)]
-    return {name: torch.stack([one[name] for one in each]) for name in each[0]}
+    return {name: torch.stack([update[name] for update in each]) for name in each[0]}
 
 
 def assert_same(found: Gradients, expected: Gradients, tolerance: float = 1e-10) -> None:
@@ -319,7 +318,8 @@ def test_where_vmap_fails_the_loop_takes_over_with_one_warning_that_says_why() -
 
 
 def test_dropout_draws_anew_for_each_victim() -> None:
-    model = nn.Sequential(small_mlp()[:3], nn.Dropout(0.5), nn.Linear(16, CLASSES).double())  # type: ignore[index]
+    start = small_mlp()[:3]  # type: ignore[index]
+    model = nn.Sequential(start, nn.Dropout(0.5), nn.Linear(16, CLASSES).double())
     images, labels = victims(1)
     found = Shares(model, cross_entropy, Protocol(local_steps=2, train_mode=True))(
         images.expand(8, -1, -1, -1, -1), labels.expand(8, -1)

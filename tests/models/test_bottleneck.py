@@ -1,4 +1,7 @@
-"""PRECODE's bottleneck: its penalty, its shapes, and answers that carry the penalty without anything kept between passes."""
+"""PRECODE's bottleneck: its penalty, its shapes, and answers that carry the penalty.
+
+Nothing is kept between passes.
+"""
 
 import math
 

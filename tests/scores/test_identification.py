@@ -85,7 +85,7 @@ def test_duplicates_of_the_true_image_do_not_count_against_it(pictures: Tensor) 
 def test_chunks_change_nothing(pictures: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
     found, index = pictures + 0.6 * drawn(*pictures.shape, name="chunks"), torch.arange(200).flip(0)
     whole = scores.rank(found, pictures, index)
-    monkeypatch.setattr("gradveil.scores.identification.CHUNK", 7)
+    monkeypatch.setattr("gradveil.scores.identification.IMAGES_AT_ONCE", 7)
     assert scores.rank(found, pictures, index).equal(whole)
 
 
@@ -104,7 +104,7 @@ def test_one_broken_pixel_spoils_its_own_image_alone(pictures: Tensor) -> None:
 
 
 def test_places_that_are_not_candidates_are_refused(pictures: Tensor) -> None:
-    with pytest.raises(GradveilError, match="index holds 200: expected places from 0 to 199"):
+    with pytest.raises(GradveilError, match="index holds 200: expected a number from 0 to 199"):
         scores.rank(pictures[:1], pictures, torch.tensor([200]))
     with pytest.raises(GradveilError, match=r"index is float32 of shape \(1,\)"):
         scores.rank(pictures[:1], pictures, torch.tensor([0.0]))

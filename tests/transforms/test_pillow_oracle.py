@@ -1,4 +1,4 @@
-"""Oracle: Pillow, one picture at a time, for every function of the library, both signs, real pictures."""
+"""Oracle: Pillow, one picture at a time, for every function, both signs, real pictures."""
 
 from functools import cache
 
@@ -11,13 +11,13 @@ from torch import Tensor
 from gradveil.data import load
 from gradveil.transforms import LIBRARY, OPERATIONS, Policy, Transform
 
-COUNT = 200
+COUNT = 100
 FUNCTIONS = sorted(set(LIBRARY))
 REAL = {"cifar100": 32, "fashion-mnist": 28, "tiny-imagenet": 64, "medical-mnist": 64}
 
 
 def pillow(transform: Transform, sign: int, picture: Image.Image) -> Image.Image:
-    """What the published code bases do to a picture, by Pillow's own functions."""
+    """Change a picture as the published code bases do, by Pillow's functions."""
     strength, (width, height) = transform.value, picture.size
     affine = {
         "shear_x": (1, strength * sign, 0, 0, 1, 0),
@@ -26,11 +26,8 @@ def pillow(transform: Transform, sign: int, picture: Image.Image) -> Image.Image
         "translate_y": (1, 0, 0, 0, 1, strength * height * sign),
     }
     if transform.name in affine:
-        how = (
-            Image.Resampling.BICUBIC
-            if transform.name.startswith("shear")
-            else Image.Resampling.NEAREST
-        )
+        smooth = transform.name.startswith("shear")
+        how = Image.Resampling.BICUBIC if smooth else Image.Resampling.NEAREST
         return picture.transform(
             picture.size, Image.Transform.AFFINE, affine[transform.name], how, fillcolor=(0, 0, 0)
         )
@@ -45,7 +42,8 @@ def pillow(transform: Transform, sign: int, picture: Image.Image) -> Image.Image
     if transform.name == "posterize":
         return ImageOps.posterize(picture, int(strength))
     if transform.name == "solarize":
-        return ImageOps.solarize(picture, strength)  # type: ignore[arg-type]  # Pillow compares with it: a float is as good
+        # Pillow only compares with the threshold, so a float is as good as an int.
+        return ImageOps.solarize(picture, strength)  # type: ignore[arg-type]
     change = {
         "invert": ImageOps.invert,
         "autocontrast": ImageOps.autocontrast,
@@ -55,7 +53,7 @@ def pillow(transform: Transform, sign: int, picture: Image.Image) -> Image.Image
 
 
 def expected(transform: Transform, sign: int, images: Tensor) -> Tensor:
-    """Grey pictures go through Pillow as RGB with equal channels, and back."""
+    """Pass gray pictures through Pillow as RGB with equal channels, and back."""
     out = []
     for image in images:
         picture = Image.fromarray(image.expand(3, -1, -1).permute(1, 2, 0).contiguous().numpy())
@@ -79,15 +77,12 @@ def differences(transform: Transform, images: Tensor) -> int:
 
 @cache
 def embedded(channels: int, size: int) -> Tensor:
-    """Real pixels with nothing downloaded: three grey pictures make a colored one, enlarged where wanted."""
-    grey = load("fashion-mnist-mini", "train").images[:: 2000 // (COUNT * channels)][
-        : COUNT * channels
-    ]
-    sheet = grey.reshape(COUNT, channels, 28, 28)
-    large = torch.nn.functional.interpolate(sheet.float(), size=(size, size), mode="bicubic").clamp(
-        0, 255
-    )
-    return large.round().to(torch.uint8)
+    """Make pictures of real pixels, enlarged: three gray ones give a colored one."""
+    count = COUNT * channels
+    gray = load("fashion-mnist-mini", "train").images[:: 2000 // count][:count]
+    sheet = gray.reshape(COUNT, channels, 28, 28).float()
+    large = torch.nn.functional.interpolate(sheet, size=(size, size), mode="bicubic")
+    return large.clamp(0, 255).round().to(torch.uint8)
 
 
 @pytest.mark.parametrize(("channels", "size"), [(1, 28), (3, 32), (3, 64)])

@@ -185,14 +185,14 @@ def test_an_empty_batch_comes_back_empty() -> None:
 
 def test_a_picture_gives_the_pixels_its_tensor_gives() -> None:
     policy = Policy.parse(HYBRID)
-    color, grey = pictures(1)[0], pictures(1, 1)[0]
+    color, gray = pictures(1)[0], pictures(1, 1)[0]
     as_picture = policy(Image.fromarray(color.permute(1, 2, 0).numpy()), seeded())
     assert torch.equal(
         torch.from_numpy(np.array(as_picture)).permute(2, 0, 1), policy(color, seeded())
     )
-    as_picture = policy(Image.fromarray(grey[0].numpy()), seeded())
+    as_picture = policy(Image.fromarray(gray[0].numpy()), seeded())
     assert as_picture.mode == "L"
-    assert torch.equal(torch.from_numpy(np.array(as_picture))[None], policy(grey, seeded()))
+    assert torch.equal(torch.from_numpy(np.array(as_picture))[None], policy(gray, seeded()))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""gradveil data: which data sets there are, whether they lie whole on this machine, and fetching them."""
+"""gradveil data: list the data sets, check that their files are whole, and fetch them."""
 
 from dataclasses import asdict
 from pathlib import Path
@@ -31,7 +31,7 @@ def list_sets(
     seed: Seed = 0,  # noqa: ARG001
     device: Device = "auto",
 ) -> None:
-    """Every data set gradveil knows, with what it expects below the data root."""
+    """List every data set gradveil knows, and whether it lies below the data root."""
     find_device(device)
     root = find_root(data_root)
     sets = [_facts(entry, root) for entry in catalog()]
@@ -48,13 +48,12 @@ def list_sets(
         for s in sets
     ]
     columns = ("name", "image", "classes", "train", "test", "here", "license")
-    own = "A folder of your own: --data folder:PATH, with PATH/<class>/* or PATH/{train,test}/<class>/*."
-    say(
-        {"root": str(root), "datasets": sets},
-        as_json,
-        table(f"Data sets below {root}", columns, rows),
-        own,
+    shown = table(f"Data sets below {root}", columns, rows)
+    hint = (
+        "A folder of your own: --data folder:PATH, "
+        "with PATH/<class>/* or PATH/{train,test}/<class>/*."
     )
+    say({"root": str(root), "datasets": sets}, as_json, shown, hint)
 
 
 @app.command(
@@ -71,7 +70,10 @@ def verify_set(
     seed: Seed = 0,  # noqa: ARG001
     device: Device = "auto",
 ) -> None:
-    """Check a data set's files: by checksum where the owner publishes one, else by decoding every image. Status 1 if something is wrong."""
+    """Check a data set's files; status 1 if a file is wrong.
+
+    They are checked by checksum where the owner publishes one, else by decoding every image.
+    """
     find_device(device)
     _report(verify(name, data_root), as_json)
 
@@ -84,7 +86,10 @@ def fetch_set(
     seed: Seed = 0,  # noqa: ARG001
     device: Device = "auto",
 ) -> None:
-    """Download a data set below the data root, going on where an earlier download stopped, and check it."""
+    """Download a data set below the data root and check it.
+
+    It goes on where an earlier download stopped.
+    """
     find_device(device)
     columns = (
         TextColumn("{task.description}"),
@@ -97,9 +102,7 @@ def fetch_set(
     tasks: dict[str, TaskID] = {}
 
     def show(file: str, done: int, total: int | None) -> None:
-        if (
-            not tasks
-        ):  # not before there is something to show: a bar without tasks leaves an empty line
+        if not tasks:  # a bar that starts without tasks leaves an empty line
             bar.start()
         if file not in tasks:
             tasks[file] = bar.add_task(file, total=total)
@@ -139,12 +142,11 @@ def _report(found: Verification, as_json: bool) -> None:
         "files": [asdict(check) for check in found.files],
     }
     wrong = [check for check in found.files if not check.ok]
-    verdict = (
-        f"{found.name}: all {len(found.files)} files are right"
-        if found.ok
-        else f"{found.name}: {len(wrong)} of {len(found.files)} files are wrong"
-    )
+    verdict = f"{found.name}: all {len(found.files)} files are right"
+    if not found.ok:
+        verdict = f"{found.name}: {len(wrong)} of {len(found.files)} files are wrong"
+    note = f" ({found.note})" if found.note else ""
     lines = [f"  {check.path}: {check.problem}" for check in wrong[:20]]
-    say(result, as_json, "\n".join([verdict + (f" ({found.note})" if found.note else ""), *lines]))
+    say(result, as_json, "\n".join([verdict + note, *lines]))
     if not found.ok:
         raise typer.Exit(1)

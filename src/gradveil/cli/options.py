@@ -1,4 +1,4 @@
-"""Options that commands share, and how commands speak: tables for people, one JSON object for programs."""
+"""Options that commands share, and their output: tables for people, JSON for programs."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,8 @@ DataRoot = Annotated[
     Path | None,
     typer.Option(
         "--data-root",
-        help="The folder that holds the data sets. Default: $GRADVEIL_DATA, else ~/.local/share/gradveil.",
+        help="The folder that holds the data sets. "
+        "Default: $GRADVEIL_DATA, else ~/.local/share/gradveil.",
     ),
 ]
 
@@ -32,7 +33,7 @@ progress = Console(stderr=True)
 
 
 def say(result: Mapping[str, Any], as_json: bool, *shown: Table | str) -> None:
-    """The result, in the form that was asked for."""
+    """Print the result: the parts `shown`, or one JSON object where that was asked for."""
     if as_json:
         typer.echo(json.dumps(result, default=str))
         return
@@ -40,13 +41,12 @@ def say(result: Mapping[str, Any], as_json: bool, *shown: Table | str) -> None:
     for number, part in enumerate(shown):
         if number and isinstance(part, Table):
             console.print()
-        console.print(
-            part, soft_wrap=isinstance(part, str), markup=False, highlight=False
-        )  # a path may hold [brackets]
+        # Without markup, since a path may hold [brackets].
+        console.print(part, soft_wrap=isinstance(part, str), markup=False, highlight=False)
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """The first column is never cut: it holds what the user types."""
+    """Build a table whose first column is never cut: it holds the names a user types."""
     made = Table(title=Text(title), title_justify="left")
     for number, column in enumerate(columns):
         made.add_column(column, no_wrap=number == 0)
@@ -56,5 +56,5 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) 
 
 
 def examples(*lines: str) -> str:
-    """The end of a command's help."""
+    """Write the examples that end a command's help."""
     return "Examples:\n\n" + "\n\n".join(f"  {line}" for line in lines)

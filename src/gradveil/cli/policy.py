@@ -1,4 +1,4 @@
-"""gradveil policy: what a policy does, in words and as a picture."""
+"""gradveil policy: show a policy in words and as a picture."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,23 +47,22 @@ def show(
     seed: Seed = 0,
     device: Device = "auto",
 ) -> None:
-    """Say what a policy does; with --out, draw it. Each image gets one of the members joined by +, and its own random signs."""
-    from gradveil.report.pictures import (  # matplotlib takes a second to import
-        as_picture,
-        draw_policy,
-        open_picture,
-    )
+    """Say what a policy does; with --out, draw it.
+
+    Each image gets one of the members joined by +, and random signs.
+    """
+    # Here, because matplotlib takes a second to import.
+    from gradveil.report.pictures import as_picture, draw_policy, open_picture
 
     find_device(device)
     parsed = Policy.parse(policy)
     if image and not out:
         raise GradveilError("--image needs --out, the PNG to draw into")
     if out:
-        picture = (
-            open_picture(image)
-            if image
-            else as_picture(load("fashion-mnist-mini", "test").images[0])
-        )
+        if image:
+            picture = open_picture(image)
+        else:
+            picture = as_picture(load("fashion-mnist-mini", "test").images[0])
         draw_policy(parsed, picture, generator(seed, "policy"), out)
     members = [[_facts(transform) for transform in member] for member in parsed.members]
     rows = [

@@ -1,4 +1,4 @@
-"""What every other part stands on: types, errors, seeds, files."""
+"""The base of every other part: types, errors, files, seeds, progress, imports by name."""
 
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.types import Batch

@@ -1,24 +1,32 @@
-"""The one error a user can mend. The command line prints it as a single line and exits with status 2."""
+"""The error that a user can mend, and the warning.
+
+The command line prints the error as a single line and exits with status 2.
+"""
 
 from collections.abc import Iterable
 
 
 class GradveilError(ValueError):
-    """Bad input: the message names the value received and what would be accepted."""
+    """Bad input: the message names the value received and the choices."""
 
 
 class GradveilWarning(UserWarning):
-    """Something works, but not as well as it could; the message says why."""
+    """A result that is not as good or as fast as it could be; the message says why."""
 
 
 def unknown(kind: str, name: object, choices: Iterable[object]) -> GradveilError:
-    """An error for a name that is none of the choices."""
+    """Return the error for a name that is none of the choices."""
     return GradveilError(
         f"unknown {kind} {str(name)!r}: choose from {', '.join(map(str, choices))}"
     )
 
 
 def one_line(error: BaseException, longest: int | None = None) -> str:
-    """Another program's error, its type first, as part of a message of ours; cut off where it is longer than may be."""
+    """Return another program's error as a part of a message: its type, then at most `longest`.
+
+    `longest` counts characters of its text; None keeps all.
+    """
     text = " ".join(str(error).split())
-    return f"{type(error).__name__}: {text[:longest]}{'...' if longest is not None and len(text) > longest else ''}"
+    if longest is not None and len(text) > longest:
+        text = f"{text[:longest]}..."
+    return f"{type(error).__name__}: {text}"

@@ -1,4 +1,4 @@
-"""Objects that a user names as `package.module:name`, imported because a command line or a caller asks for them."""
+"""Objects that a command line or a caller names as `package.module:name`, imported."""
 
 import importlib
 import inspect
@@ -11,14 +11,13 @@ from pathlib import Path
 from gradveil.core.errors import GradveilError, one_line
 
 RAISED = (Exception, SystemExit)
-"""What a user's own code may raise: a script without a main guard ends in SystemExit."""
-
+"""The errors that a user's code may raise: a script without a main guard ends in SystemExit."""
 
 NAMES = {"model": "factory", "defense": "Class(...)", "attack": "NAME"}
 
 
 def import_named(reference: str, kind: str) -> object:
-    """Return what `package.module:name` names; `kind` (model, defense, attack) is for messages.
+    """Return the object `package.module:name`; `kind` (model, defense, attack) is for messages.
 
     The module may lie in the current folder. Never call this with text that was read from a file.
     """

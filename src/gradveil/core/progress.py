@@ -1,4 +1,4 @@
-"""The progress bar of every job, on the error stream: what is being done, how far, the time left."""
+"""The progress bar of every job, on the error stream: the task, how far, the time left."""
 
 from rich.console import Console
 from rich.progress import (
@@ -54,7 +54,7 @@ class Bar:
         what: str | None = None,
         news: str | None = None,
     ) -> None:
-        """Move the bar; what is None stays as it is. `news` stands at its end."""
+        """Move the bar; arguments that are None change nothing. `news` stands at its end."""
         task = self._progress.tasks[0]
         said = task.fields["news"] if news is None else news
         self._progress.update(self._task, completed=done, total=total, description=what, news=said)
@@ -69,7 +69,7 @@ class Bar:
         self.update(self._done + amount)
 
     def say(self, text: str) -> None:
-        """Print a line of its own above the bar."""
+        """Print a line above the bar."""
         if self._shown:
             self._console.print(text, soft_wrap=True, markup=False, highlight=False)
 

@@ -9,7 +9,10 @@ from torch import Generator
 
 
 def generator(seed: int, *path: int | str) -> Generator:
-    """A CPU generator for this seed and path, such as `generator(7, "train", epoch)`: other paths, other streams."""
+    """Return a CPU generator for this seed and path, such as `generator(7, "train", epoch)`.
+
+    Other paths give other streams.
+    """
     return Generator().manual_seed(derived(seed, *path))
 
 
@@ -19,30 +22,33 @@ def as_generator(seed: int | Generator, *path: int | str) -> Generator:
 
 
 def derived(seed: int, *path: int | str) -> int:
-    """A 63-bit seed that depends on every part of the path."""
+    """Return a 63-bit seed that depends on every part of the path."""
     digest = hashlib.sha256(repr((seed, *path)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def drawn_seed(rng: Generator) -> int:
-    """A seed for another stream, drawn from this one."""
+    """Draw a seed for another stream."""
     return int(torch.randint(2**62, (), generator=rng, device=rng.device))
 
 
 def forked() -> AbstractContextManager[None]:
-    """What is drawn meanwhile leaves torch's own generators, of every device, as they were."""
+    """Leave torch's global generators, of every device, as they were before the block."""
     return torch.random.fork_rng(range(torch.cuda.device_count()))
 
 
 @contextmanager
 def following(rng: Generator) -> Iterator[None]:
-    """Models that draw in a pass (dropout, PRECODE) use torch's own generators: for a while these follow rng, and are then as before."""
+    """Let torch's global generators follow `rng` for a while, then put them back as they were.
+
+    Models that draw in a pass (dropout, PRECODE) use the global ones.
+    """
     with forked():
         torch.manual_seed(drawn_seed(rng))
         yield
 
 
 def signs(count: int, rng: Generator | None) -> torch.Tensor:
-    """`count` independent draws of -1 or +1, on the generator's device."""
+    """Draw -1 or +1, (count,), on the generator's device."""
     device = "cpu" if rng is None else rng.device
     return torch.randint(0, 2, (count,), generator=rng, device=device) * 2 - 1

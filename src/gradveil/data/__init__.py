@@ -1,14 +1,14 @@
-"""Datasets in their official layouts, checked, decoded once, and mapped into memory."""
+"""Data sets in their official layouts, checked, decoded once, and mapped into memory."""
 
 from gradveil.data.base import Dataset
 from gradveil.data.download import fetch
-from gradveil.data.files import FileCheck, Verification
-from gradveil.data.images import Images
+from gradveil.data.files import Verification
+from gradveil.data.images import Batches, Images
 from gradveil.data.registry import catalog, find_root, load, verify
 
 __all__ = [
+    "Batches",
     "Dataset",
-    "FileCheck",
     "Images",
     "Verification",
     "catalog",

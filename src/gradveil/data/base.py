@@ -1,4 +1,7 @@
-"""What a dataset is: where its files lie, how one split is read, how it is verified. `Dataset` adds the published facts."""
+"""Sources of images: where their files lie, how a split is read, how it is verified.
+
+`Dataset` adds the published facts of a data set.
+"""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
@@ -23,11 +26,14 @@ class Source(ABC):
     """Images that can be loaded by name."""
 
     name: str
-    decodes: ClassVar[bool] = True  # slowly enough to be worth a place in the cache
+    decodes: ClassVar[bool] = True  # slowly enough to be worth caching
 
     @abstractmethod
     def sources(self, root: Path, split: str) -> Sequence[Path]:
-        """The files this split is read from, all present; a missing one is an error that says how to get it."""
+        """Return the files this split is read from; refuse where one is missing.
+
+        The error says how to get it.
+        """
 
     @abstractmethod
     def read(self, root: Path, split: str, image_size: int | None) -> Images:
@@ -35,14 +41,16 @@ class Source(ABC):
 
     @abstractmethod
     def verify(self, root: Path) -> Verification:
-        """Look at every file."""
+        """Look at every file and say which is missing, truncated or corrupted."""
 
 
 @dataclass(frozen=True)
 class Dataset(Source):
-    """A published dataset. `layout` lists what is expected below the data root; `train` and `test` count images when complete.
+    """A published data set.
 
-    `files` are those with an official checksum, and `archive` is the download they come in, if they come in one.
+    `layout` lists the files expected below the data root. `train` and `test` count the images of a
+    complete set. `files` are those with an official checksum, and `archive` is the download that
+    holds them, if they come in one.
     """
 
     title: str
@@ -62,24 +70,23 @@ class Dataset(Source):
 
     @abstractmethod
     def pixels(self, root: Path, split: str) -> tuple[Pixels, Labels, tuple[str, ...]]:
-        """Images (NCHW) at their own size, labels, and class names."""
+        """Return images (N, C, H, W) at their published size, labels (N,), and class names."""
 
     @property
     def downloads(self) -> tuple[File, ...]:
-        """What `fetch` gets: the archive, or the files one by one, or nothing when there is no open address."""
-        return (
-            (self.archive.file,) if self.archive else tuple(file for file in self.files if file.url)
-        )
+        """The files that `fetch` gets: the archive, or each file with an open address."""
+        if self.archive:
+            return (self.archive.file,)
+        return tuple(file for file in self.files if file.url)
 
     @property
     def url(self) -> str | None:
         return self.downloads[0].url if self.downloads else None
 
     def here(self, root: Path) -> bool:
-        """Whether something of it lies below the root; `verify` says whether it is whole."""
-        return any(
-            (root / path.split("/")[0]).exists() for path in self.layout
-        ) or self._only_archive(root)
+        """Tell whether a part of it lies below the root; `verify` says whether it is whole."""
+        unpacked = any((root / path.split("/")[0]).exists() for path in self.layout)
+        return unpacked or self._only_archive(root)
 
     def read(self, root: Path, split: str, image_size: int | None) -> Images:
         images, labels, classes = self.pixels(root, split)
@@ -109,29 +116,31 @@ class Dataset(Source):
         )
 
     def present(self, root: Path, paths: Iterable[str]) -> list[Path]:
-        """These paths below the root, unpacked from the archive if need be; an absent one is an error that says what to do."""
+        """Return these paths below the root, unpacked from the archive if need be.
+
+        Refuse where one is absent; the error says how to get it.
+        """
         wanted = list(paths)
-        if (
-            any(not (root / path).exists() for path in wanted)
-            and self.archive
-            and (root / self.archive.file.path).is_file()
-        ):
-            unpack(root, self.archive)
         absent = [path for path in wanted if not (root / path).exists()]
+        if absent and self.archive and (root / self.archive.file.path).is_file():
+            unpack(root, self.archive)
+            absent = [path for path in wanted if not (root / path).exists()]
         if absent:
             raise self.missing(root, absent)
         return [root / path for path in wanted]
 
     def missing(self, root: Path, absent: Sequence[str]) -> GradveilError:
+        """Return the error for absent paths: the first three, and the command that gets them."""
         more = f" and {len(absent) - 3} more" if len(absent) > 3 else ""
         archive = f" or {self.archive.file.path}" if self.archive else ""
         return GradveilError(
-            f"{self.name} is not in {root}: no {', '.join(absent[:3])}{more}; expected {', '.join(self.layout)}{archive}; "
+            f"{self.name} is not in {root}: no {', '.join(absent[:3])}{more}; "
+            f"expected {', '.join(self.layout)}{archive}; "
             f"run `gradveil data fetch {self.name} --data-root {root}`"
         )
 
     def official(self, root: Path, path: str) -> bytes:
-        """The checked bytes of one of `files`."""
+        """Return the checked bytes of one of `files`."""
         return checked_bytes(root, next(file for file in self.files if file.path == path))
 
     def _only_archive(self, root: Path) -> bool:

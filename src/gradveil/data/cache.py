@@ -1,8 +1,9 @@
-"""Decoded images kept on disk and mapped into memory, so that a dataset is decoded once.
+"""Decoded images kept on disk and mapped into memory, so that a data set is decoded once.
 
-An entry is `<name>-<split>-<size>-<key>` with three files: `.images.npy`, `.labels.npy`, and `.json`, which is written last and makes
-the entry whole. The key covers the dataset's own description (checksums included) and the path, size and time of every source file: when
-a source changes the entry is built anew, and building compares the checksums.
+An entry is `<name>-<split>-<size>-<key>` with three files: `.images.npy`, `.labels.npy`, and
+`.json`, which is written last and makes the entry whole. The key covers the data set's description
+(checksums included) and the path, size and time of every source file: when a source changes, the
+entry is built anew, and building compares the checksums.
 """
 
 import hashlib
@@ -28,7 +29,7 @@ VERSION = 1  # raise it when the same files would decode to other pixels
 
 
 def cache_folder() -> Path:
-    """$GRADVEIL_CACHE, else $XDG_CACHE_HOME/gradveil, else ~/.cache/gradveil."""
+    """Return $GRADVEIL_CACHE, else $XDG_CACHE_HOME/gradveil, else ~/.cache/gradveil."""
     if chosen := os.environ.get("GRADVEIL_CACHE"):
         return Path(chosen).expanduser()
     if shared := os.environ.get("XDG_CACHE_HOME"):
@@ -37,7 +38,10 @@ def cache_folder() -> Path:
 
 
 def cached(source: Source, root: Path, split: str, image_size: int | None) -> Images:
-    """From the cache, or read, checked and kept there. Two processes that build one entry at once write the same bytes."""
+    """Return the split from the cache, or read it, check it and keep it there.
+
+    Two processes that build an entry at the same time write the same bytes.
+    """
     key = _key(source, root, split)
     slug = re.sub(r"[^A-Za-z0-9.]+", "-", Path(source.name).name or source.name).strip("-.")
     stem = f"{slug}-{split}-{image_size or 'native'}-{key}"
@@ -55,7 +59,8 @@ def cached(source: Source, root: Path, split: str, image_size: int | None) -> Im
     kept = _restored(folder, stem, source.name, split)
     if kept is None:
         raise GradveilError(
-            f"the cache entry {folder / stem} was damaged or removed while it was written; run again"
+            f"the cache entry {folder / stem} was damaged or removed while it was written; "
+            "run again"
         )
     return kept
 
@@ -81,7 +86,7 @@ def _keep(folder: Path, stem: str, images: Images) -> None:
 
 
 def _save(path: Path, array: NDArray[Any]) -> None:
-    """As np.save, which on a full disk raises an error without a code, so that nobody can tell what happened."""
+    """Write the array as np.save does, whose error on a full disk has no code to tell by."""
     whole = np.ascontiguousarray(array)
     with replacing(path) as temporary, temporary.open("wb") as handle:
         np.lib.format.write_array_header_1_0(
@@ -91,7 +96,7 @@ def _save(path: Path, array: NDArray[Any]) -> None:
 
 
 def _restored(folder: Path, stem: str, name: str, split: str) -> Images | None:
-    """The entry, or None when it is absent or damaged and so must be built."""
+    """Return the entry, or None when it is absent or damaged and so must be built."""
     try:
         facts = read_json(folder / f"{stem}.json", CacheFacts)
         pixels, labels = (_array(folder / f"{stem}.{part}.npy") for part in ("images", "labels"))

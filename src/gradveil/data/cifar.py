@@ -1,4 +1,7 @@
-"""CIFAR-10 and CIFAR-100 in the official python version: pickles, read only when their checksum is the official one."""
+"""CIFAR-10 and CIFAR-100 in the official python version.
+
+These are pickles, read only when their checksum is the official one.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,7 +22,7 @@ _BASE = "https://www.cs.toronto.edu/~kriz"
 
 @dataclass(frozen=True, kw_only=True)
 class Cifar(Dataset):
-    """Either set: they differ in the names of files and of dictionary keys."""
+    """Either set; they differ in the names of files and of dictionary keys."""
 
     train_batches: tuple[str, ...]
     test_batches: tuple[str, ...]
@@ -52,7 +55,8 @@ class Cifar(Dataset):
             or pixels.shape != (len(labels), 3072)
         ):
             raise GradveilError(
-                f"{root / path}: not a batch of {self.title}: no {self.label_key!r} for its images of 3 x 32 x 32"
+                f"{root / path}: not a batch of {self.title}: "
+                f"no {self.label_key!r} for its images of 3 x 32 x 32"
             )
         return pixels.reshape(-1, 3, 32, 32), np.asarray(labels, np.int64)
 
@@ -70,7 +74,8 @@ CIFAR10 = Cifar(
     license=_LICENSE,
     citation=_CITATION,
     layout=(
-        "cifar-10-batches-py/{data_batch_1,data_batch_2,data_batch_3,data_batch_4,data_batch_5,test_batch,batches.meta}",
+        "cifar-10-batches-py/{data_batch_1,data_batch_2,data_batch_3,data_batch_4,data_batch_5,"
+        "test_batch,batches.meta}",
     ),
     home=_HOME,
     files=(

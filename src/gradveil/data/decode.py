@@ -1,4 +1,7 @@
-"""Single images to pixels: decoding with Pillow, resizing, the split by content, and channel statistics."""
+"""Image files and their pixels: finding, decoding and resizing them, the split by content.
+
+Also the mean and standard deviation of their channels.
+"""
 
 import hashlib
 import os
@@ -17,6 +20,7 @@ from gradveil.data.files import FileCheck
 Pixels = NDArray[np.uint8]
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
+# The errors that Pillow raises on a bad file.
 BROKEN = (
     OSError,
     SyntaxError,
@@ -24,11 +28,11 @@ BROKEN = (
     EOFError,
     struct.error,
     Image.DecompressionBombError,
-)  # what Pillow raises on a bad file
+)
 
 
 def opened(path: Path) -> Image.Image:
-    """The decoded image, of 8 bits a channel; a file that does not decode is an error that names it."""
+    """Decode an image of 8 bits a channel; the error for a broken file names it."""
     regular_file(path)
     try:
         with Image.open(path, formats=FORMATS) as image:
@@ -45,7 +49,7 @@ def opened(path: Path) -> Image.Image:
 
 
 def header(path: Path) -> tuple[str, tuple[int, int]]:
-    """Mode and (width, height), without decoding."""
+    """Return Pillow's mode and (width, height), without decoding."""
     regular_file(path)
     try:
         with Image.open(path, formats=FORMATS) as image:
@@ -55,13 +59,13 @@ def header(path: Path) -> tuple[str, tuple[int, int]]:
 
 
 def chw(image: Image.Image, mode: str) -> Pixels:
-    """Channels first; mode is L or RGB."""
+    """Return the pixels (C, H, W); mode is L or RGB."""
     pixels = np.asarray(image.convert(mode))
     return pixels[None] if mode == "L" else pixels.transpose(2, 0, 1)
 
 
 def square(image: Image.Image, size: int) -> Image.Image:
-    """The middle square, resized with Pillow's BILINEAR, which averages when it shrinks."""
+    """Cut out the middle square, resized with Pillow's BILINEAR, which averages as it shrinks."""
     width, height = image.size
     side = min(width, height)
     left, top = (width - side) // 2, (height - side) // 2
@@ -71,25 +75,24 @@ def square(image: Image.Image, size: int) -> Image.Image:
 
 
 def resized(images: Pixels, size: int) -> Pixels:
-    """Square NCHW images at another size, one by one with Pillow's BILINEAR."""
+    """Resize square images (N, C, H, W), one by one with Pillow's BILINEAR."""
     if images.shape[2] == size:
         return images
     result = np.empty((*images.shape[:2], size, size), np.uint8)
     for source, target in zip(images, result, strict=True):
-        for channel, place in zip(source, target, strict=True):
-            place[:] = np.asarray(
-                Image.fromarray(channel).resize((size, size), Image.Resampling.BILINEAR)
-            )
+        for before, after in zip(source, target, strict=True):
+            picture = Image.fromarray(before).resize((size, size), Image.Resampling.BILINEAR)
+            after[:] = np.asarray(picture)
     return result
 
 
 def in_test(pixels: bytes) -> bool:
-    """True for about one content in five, by a hash: equal pixels always fall on the same side."""
+    """Tell by a hash whether pixels belong to the test split: one content in five does."""
     return int.from_bytes(hashlib.sha256(pixels).digest()[:8], "big") < 2**64 // 5
 
 
 def statistics(images: Pixels) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel in [0, 1], from exact counts of the 256 values."""
+    """Return mean and standard deviation of each channel, in [0, 1], from exact counts."""
     values = np.arange(256) / 255
     means, deviations = [], []
     for channel in range(images.shape[1]):
@@ -99,51 +102,50 @@ def statistics(images: Pixels) -> tuple[tuple[float, ...], tuple[float, ...]]:
         share = counts / counts.sum()
         mean = float(share @ values)
         means.append(mean)
-        deviations.append(
-            max(float(share @ (values - mean) ** 2) ** 0.5, 1 / 255)
-        )  # a constant channel must not divide by zero
+        deviation = float(share @ (values - mean) ** 2) ** 0.5
+        deviations.append(max(deviation, 1 / 255))  # a constant channel must not divide by zero
     return tuple(means), tuple(deviations)
 
 
 def listed(folder: Path) -> tuple[list[Path], int]:
-    """The image files at any depth below the folder, in the order of their names, and how many other files there are."""
+    """Return the image files at any depth below the folder, sorted, and count the other files."""
     images, others = [], 0
-    for place, _, names in os.walk(folder):
+    for parent, _, names in os.walk(folder):
         for name in names:
             if Path(name).suffix.lower() in SUFFIXES and not name.startswith("."):
-                images.append(Path(place, name))
+                images.append(Path(parent, name))
             else:
                 others += 1
     return sorted(images), others
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """In the order of their names; hidden ones are left out."""
+    """Return the folders in it, sorted; hidden ones are left out."""
     return sorted(
         path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(".")
     )
 
 
 def natural(path: Path) -> tuple[int, str]:
-    """Sorts x_2 before x_10."""
+    """Return a key that sorts x_2 before x_10."""
     return len(path.name), path.name
 
 
 def decoded(paths: Sequence[Path], mode: str, size: int) -> Pixels:
-    """NCHW; every image must have this size."""
+    """Return the images (N, C, H, W); refuse one of another size."""
     result = np.empty((len(paths), 1 if mode == "L" else 3, size, size), np.uint8)
-    for path, place in zip(paths, result, strict=True):
+    for path, pixels in zip(paths, result, strict=True):
         image = opened(path)
         if image.size != (size, size):
             raise GradveilError(
                 f"image {path} is {image.size[0]}x{image.size[1]}: expected {size}x{size}"
             )
-        place[:] = chw(image, mode)
+        pixels[:] = chw(image, mode)
     return result
 
 
 def broken(paths: Iterable[Path]) -> tuple[FileCheck, ...]:
-    """One check for each file that does not decode."""
+    """Return a check for each file that does not decode."""
     found = []
     for path in paths:
         try:

@@ -1,4 +1,8 @@
-"""Downloading the official files: resumed where they stopped, tried again when the line breaks, kept only when the checksum is right."""
+"""Downloading the official files.
+
+A download goes on where it stopped, is tried again when the connection breaks, and is kept only
+when the checksum is right.
+"""
 
 import errno
 import http.client
@@ -15,9 +19,13 @@ from gradveil.data.images import SPLITS
 from gradveil.data.registry import find, find_root
 
 Progress = Callable[[str, int, int | None], None]
+"""(file, bytes so far, total bytes if known) -> None."""
+
 ATTEMPTS = 5
-TIMEOUT = 30.0
-CHUNK = 1 << 18
+TIMEOUT = 30.0  # seconds
+READ_BYTES = 1 << 18  # at a time
+
+# Errors of this machine's disk, which another attempt would not mend.
 LOCAL = {
     errno.ENOSPC,
     errno.EDQUOT,
@@ -31,7 +39,7 @@ LOCAL = {
 
 
 def fetch(name: str, root: Path | None = None, progress: Progress | None = None) -> Verification:
-    """Get what is missing of a dataset and verify it. `progress` receives the file, the bytes so far and the total if known."""
+    """Download the missing files of a data set and verify it, telling `progress` on the way."""
     source = find(name)
     if not isinstance(source, Dataset):
         raise GradveilError(f"{name} is a folder of your own: there is nothing to fetch")
@@ -41,12 +49,13 @@ def fetch(name: str, root: Path | None = None, progress: Progress | None = None)
 def fetched(
     dataset: Dataset, root: Path, progress: Progress | None = None, *, wait: float = 1.0
 ) -> Verification:
-    """As `fetch`; `wait` is the pause in seconds before the second attempt, doubled before each further one."""
+    """Fetch and verify a data set; `wait` seconds before a second attempt, then twice as long."""
     state = dataset.verify(root)
     if not state.ok:
         if not dataset.downloads:
             raise GradveilError(
-                f"{dataset.name} has no open download: get it from {dataset.home} and place {', '.join(dataset.layout)} in {root}"
+                f"{dataset.name} has no open download: "
+                f"get it from {dataset.home} and place {', '.join(dataset.layout)} in {root}"
             )
         for file in dataset.downloads:
             if not check(root, file).ok:
@@ -77,7 +86,7 @@ def _download(dataset: Dataset, file: File, root: Path, progress: Progress, wait
                 part.replace(target)
                 return
             part.unlink()
-            problem = f"what came is {state.problem}"
+            problem = f"the download is {state.problem}"
             if not resumed:  # a fresh download that differs will differ again
                 break
         except urllib.error.HTTPError as error:
@@ -88,14 +97,14 @@ def _download(dataset: Dataset, file: File, root: Path, progress: Progress, wait
         except (OSError, http.client.HTTPException) as error:
             if isinstance(error, OSError) and error.errno in LOCAL:
                 raise GradveilError(
-                    f"cannot write {part}: {error.strerror}; what came so far is kept"
+                    f"cannot write {part}: {error.strerror}; the part so far is kept"
                 ) from error
             problem = str(error)
     raise _unreachable(dataset, file, root, problem)
 
 
 def _transfer(file: File, part: Path, progress: Progress) -> bool:
-    """Append to the partial file what the server still has; True if it held something before."""
+    """Append the rest of the server's file to the partial one; tell whether that went on."""
     assert file.url is not None
     done = part.stat().st_size if part.exists() else 0
     request = urllib.request.Request(file.url, headers={"Range": f"bytes={done}-"} if done else {})
@@ -112,7 +121,7 @@ def _transfer(file: File, part: Path, progress: Progress) -> bool:
         done = done if resumed else 0
         total = done + int(length) if length else None
         with part.open("ab" if resumed else "wb") as out:
-            while chunk := response.read(CHUNK):
+            while chunk := response.read(READ_BYTES):
                 out.write(chunk)
                 done += len(chunk)
                 progress(Path(file.path).name, done, total)
@@ -122,7 +131,7 @@ def _transfer(file: File, part: Path, progress: Progress) -> bool:
 
 
 def _unreachable(dataset: Dataset, file: File, root: Path, problem: str) -> GradveilError:
-    places = ", ".join(f"{entry.url} as {root / entry.path}" for entry in dataset.downloads)
+    wanted = ", ".join(f"{entry.url} as {root / entry.path}" for entry in dataset.downloads)
     return GradveilError(
-        f"cannot download {file.url}: {problem}; run again to go on, or place by hand {places}"
+        f"cannot download {file.url}: {problem}; run again to go on, or place by hand {wanted}"
     )

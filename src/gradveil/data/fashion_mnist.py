@@ -27,7 +27,10 @@ CLASSES = (
     "Ankle boot",
 )
 MEAN, STD = (0.1307,), (0.3081,)  # as published by the papers; they are MNIST's
-CITATION = "Xiao, Rasul, Vollgraf, Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning Algorithms, arXiv:1708.07747, 2017"
+CITATION = (
+    "Xiao, Rasul, Vollgraf, Fashion-MNIST: a Novel Image Dataset for Benchmarking Machine Learning "
+    "Algorithms, arXiv:1708.07747, 2017"
+)
 LICENSE = "MIT"
 HOME = "https://github.com/zalandoresearch/fashion-mnist"
 
@@ -37,7 +40,10 @@ _STEMS = {"train": "train", "test": "t10k"}
 
 
 def idx(data: bytes, origin: object) -> Pixels:
-    """The array of bytes in a gzipped idx file: a zero, a zero, the type (8), the rank, one big-endian length per axis, the values."""
+    """Return the array of bytes in a gzipped idx file.
+
+    The file holds two zeros, the type (8), the rank, a big-endian length per axis, the values.
+    """
     try:
         raw = gzip.decompress(data)
         rank = raw[3] if raw[:3] == b"\0\0\x08" else 0
@@ -46,9 +52,8 @@ def idx(data: bytes, origin: object) -> Pixels:
         raise GradveilError(f"{origin}: not a gzipped idx file: {error}") from error
     if rank == 0 or len(raw) != 4 + 4 * rank + math.prod(shape):
         raise GradveilError(f"{origin}: not an idx file of bytes")
-    return np.frombuffer(bytearray(raw), np.uint8, offset=4 + 4 * rank).reshape(
-        shape
-    )  # torch wants memory it may write
+    writable = bytearray(raw)  # torch wants memory it may write
+    return np.frombuffer(writable, np.uint8, offset=4 + 4 * rank).reshape(shape)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,8 @@
-"""Official files and their checksums: a file is read whole, compared, and only then used."""
+"""Official files: their checksums, the pickles in them, and the archives they come in.
+
+A file is read whole, compared with its checksum, and only then used. Unpickling and unpacking take
+only listed types and names.
+"""
 
 import hashlib
 import io
@@ -11,6 +15,7 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -22,7 +27,10 @@ from gradveil.core.files import regular_file
 
 @dataclass(frozen=True)
 class File:
-    """A file as its owner publishes it; `path` is relative to the data root. `size` only helps to tell truncation from damage."""
+    """A file as its owner publishes it; `path` is relative to the data root.
+
+    `size`, in bytes, only helps to tell truncation from damage.
+    """
 
     path: str
     md5: str
@@ -32,7 +40,7 @@ class File:
 
 @dataclass(frozen=True)
 class FileCheck:
-    """What verification says of one file; `problem` is empty when it is ok."""
+    """The state of a file on disk; `problem` is empty when it is ok."""
 
     path: Path
     ok: bool
@@ -41,7 +49,7 @@ class FileCheck:
 
 @dataclass(frozen=True)
 class Verification:
-    """The state of one dataset on disk; `note` counts what is there."""
+    """The state of a data set on disk; `note` counts the images or files that are there."""
 
     name: str
     ok: bool
@@ -64,7 +72,7 @@ def check(root: Path, file: File) -> FileCheck:
 
 
 def checked_bytes(root: Path, file: File) -> bytes:
-    """The bytes of the file, which are the official ones: anything else is an error that names the file."""
+    """Return the bytes of the file; refuse any but the official ones."""
     path = root / file.path
     regular_file(path)
     try:
@@ -77,10 +85,8 @@ def checked_bytes(root: Path, file: File) -> bytes:
     return data
 
 
-def _md5(data: bytes = b"") -> "hashlib._Hash":
-    return hashlib.md5(
-        data, usedforsecurity=False
-    )  # what the owners publish; it finds damage, not forgery
+# The owners publish MD5 sums, which find damage, not forgery.
+_md5 = partial(hashlib.md5, usedforsecurity=False)
 
 
 def _difference(size: int, digest: str, file: File) -> str:
@@ -91,7 +97,9 @@ def _difference(size: int, digest: str, file: File) -> str:
     return f"corrupted: md5 is {digest}, official {file.md5}"
 
 
-_reconstruct: Any = np.empty(0).__reduce__()[0]  # its module was renamed in NumPy 2
+# NumPy's function that pickles of arrays call. Its module was renamed in NumPy 2, so an array is
+# asked for it.
+_reconstruct: Any = np.empty(0).__reduce__()[0]
 
 
 def _array(kind: type, shape: tuple[int, ...], code: bytes) -> Any:
@@ -101,7 +109,10 @@ def _array(kind: type, shape: tuple[int, ...], code: bytes) -> Any:
 
 
 def _dtype(spec: bytes | str, *_: object) -> Any:
-    """Bytes alone: an array of objects could carry anything. NumPy 2.4 warns of the flags that old pickles pass, so they stay out."""
+    """Return the type of bytes; refuse others, since an array of objects could carry anything.
+
+    NumPy 2.4 warns of the flags that old pickles pass, so they are left out.
+    """
     text = spec.decode() if isinstance(spec, bytes) else spec
     if text != "u1":
         raise pickle.UnpicklingError(f"array of {text!r}")
@@ -125,7 +136,7 @@ class _Restricted(pickle.Unpickler):
 
 
 def loads(data: bytes, origin: object) -> dict[bytes, Any]:
-    """The dictionary in a pickle whose checksum has been compared already; `origin` names the file in errors."""
+    """Return the dictionary in a pickle whose checksum was compared; `origin` is for errors."""
     try:
         found = _Restricted(io.BytesIO(data), encoding="bytes").load()
     except Exception as error:  # a damaged pickle can raise nearly anything
@@ -139,9 +150,10 @@ def loads(data: bytes, origin: object) -> dict[bytes, Any]:
 
 @dataclass(frozen=True)
 class Archive:
-    """A published .tar.gz or .zip. `members` is the pattern a member's whole name must match to be unpacked into `folder`.
+    """A published .tar.gz or .zip whose members are unpacked into `folder`.
 
-    The pattern is a list of what may be written: names with `..`, absolute names and links never match.
+    A member's whole name must match the pattern `members`, which lists all that may be written:
+    names with `..`, absolute names and links never match.
     """
 
     file: File
@@ -150,7 +162,10 @@ class Archive:
 
 
 def unpack(root: Path, archive: Archive) -> None:
-    """Write the wanted members below the root. The folder appears complete, or files join the ones already there."""
+    """Write the wanted members below the root.
+
+    The folder appears complete, or files join those already there.
+    """
     path = root / archive.file.path
     state = check(root, archive.file)
     if not state.ok:
@@ -186,13 +201,10 @@ def _members(path: Path, wanted: re.Pattern[str]) -> Iterator[tuple[str, IO[byte
         return
     with tarfile.open(path) as tar:
         for member in tar:
-            source_or_none = (
-                tar.extractfile(member)
-                if member.isreg() and wanted.fullmatch(member.name)
-                else None
-            )
-            if source_or_none is not None:
-                yield member.name, source_or_none
+            if member.isreg() and wanted.fullmatch(member.name):
+                extracted = tar.extractfile(member)
+                if extracted is not None:
+                    yield member.name, extracted
 
 
 def _move(staged: Path, target: Path) -> None:
@@ -206,6 +218,6 @@ def _move(staged: Path, target: Path) -> None:
             if not target.is_dir():  # another process may have put the same folder there meanwhile
                 raise
     for source in sorted(path for path in staged.rglob("*") if path.is_file()):
-        place = target / source.relative_to(staged)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        source.replace(place)
+        moved = target / source.relative_to(staged)
+        moved.parent.mkdir(parents=True, exist_ok=True)
+        source.replace(moved)

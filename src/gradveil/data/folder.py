@@ -1,7 +1,9 @@
-"""A folder of the user's own images: PATH/{train,test}/<class>/*, or PATH/<class>/* with the split by content of `pixels.in_test`.
+"""A folder of the user's images: PATH/{train,test}/<class>/*, or PATH/<class>/*.
 
-Images are grey when every one of them is (modes L and 1), else RGB; transparency is dropped. They must share one square size, unless
-`image_size` is given: then each is cut to its middle square and resized with Pillow's BILINEAR. Mean and std come from the training split.
+Without train and test folders the content of an image decides (`decode.in_test`). Images are gray
+when every one of them is (modes L and 1), else RGB; transparency is dropped. They must share a
+square size, unless `image_size` is given: then each is cut to its middle square and resized with
+Pillow's BILINEAR. Mean and std come from the training split.
 """
 
 from collections.abc import Iterator, Sequence
@@ -29,11 +31,13 @@ from gradveil.data.decode import (
 from gradveil.data.files import FileCheck, Verification
 from gradveil.data.images import SPLITS, Images
 
-_GREY = {"L", "1"}
+_GRAY = {"L", "1"}
 
 
 @dataclass(frozen=True)
 class Folder(Source):
+    """The images below `path`, with a subfolder for each class."""
+
     path: Path
 
     def sources(self, root: Path, split: str) -> Sequence[Path]:
@@ -46,9 +50,9 @@ class Folder(Source):
         labels: dict[str, list[int]] = {side: [] for side in SPLITS}
         for path, name, side in self._entries():
             image = opened(path)
-            place = side or ("test" if in_test(_content(image)) else "train")
-            pixels[place].append(_fitted(image, mode, size))
-            labels[place].append(names.index(name))
+            side = side or ("test" if in_test(_content(image)) else "train")
+            pixels[side].append(_fitted(image, mode, size))
+            labels[side].append(names.index(name))
         for side in {"train", split}:
             self._refuse_gaps(side, len(names), set(labels[side]))
         mean, std = statistics(np.stack(pixels["train"]))
@@ -63,7 +67,7 @@ class Folder(Source):
         )
 
     def verify(self, root: Path) -> Verification:
-        """Every image decodes; files that are no images by their suffix are counted."""
+        """Decode every image; count the files that are no images by their suffix."""
         parts = self._parts()
         found = [listed(folder) for part in parts for folder in subfolders(part)]
         paths = [path for images, _ in found for path in images]
@@ -76,16 +80,17 @@ class Folder(Source):
             except GradveilError as error:
                 problems = (FileCheck(self.path, False, str(error)),)
         layout = "split by folder" if len(parts) == 2 else "split by content, about 80 to 20"
-        several = (
-            "of several sizes or not square (give an image size), "
-            if len(sizes) > 1 or any(w != h for w, h in sizes)
-            else ""
+        several = ""
+        if len(sizes) > 1 or any(w != h for w, h in sizes):
+            several = "of several sizes or not square (give an image size), "
+        note = (
+            f"{len(paths)} images, {several}{len(subfolders(parts[0]))} classes, {layout}; "
+            f"{sum(others for _, others in found)} other files ignored"
         )
-        note = f"{len(paths)} images, {several}{len(subfolders(parts[0]))} classes, {layout}; {sum(n for _, n in found)} other files ignored"
         return Verification(self.name, not problems, problems, note)
 
     def _parts(self) -> list[Path]:
-        """The train and test folders, or the one folder that holds the classes."""
+        """Return the train and test folders, or the folder that holds the classes."""
         if not self.path.is_dir():
             raise GradveilError(
                 f"no folder {self.path}: give a folder with one subfolder of images per class"
@@ -95,12 +100,13 @@ class Folder(Source):
             return [self.path]
         if not test.is_dir():
             raise GradveilError(
-                f"{train} holds class folders, but there is no {test}: add it, or give {train} itself to split by content"
+                f"{train} holds class folders, but there is no {test}: "
+                f"add it, or give {train} itself to split by content"
             )
         return [train, test]
 
     def _entries(self) -> Iterator[tuple[Path, str, str | None]]:
-        """Path, class and split of every image; the split is None where content decides."""
+        """Yield path, class and split of every image; the split is None where content decides."""
         parts = self._parts()
         names = self._names(parts[0])
         for number, part in enumerate(parts):
@@ -110,42 +116,42 @@ class Folder(Source):
                 paths, _ = listed(folder)
                 if not paths:
                     raise GradveilError(
-                        f"class folder {folder} has no images (png, jpg, jpeg, bmp, webp): fill or remove it"
+                        f"class folder {folder} has no images (png, jpg, jpeg, bmp, webp): "
+                        "fill or remove it"
                     )
-                yield from (
-                    (path, folder.name, SPLITS[number] if len(parts) == 2 else None)
-                    for path in paths
-                )
+                split = SPLITS[number] if len(parts) == 2 else None
+                yield from ((path, folder.name, split) for path in paths)
 
     def _names(self, part: Path) -> list[str]:
         names = [folder.name for folder in subfolders(part)]
         if len(names) < 2:
             raise GradveilError(
-                f"{part} has {len(names)} class folders: at least 2 are needed, one subfolder of images per class"
+                f"{part} has {len(names)} class folders: "
+                "at least 2 are needed, one subfolder of images per class"
             )
         return names
 
     def _shape(self, paths: Sequence[Path], image_size: int | None) -> tuple[str, int]:
         headers = [header(path) for path in paths]
-        mode = "L" if all(kind in _GREY for kind, _ in headers) else "RGB"
+        mode = "L" if all(kind in _GRAY for kind, _ in headers) else "RGB"
         if image_size is not None:
             return mode, image_size
         first = headers[0][1]
         for path, (_, size) in zip(paths, headers, strict=True):
             if size != first or size[0] != size[1]:
                 raise GradveilError(
-                    f"{self.path}: images are not of one square size: {path} is {size[0]}x{size[1]}, "
-                    f"{paths[0]} is {first[0]}x{first[1]}; give an image size"
+                    f"{self.path}: images are not of one square size: "
+                    f"{path} is {size[0]}x{size[1]}, {paths[0]} is {first[0]}x{first[1]}; "
+                    "give an image size"
                 )
         return mode, first[0]
 
     def _refuse_gaps(self, split: str, classes: int, labels: set[int]) -> None:
         if not labels or (split == "train" and len(labels) < classes):
-            what = (
-                "no images" if not labels else f"images of {len(labels)} of {classes} classes only"
-            )
+            some = f"images of {len(labels)} of {classes} classes only" if labels else "no images"
             raise GradveilError(
-                f"{self.path}: the {split} split has {what}: add images, or divide them into {self.path / 'train'} and {self.path / 'test'}"
+                f"{self.path}: the {split} split has {some}: add images, "
+                f"or divide them into {self.path / 'train'} and {self.path / 'test'}"
             )
 
 
@@ -155,5 +161,5 @@ def _fitted(image: Image.Image, mode: str, size: int) -> Pixels:
 
 
 def _content(image: Image.Image) -> bytes:
-    """RGB pixels with their shape, whatever the other images are and whatever size is asked for."""
+    """Return RGB pixels with their shape, whatever mode and size the images are loaded in."""
     return repr(image.size).encode() + image.convert("RGB").tobytes()

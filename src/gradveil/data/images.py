@@ -13,6 +13,7 @@ from gradveil.core.types import Batch
 from gradveil.data.decode import in_test, statistics
 
 SPLITS = ("train", "test")
+BATCHES_AHEAD = 64  # prepared in one call: enough to keep a GPU busy, few enough for its memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,14 +37,14 @@ class Images:
 
     @property
     def size(self) -> int:
-        """Height and width: images are square after loading."""
+        """Height and width in pixels: images are square after loading."""
         return self.images.shape[2]
 
     def __len__(self) -> int:
         return len(self.images)
 
     def select(self, indices: Tensor | Sequence[int]) -> "Images":
-        """These images alone, in the order of the indices, as a copy in memory."""
+        """Return these images alone, in the order of the indices, as a copy in memory."""
         chosen = torch.as_tensor(indices)
         if not len(chosen):
             chosen = chosen.long()
@@ -256,7 +257,7 @@ def divided(images: Images) -> tuple[Images, Images]:
 def balanced(labels: Tensor, fraction: float, seed: int) -> Tensor:
     """Indices, in order, of a random part of every class: round(fraction * count), at least one.
 
-    With one seed a smaller fraction is a subset of a larger one.
+    With the same seed a smaller fraction is a subset of a larger one.
     """
     kept = []
     for label in sorted(set(labels.tolist())):
@@ -302,10 +303,11 @@ class Batches:
     def __iter__(self) -> Iterator[Batch]:
         count = len(self.images)
         size = min(self.size, count)
-        order = (
-            torch.arange(count) if self.rng is None else torch.randperm(count, generator=self.rng)
-        )
-        for rows in order.to(self.images.device).split(size * AHEAD):
+        if self.rng is None:
+            order = torch.arange(count)
+        else:
+            order = torch.randperm(count, generator=self.rng)
+        for rows in order.to(self.images.device).split(size * BATCHES_AHEAD):
             images = self.images[rows]
             if self.prepare and self.rng:
                 images = self.prepare(images, self.rng)

@@ -1,7 +1,8 @@
-"""Medical MNIST: 64x64 grey JPEGs of six kinds of scan, in one folder per class.
+"""Medical MNIST: 64x64 gray JPEGs of six kinds of scan, in a folder per class.
 
-It has no official split and holds exact duplicates. So content decides: a hash of the decoded pixels sends an image to train or to test
-(about 80 to 20), and no picture can land in both. Only part of the images is accepted, and verification says how large it is.
+It has no official split and holds exact duplicates. So content decides: a hash of the decoded
+pixels sends an image to train or to test (about 80 to 20), and no picture can land in both. A part
+of the images is accepted, and verification says how large it is.
 """
 
 from collections.abc import Sequence
@@ -28,6 +29,8 @@ _PUBLISHED = {
 
 @dataclass(frozen=True)
 class MedicalMnist(Dataset):
+    """A folder of JPEGs for each class, split by content."""
+
     def sources(self, root: Path, split: str) -> Sequence[Path]:
         return [path for path, _ in self._entries(root)]
 
@@ -38,12 +41,13 @@ class MedicalMnist(Dataset):
         here = np.asarray([in_test(image.tobytes()) == (split == "test") for image in images])
         if len(np.unique(labels[here])) < len(_PUBLISHED):
             raise GradveilError(
-                f"{root / _FOLDER}: too few images: by content, the {split} split lacks some of the six classes"
+                f"{root / _FOLDER}: too few images: "
+                f"by content, the {split} split lacks some of the six classes"
             )
         return images[here], labels[here], tuple(_PUBLISHED)
 
     def inspect(self, root: Path) -> Verification:
-        """Every class folder is there and every JPEG decodes; there are no official checksums."""
+        """Look for every class folder and decode every JPEG: there are no official checksums."""
         found = {name: listed(root / _FOLDER / name)[0] for name in _PUBLISHED}
         empty = tuple(
             FileCheck(root / _FOLDER / name, False, "missing or empty")
@@ -85,7 +89,10 @@ MEDICAL_MNIST = MedicalMnist(
     mean=(0.35224,),
     std=(0.28301,),
     license="none stated",
-    citation="Lozano, Medical MNIST Classification, github.com/apolanco3225/Medical-MNIST-Classification, 2017",
+    citation=(
+        "Lozano, Medical MNIST Classification, "
+        "github.com/apolanco3225/Medical-MNIST-Classification, 2017"
+    ),
     layout=tuple(f"{_FOLDER}/{name}/*.jpeg" for name in _PUBLISHED),
     home="https://www.kaggle.com/datasets/andrewmvd/medical-mnist",
 )

@@ -1,4 +1,4 @@
-"""The one table of datasets, and finding one by name."""
+"""The table of data sets, and loading or verifying one by name."""
 
 import os
 from pathlib import Path
@@ -23,15 +23,19 @@ DATASETS: tuple[Dataset, ...] = (
     MEDICAL_MNIST,
     FASHION_MNIST_MINI,
 )
+LARGEST_IMAGE = 4096  # pixels of height and width
 
 
 def catalog() -> tuple[Dataset, ...]:
-    """Every known dataset, with its facts."""
+    """Return every known data set, with its facts."""
     return DATASETS
 
 
 def find(name: str) -> Source:
-    """A dataset of the catalog, or the user's own folder: `folder:PATH`, or the path of a folder that exists."""
+    """Return a data set of the catalog, or the user's folder.
+
+    A folder is written `folder:PATH`, or as the path of a folder that exists.
+    """
     for dataset in DATASETS:
         if dataset.name == name:
             return dataset
@@ -49,11 +53,11 @@ def _folder(path: str) -> Folder:
     return Folder(f"folder:{path}", Path(path).expanduser())
 
 
-LARGEST = 4096
-
-
 def find_root(root: Path | None = None) -> Path:
-    """The folder given, else $GRADVEIL_DATA, else $XDG_DATA_HOME/gradveil, else ~/.local/share/gradveil."""
+    """Return the folder given, else $GRADVEIL_DATA, else a folder `gradveil` for shared data.
+
+    The last is in $XDG_DATA_HOME, else in ~/.local/share.
+    """
     if root is not None:
         return Path(root).expanduser()
     if chosen := os.environ.get("GRADVEIL_DATA"):
@@ -72,23 +76,28 @@ def load(
     seed: int = 0,
     image_size: int | None = None,
 ) -> Images:
-    """One split, decoded once and mapped from the cache. `fraction` keeps a random part of every class, the same for the same seed."""
+    """Load a split, decoded once and mapped from the cache.
+
+    `fraction` keeps a random part of every class, the same for the same seed. `image_size` resizes,
+    in pixels.
+    """
     if split not in SPLITS:
         raise unknown("split", split, SPLITS)
     if not 0 < fraction <= 1:
         raise GradveilError(f"fraction {fraction!r} is out of range: choose above 0 and at most 1")
-    if image_size is not None and not 1 <= image_size <= LARGEST:
+    if image_size is not None and not 1 <= image_size <= LARGEST_IMAGE:
         raise GradveilError(
-            f"image size {image_size!r} is out of range: choose from 1 to {LARGEST}"
+            f"image size {image_size!r} is out of range: choose from 1 to {LARGEST_IMAGE}"
         )
-    source, place = find(name), find_root(root)
+    source, folder = find(name), find_root(root)
     size = None if isinstance(source, Dataset) and image_size == source.size else image_size
-    images = (
-        cached(source, place, split, size) if source.decodes else source.read(place, split, size)
-    )
+    if source.decodes:
+        images = cached(source, folder, split, size)
+    else:
+        images = source.read(folder, split, size)
     return images if fraction == 1 else images.select(balanced(images.labels, fraction, seed))
 
 
 def verify(name: str, root: Path | None = None) -> Verification:
-    """Look at every file of a dataset: which is missing, truncated or corrupted."""
+    """Look at every file of a data set and say which is missing, truncated or corrupted."""
     return find(name).verify(find_root(root))

@@ -1,6 +1,8 @@
-"""Tiny ImageNet: JPEGs in official folders. Its test split is the official `val`, because the labels of `test` were never published.
+"""Tiny ImageNet: JPEGs in official folders.
 
-Labels follow the sorted WordNet ids. A part of the training images is accepted, and verification says how large it is.
+Its test split is the official `val`, because the labels of `test` were never published. Labels
+follow the sorted WordNet ids. A part of the training images is accepted, and verification says how
+large it is.
 """
 
 from collections.abc import Sequence
@@ -22,6 +24,8 @@ _PER_CLASS = 500
 
 @dataclass(frozen=True)
 class TinyImageNet(Dataset):
+    """A folder of training JPEGs for each WordNet id, and annotated test JPEGs."""
+
     def sources(self, root: Path, split: str) -> Sequence[Path]:
         index = self.present(root, _INDEX)
         return [*index, *(path for path, _ in self._entries(root, split))]
@@ -32,7 +36,7 @@ class TinyImageNet(Dataset):
         return decoded([path for path, _ in entries], "RGB", self.size), labels, self._names(root)
 
     def inspect(self, root: Path) -> Verification:
-        """Every folder is there and every JPEG decodes; there are no official checksums of unpacked files."""
+        """Look for every folder and decode every JPEG: unpacked files have no checksums."""
         absent = [root / path for path in _INDEX if not (root / path).is_file()]
         if absent:
             checks = tuple(FileCheck(path, False, "missing") for path in absent)
@@ -56,7 +60,10 @@ class TinyImageNet(Dataset):
     def _note(self, training: dict[str, list[Path]], testing: list[Path]) -> str:
         counts = sorted({len(paths) for paths in training.values()})
         span = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-        return f"{span} of {_PER_CLASS} training images per class, {len(testing)} of {self.test} test images"
+        return (
+            f"{span} of {_PER_CLASS} training images per class, "
+            f"{len(testing)} of {self.test} test images"
+        )
 
     def _entries(self, root: Path, split: str) -> list[tuple[Path, int]]:
         ids = _ids(root)
@@ -133,6 +140,7 @@ TINY_IMAGENET = TinyImageNet(
         ),
         folder=_FOLDER,
         members=_FOLDER
-        + r"/(wnids\.txt|words\.txt|val/val_annotations\.txt|train/n\d{8}/images/\w+\.JPEG|val/images/\w+\.JPEG)",
+        + r"/(wnids\.txt|words\.txt|val/val_annotations\.txt"
+        + r"|train/n\d{8}/images/\w+\.JPEG|val/images/\w+\.JPEG)",
     ),
 )

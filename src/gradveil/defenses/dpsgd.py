@@ -14,7 +14,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.types import Gradients, Knowledge
 from gradveil.defenses.base import Defense, ImageShape, Moment, Seam, State
 from gradveil.defenses.noise import BREAKERS, gaussian, tell_noise
-from gradveil.engine.shares import VictimGradients
+from gradveil.engine.shares import Shares
 
 AT_ONCE = 16  # samples whose gradients are held in memory together
 
@@ -104,7 +104,7 @@ class DPSGD(Defense):
         state: State,
         rng: Generator,
     ) -> tuple[Gradients, State]:
-        each = VictimGradients(moment.model, moment.loss, told=moment.draws)
+        each = Shares(moment.model, moment.loss, told=moment.draws)
         total = {name: torch.zeros_like(value) for name, value in gradients.items()}
         images, labels = moment.batch.images[:, None], moment.batch.labels[:, None]
         for rows in torch.arange(len(images)).split(AT_ONCE):

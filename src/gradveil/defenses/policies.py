@@ -14,7 +14,7 @@ from gradveil.core.types import Batch, Knowledge
 from gradveil.defenses.base import Defense, Seam, is_built_in
 from gradveil.transforms import LIBRARY, Policy, Preparation, Transform
 from gradveil.transforms.differentiable import Anew, Drawn, draw
-from gradveil.transforms.policy import LONGEST
+from gradveil.transforms.policy import POLICY_LENGTH
 
 MOST_POLICIES = 10_000  # of a random defense: each is drawn and kept
 GAO = (
@@ -135,7 +135,7 @@ class RandomPolicies(Transforming):
     def policy(self) -> Policy:
         """The policies, as one hybrid."""
         rng = generator(self.seed, "random policies")
-        drawn = torch.randint(len(LIBRARY), (self.count, LONGEST), generator=rng).tolist()
+        drawn = torch.randint(len(LIBRARY), (self.count, POLICY_LENGTH), generator=rng).tolist()
         return Policy(
             tuple(tuple(Transform.parse(str(index)) for index in member) for member in drawn)
         )

@@ -1,1 +1,1 @@
-"""The engine: the gradients of many victims at once, in one batched pass wherever the model allows it."""
+"""The engine: the gradients of many victims in one batched pass, wherever the model allows it."""

@@ -1,4 +1,4 @@
-"""Where to compute."""
+"""The device and its means: where to compute, how much fits, number formats, CUDA graphs."""
 
 import ctypes
 import os
@@ -16,28 +16,32 @@ from torch import Tensor, nn
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.engine.gradients import in_mode
 
-CHOICES = ("auto", "cpu", "cuda")
+DEVICES = ("auto", "cpu", "cuda")
+MEMORY_SHARE = 0.25  # of the free memory: others need some, and the estimate is rough
+UNKNOWN_MEMORY = 2 * 2**30  # bytes taken as free where the system does not tell
+MOST_IMAGES = {"cpu": 42, "cuda": 8_400}  # in a pass: with more it gets no faster
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # from glibc's malloc.h
+WARM_UP = 3  # plain runs before a capture, as torch asks for; they count like any other
+
+T = TypeVar("T")
 
 
 def find_device(name: str) -> torch.device:
-    """`auto` is the GPU where there is one."""
-    if name not in CHOICES:
-        raise unknown("device", name, CHOICES)
+    """Return the device of this name; `auto` is the GPU where there is one."""
+    if name not in DEVICES:
+        raise unknown("device", name, DEVICES)
     there = torch.cuda.is_available()
     if name == "cuda" and not there:
         raise GradveilError("device cuda: this torch sees no GPU; choose cpu or auto")
     return torch.device("cuda" if name == "cuda" or (name == "auto" and there) else "cpu")
 
 
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # from glibc's malloc.h
-
-
 @cache
 def keep_freed_memory() -> bool:
-    """Tell glibc, once, not to give large buffers back to the system and fetch them again. Whether it could be told.
+    """Tell glibc, once, to keep large buffers; return whether it could be told.
 
-    An attack allocates the same tens of megabytes thousands of times. By default each is mapped, filled with zeros page by page
-    and unmapped again, which takes most of the time on a CPU.
+    An attack allocates the same tens of megabytes thousands of times. By default each is mapped,
+    filled with zeros page by page and unmapped again, which takes most of the time on a CPU.
     """
     if sys.platform != "linux":
         return False
@@ -49,35 +53,34 @@ def keep_freed_memory() -> bool:
     return all(bool(mallopt(option, value)) for option, value in wanted)
 
 
-SHARE = 0.25  # of the free memory: other things need some, and the estimate is rough
-UNKNOWN = 2 * 2**30  # bytes taken as free where the system does not tell
-MOST = {"cpu": 42, "cuda": 8_400}  # images: beyond these a pass gets no faster
-
-
 def images_at_once(model: nn.Module, images: Tensor, *, short: bool = False) -> int:
-    """For passes with a gradient for each image, like the first of these. `short`: in two bytes a number, with no patches laid out."""
+    """Return how many images like the first fit into a pass with a gradient for each.
+
+    With `short`, numbers take two bytes and no patches are laid out.
+    """
     with torch.no_grad(), in_mode(model, False):
         outputs, largest = _numbers(model, images[:1])
     need = 4 * outputs if short else (2 * outputs + 2 * largest) * images.element_size()
-    most = MOST.get(images.device.type, MOST["cpu"])
-    return max(1, min(most, int(SHARE * free_memory(images.device) / need)))
+    most = MOST_IMAGES.get(images.device.type, MOST_IMAGES["cpu"])
+    return max(1, min(most, int(MEMORY_SHARE * free_memory(images.device) / need)))
 
 
 def free_memory(device: torch.device) -> int:
+    """Return the bytes that can still be allocated on the device, torch's reserve included."""
     if device.type == "cuda":
-        return (
-            int(torch.cuda.mem_get_info(device)[0])
-            + torch.cuda.memory_reserved(device)
-            - torch.cuda.memory_allocated(device)
-        )
+        unused = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + unused
     try:
         return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (AttributeError, OSError, ValueError):
-        return UNKNOWN
+        return UNKNOWN_MEMORY
 
 
 def _numbers(model: nn.Module, image: Tensor) -> tuple[int, int]:
-    """Held for one image: in all layers' outputs (and as many loss gradients there), and in one layer's patches and weight gradient."""
+    """Count the numbers held for an image: in all layers' outputs, and in the largest layer.
+
+    A layer holds its patches and its weight gradient. Loss gradients double the outputs.
+    """
     outputs, largest = 0, 0
 
     def record(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -85,10 +88,11 @@ def _numbers(model: nn.Module, image: Tensor) -> tuple[int, int]:
         if not isinstance(output, Tensor):
             return
         outputs += output.numel()
-        own = sum(parameter.numel() for parameter in layer.parameters(recurse=False))
-        area = layer.kernel_size[0] * layer.kernel_size[1] if isinstance(layer, nn.Conv2d) else 1
-        positions = output[0, 0].numel() if isinstance(layer, nn.Conv2d) else 0
-        largest = max(largest, own + positions * area * inputs[0].shape[1] if positions else own)
+        held = sum(parameter.numel() for parameter in layer.parameters(recurse=False))
+        if isinstance(layer, nn.Conv2d):
+            area = layer.kernel_size[0] * layer.kernel_size[1]
+            held += output[0, 0].numel() * area * inputs[0].shape[1]
+        largest = max(largest, held)
 
     handles = [
         module.register_forward_hook(record)
@@ -104,7 +108,10 @@ def _numbers(model: nn.Module, image: Tensor) -> tuple[int, int]:
 
 
 def suits(tensor: Tensor) -> bool:
-    """On a GPU, with Triton, in a format of at most 32 bits: the kernels add up in float32."""
+    """Tell whether the kernels can take it: on a GPU, with Triton, in at most 32 bits a number.
+
+    They add up in float32.
+    """
     return (
         tensor.is_cuda
         and tensor.dtype in (torch.float32, torch.bfloat16, torch.float16)
@@ -113,6 +120,7 @@ def suits(tensor: Tensor) -> bool:
 
 
 def load_kernels() -> ModuleType:
+    """Import the Triton kernels, which a machine without a GPU may lack."""
     from gradveil.engine import kernels as kernels
 
     return kernels
@@ -125,7 +133,7 @@ def _has_triton() -> bool:
 
 @contextmanager
 def tf32(allowed: bool) -> Iterator[None]:
-    """TF32 for products and convolutions, or not, for a while."""
+    """Allow or forbid TF32 in products and convolutions for a while."""
     flags = torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32
     if not torch.cuda.is_available():
         yield
@@ -137,16 +145,11 @@ def tf32(allowed: bool) -> Iterator[None]:
         torch.backends.cuda.matmul.allow_tf32, torch.backends.cudnn.allow_tf32 = flags
 
 
-WARM_UP = (
-    3  # plain runs on a side stream before a capture, as torch asks for; they count like any other
-)
-T = TypeVar("T")
-
-
 class Replayed(Generic[T]):
-    """Calls the function a few times, then replays it. It must read tensors that stay where they are.
+    """Call the function a few times, then replay it as a CUDA graph.
 
-    What it returned when it was captured is returned from then on: each replay writes new values into the same tensors.
+    The function must read tensors that stay where they are. Each replay writes new values into the
+    tensors that the captured call returned, and returns these.
     """
 
     def __init__(self, function: Callable[[], T]) -> None:
@@ -167,6 +170,8 @@ class Replayed(Generic[T]):
             self._graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(self._graph):
                 self._found = self._function()
-            torch.cuda.synchronize()  # capturing zeroes the generator's offset on another stream: late, that would undo the replay's
+            # Capturing zeroes the generator's offset on another stream: late, that would undo the
+            # replay's.
+            torch.cuda.synchronize()
         self._graph.replay()
         return self._found

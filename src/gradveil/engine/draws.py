@@ -1,6 +1,7 @@
-"""The random numbers that a model draws in a pass of its own: where they are drawn, and how to hand them in instead.
+"""The random numbers that a model draws in a pass: which modules draw, and how to hand them in.
 
-Only modules draw: `Draw` (standard normal) and torch's dropout layers. So whoever knows or guesses the draws can repeat a pass.
+Only modules draw: `Draw` (standard normal) and torch's dropout layers. So whoever knows or guesses
+the draws can repeat a pass.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -14,20 +15,24 @@ from torch.func import functional_call
 from gradveil.core.errors import GradveilError
 
 Draws = Mapping[str, Tensor]
-"""By the name of the module that would draw them: numbers for a `Draw`, ones and zeros (kept or not) for dropout."""
+"""By the name of the module that would draw them: numbers for a `Draw`, 1 or 0 (kept or not) for
+dropout."""
 
 DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
 
 
 class Draw(nn.Module):
-    """Standard normal numbers, new in each pass and of the shape of its input: the one place where a model of ours draws."""
+    """Standard normal numbers of the shape of its input, new in each pass.
+
+    Every module of this package that needs random numbers gets them here.
+    """
 
     def forward(self, like: Tensor) -> Tensor:
         return torch.randn_like(like)
 
 
 def drawing(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules that draw in a pass in the model's present mode, by name."""
+    """Return, by name, the modules that draw in a pass in the model's present mode."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -36,14 +41,17 @@ def drawing(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def is_dropping(module: nn.Module) -> bool:
-    """Whether it is a dropout layer that is on. At rate 1 nothing is left to chance."""
+    """Tell whether this is a dropout layer that is on. At rate 1 nothing is left to chance."""
     return isinstance(module, DROPOUTS) and module.training and 0 < module.p < 1
 
 
 def draw(
     module: nn.Module, size: tuple[int, ...], like: Tensor, rng: Generator | None = None
 ) -> Tensor:
-    """What the module would draw, in the form that `given` takes; from torch's own generator of the device where none is given."""
+    """Draw numbers for the module in the form that `given` takes.
+
+    Without a generator they come from torch's default one for the device of `like`.
+    """
     device = like.device if rng is None else rng.device
     if isinstance(module, DROPOUTS):
         return (torch.rand(size, generator=rng, device=device) >= module.p).to(like)
@@ -52,18 +60,17 @@ def draw(
 
 @contextmanager
 def given(model: nn.Module, values: Draws) -> Iterator[None]:
-    """While it lasts these modules use these values: a `Draw` returns them, dropout multiplies by mask / (1 - p). Then all is as before.
+    """Let these modules use these values for a while: dropout multiplies by mask / (1 - p).
 
-    A value has a row for each row of the pass. A module that is used twice in a pass uses it twice.
+    A value has a row for each row of the pass. A module used twice in a pass uses it twice.
     """
     modules = _found(model, values)
     try:
         for name, module in modules.items():
-            module.forward = (
-                partial(_kept, module, values[name])
-                if is_dropping(module)
-                else partial(_told, values[name])
-            )
+            if is_dropping(module):
+                module.forward = partial(_kept, module, values[name])
+            else:
+                module.forward = partial(_told, values[name])
         yield
     finally:
         for module in modules.values():
@@ -73,15 +80,17 @@ def given(model: nn.Module, values: Draws) -> Iterator[None]:
 def draw_shapes(
     model: nn.Module, images: Tensor, names: Collection[str]
 ) -> dict[str, tuple[int, ...]]:
-    """The shape of what each module draws for one image, seen in a pass that changes nothing."""
+    """Return, by name, the shape of each module's draws for one image.
+
+    A pass of `images` shows them; it changes nothing.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with ExitStack() as hooks:
         for name, module in _found(model, names).items():
             hooks.callback(module.register_forward_pre_hook(_record(shapes, name)).remove)
         with torch.no_grad():
-            functional_call(
-                model, {name: buffer.clone() for name, buffer in model.named_buffers()}, (images,)
-            )
+            functional_call(model, buffers, (images,))
     return shapes
 
 
@@ -90,10 +99,9 @@ def _record(
 ) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
     def record(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         shape = tuple(inputs[0].shape[1:])
-        planes = isinstance(module, DROPOUTS) and not isinstance(
-            module, nn.Dropout
-        )  # these keep or drop whole channels
-        shapes[name] = (*shape[:1], *(1,) * (len(shape) - 1)) if planes else shape
+        if isinstance(module, DROPOUTS) and not isinstance(module, nn.Dropout):
+            shape = (*shape[:1], *(1,) * (len(shape) - 1))  # these keep or drop whole channels
+        shapes[name] = shape
 
     return record
 
@@ -103,7 +111,8 @@ def _found(model: nn.Module, names: Collection[str]) -> dict[str, nn.Module]:
     for name in names:
         if name not in there:
             raise GradveilError(
-                f"no module {name!r} draws in this model and mode: choose from {', '.join(there) or 'none, nothing draws'}"
+                f"no module {name!r} draws in this model and mode: "
+                f"choose from {', '.join(there) or 'none, nothing draws'}"
             )
     return {name: there[name] for name in names}
 

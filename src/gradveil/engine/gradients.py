@@ -1,4 +1,8 @@
-"""The one gradient function, and the plain loop over victims that every faster way is tested against."""
+"""The gradient of a batch's mean loss, and the plain loop over victims.
+
+The loop is the slow way that every faster one is tested against. Around them: checks of their
+arguments, the model's mode for a while, and the normalization inside a model.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,25 +16,29 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.types import Gradients, Loss
 from gradveil.engine.draws import Draws, given
 
+Frame = tuple[Tensor, Tensor]
+"""(mean, std) of a model's normalization, each (C, 1, 1)."""
+
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return the loss of each sample, (batch,), for class indices or class probabilities."""
     return F.cross_entropy(logits, labels, reduction="none")
 
 
 def gradient(
     model: nn.Module, loss: Loss, images: Tensor, labels: Tensor, *, differentiable: bool = False
 ) -> Gradients:
-    """Of the mean loss over one batch. A parameter that plays no part gets zeros.
+    """Return the gradient of the mean loss over one batch; zeros for an unused parameter.
 
-    The model stays as it is: running statistics that a layer in training mode would update are updated on a copy.
+    The model stays as it is: a layer in training mode updates copies of its running statistics.
     """
     parameters = trainable(model)
     if not differentiable:
         images, labels = images.detach(), labels.detach()
     with torch.enable_grad():
-        losses = per_sample(loss, functional_call(model, _own_copies(model), (images,)), labels)
+        logits = functional_call(model, _copied_buffers(model), (images,))
         found = torch.autograd.grad(
-            losses.mean(),
+            per_sample(loss, logits, labels).mean(),
             list(parameters.values()),
             create_graph=differentiable,
             materialize_grads=True,
@@ -47,9 +55,10 @@ def loop_gradients(
     draws: Draws | None = None,
     differentiable: bool = False,
 ) -> Gradients:
-    """Of each victim's mean loss, one victim after the other: images (victims, batch, ...) give tensors (victims, *parameter shape).
+    """Return the gradient of each victim's mean loss, one victim after the other.
 
-    `draws` are (victims, batch, ...) for each module that does not draw itself.
+    Images (victims, batch, ...) give tensors (victims, *parameter shape). `draws` are
+    (victims, batch, ...) for each module that does not draw itself.
     """
     check_victims(images, labels)
     each = []
@@ -60,33 +69,36 @@ def loop_gradients(
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that gradients are shared for."""
+    """Return, by name, the parameters that gradients are shared for."""
     parameters = {
         name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
     }
     if not parameters:
         raise GradveilError(
-            f"{type(model).__name__} has no parameter that requires a gradient: there is nothing to share"
+            f"{type(model).__name__} has no parameter that requires a gradient: "
+            "there is nothing to share"
         )
     return parameters
 
 
 def per_sample(loss: Loss, logits: Tensor, labels: Tensor) -> Tensor:
-    """The loss values, which must not be reduced: a mean over the batch would mix victims."""
+    """Return the loss of each sample; refuse a reduced one, which would mix victims."""
     losses = loss(logits, labels)
     if losses.shape != logits.shape[:1]:
         raise GradveilError(
-            f"the loss gave shape {tuple(losses.shape)} for {len(logits)} sample(s): expected one value each, unreduced"
+            f"the loss gave shape {tuple(losses.shape)} for {len(logits)} sample(s): "
+            "expected one value each, unreduced"
         )
     return losses
 
 
 def check_victims(images: Tensor, labels: Tensor) -> None:
-    """Refuse what is not floating-point (victims, batch, ...) images with labels (victims, batch) or (victims, batch, classes)."""
+    """Refuse all but floats (victims, batch, ...) and labels (victims, batch[, classes])."""
     shapes = f"images of shape {tuple(images.shape)} and labels of shape {tuple(labels.shape)}"
     if images.dim() < 3 or labels.dim() not in (2, 3) or images.shape[:2] != labels.shape[:2]:
         raise GradveilError(
-            f"{shapes}: both must start with (victims, batch); for one image each, use images[:, None] and labels[:, None]"
+            f"{shapes}: both must start with (victims, batch); "
+            "for one image each, use images[:, None] and labels[:, None]"
         )
     if 0 in images.shape:
         raise GradveilError(f"{shapes}: there is no victim, or an empty one")
@@ -94,18 +106,9 @@ def check_victims(images: Tensor, labels: Tensor) -> None:
         raise GradveilError(f"images of type {images.dtype}: expected floating point, in [0, 1]")
 
 
-def _own_copies(model: nn.Module) -> dict[str, Tensor]:
-    training = [(prefix, module) for prefix, module in model.named_modules() if module.training]
-    return {
-        f"{prefix}.{name}" if prefix else name: buffer.clone()
-        for prefix, module in training
-        for name, buffer in module.named_buffers(recurse=False)
-    }
-
-
 @contextmanager
 def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
-    """The model in training or in eval mode for a while; then each module's own flag is put back."""
+    """Put the model into training or eval mode for a while, then each module's flag back."""
     before = {module: module.training for module in model.modules()}
     try:
         model.train(training)
@@ -115,15 +118,11 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
             module.training = flag
 
 
-Frame = tuple[Tensor, Tensor]
-"""(mean, std), each (C, 1, 1)."""
-
-
 def pixel_frame(model: nn.Module, image_shape: tuple[int, int, int]) -> Frame:
-    """The constants of the model's own normalization, or zeros and ones where it has none.
+    """Return the mean and std that the model normalizes by, or zeros and ones where it does not.
 
-    It is the first module, in the order of registration, whose own buffers are exactly `mean` and `std`, each one number or one for
-    each channel.
+    They belong to the first module, in the order of registration, whose only buffers are `mean`
+    and `std`, each a single number or a number for each channel.
     """
     channels = image_shape[0]
     for module in model.modules():
@@ -138,3 +137,13 @@ def pixel_frame(model: nn.Module, image_shape: tuple[int, int, int]) -> Frame:
             return mean, std
     like = next(model.parameters(), torch.zeros(()))
     return torch.zeros(channels, 1, 1).to(like), torch.ones(channels, 1, 1).to(like)
+
+
+def _copied_buffers(model: nn.Module) -> dict[str, Tensor]:
+    """Copy the buffers of the modules in training mode, by name."""
+    training = [(prefix, module) for prefix, module in model.named_modules() if module.training]
+    return {
+        f"{prefix}.{name}" if prefix else name: buffer.clone()
+        for prefix, module in training
+        for name, buffer in module.named_buffers(recurse=False)
+    }

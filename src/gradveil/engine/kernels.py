@@ -1,6 +1,6 @@
-"""Small Triton kernels for a GPU, where torch's own operations would take several passes over the same memory.
+"""Small Triton kernels for a GPU, where plain torch would take several passes over the memory.
 
-Each has a plain torch twin in the module that calls it, which is the test's oracle and the way on a CPU.
+Each has a plain torch twin in the module that calls it, which serves on a CPU and tests it.
 """
 
 import torch
@@ -8,8 +8,10 @@ import triton  # type: ignore[import-untyped,import-not-found,unused-ignore]
 import triton.language as tl  # type: ignore[import-untyped,import-not-found,unused-ignore]
 from torch import Tensor
 
-BLOCK = 1024
-CHUNK = 8192
+BLOCK = 1024  # entries handled together by a program
+CHUNK = 8192  # entries of a gradient summed by a program
+POSITIONS = 64  # of the maps, multiplied in one go
+ENTRIES = 2048  # of the maps, scaled by one program
 
 
 def patches(
@@ -22,7 +24,10 @@ def patches(
     *,
     mirrored: bool,
 ) -> Tensor:
-    """(rows, channels x kernel area, positions): zeros outside the map, whose first pixel lies at `corner` of the padded one."""
+    """Return (rows, channels x kernel area, positions) of patches, with zeros outside the map.
+
+    The first pixel of the map lies at `corner` of the padded map.
+    """
     maps = maps.contiguous()
     rows, channels, height, width = maps.shape
     found = torch.empty(
@@ -70,10 +75,10 @@ def _patches(  # type: ignore[no-untyped-def]
     mirrored: tl.constexpr,
     block: tl.constexpr,
 ):
-    place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    inside = place < total
-    x = place % out_w
-    rest = place // out_w
+    index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = index < total
+    x = index % out_w
+    rest = index // out_w
     y = rest % out_h
     rest = rest // out_h
     j = rest % kernel_w
@@ -87,39 +92,41 @@ def _patches(  # type: ignore[no-untyped-def]
     column = x * stride_w + j * step_w - left
     there = inside & (row >= 0) & (row < height) & (column >= 0) & (column < width)
     value = tl.load(source + (plane * height + row) * width + column, mask=there, other=0.0)
-    tl.store(target + place, value, mask=inside)
+    tl.store(target + index, value, mask=inside)
 
 
 def products(found: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """<g', g> and <g', g'> for each victim, in one pass and in float32."""
+    """Return <g', g> and <g', g'> for each victim, in one pass and in float32."""
     found, target = found.contiguous(), target.contiguous()
     victims, size = len(found), found[0].numel()
     chunks = triton.cdiv(size, CHUNK)
     sums = torch.empty(2, victims, chunks, device=found.device)
     _products[(victims, chunks)](found, target, sums[0], sums[1], size, chunks, CHUNK, BLOCK)
-    dot, own = sums.sum(2).unbind()
-    return dot, own
+    dot, square = sums.sum(2).unbind()
+    return dot, square
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _products(found, target, dots, owns, size, chunks, chunk: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _products(  # type: ignore[no-untyped-def]
+    found, target, dots, squares, size, chunks, chunk: tl.constexpr, block: tl.constexpr
+):
     victim = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * chunk
     dot = tl.zeros((block,), tl.float32)
-    own = tl.zeros((block,), tl.float32)
+    square = tl.zeros((block,), tl.float32)
     for start in range(0, chunk, block):
-        place = first + start + tl.arange(0, block)
-        inside = place < size
-        g = tl.load(found + victim * size + place, mask=inside, other=0.0).to(tl.float32)
-        t = tl.load(target + victim * size + place, mask=inside, other=0.0).to(tl.float32)
+        index = first + start + tl.arange(0, block)
+        inside = index < size
+        g = tl.load(found + victim * size + index, mask=inside, other=0.0).to(tl.float32)
+        t = tl.load(target + victim * size + index, mask=inside, other=0.0).to(tl.float32)
         dot += g * t
-        own += g * g
+        square += g * g
     tl.store(dots + victim * chunks + tl.program_id(1), tl.sum(dot))
-    tl.store(owns + victim * chunks + tl.program_id(1), tl.sum(own))
+    tl.store(squares + victim * chunks + tl.program_id(1), tl.sum(square))
 
 
 def mix(found: Tensor, target: Tensor, to_found: Tensor, to_target: Tensor) -> Tensor:
-    """a_v g' + b_v g for each victim v, in one pass."""
+    """Return a_v g' + b_v g for each victim v, in one pass."""
     found, target = found.contiguous(), target.contiguous()
     out = torch.empty_like(found)
     size = found[0].numel()
@@ -130,21 +137,19 @@ def mix(found: Tensor, target: Tensor, to_found: Tensor, to_target: Tensor) -> T
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _mix(found, target, to_found, to_target, out, size, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _mix(  # type: ignore[no-untyped-def]
+    found, target, to_found, to_target, out, size, block: tl.constexpr
+):
     victim = tl.program_id(0).to(tl.int64)
-    place = tl.program_id(1) * block + tl.arange(0, block)
-    inside = place < size
-    g = tl.load(found + victim * size + place, mask=inside, other=0.0).to(tl.float32)
-    t = tl.load(target + victim * size + place, mask=inside, other=0.0).to(tl.float32)
+    index = tl.program_id(1) * block + tl.arange(0, block)
+    inside = index < size
+    g = tl.load(found + victim * size + index, mask=inside, other=0.0).to(tl.float32)
+    t = tl.load(target + victim * size + index, mask=inside, other=0.0).to(tl.float32)
     tl.store(
-        out + victim * size + place,
+        out + victim * size + index,
         tl.load(to_found + victim) * g + tl.load(to_target + victim) * t,
         mask=inside,
     )
-
-
-POSITIONS = 64  # of the maps, multiplied in one go
-ENTRIES = 2048  # of the maps, scaled by one program
 
 
 def line_products(
@@ -156,9 +161,10 @@ def line_products(
     dilation: tuple[int, int],
     corner: tuple[int, int],
 ) -> tuple[Tensor, Tensor]:
-    """<g, g_last> and <g, g> for the weight gradient g of each image, (lines, images of the line) in float32.
+    """Return <g, g_last> and <g, g> for the weight gradient g of each image, in float32.
 
-    A program makes one tile of every gradient of a line in turn, the last image's first, and keeps sums of products alone.
+    Both are (lines, images of the line). A program makes a tile of every gradient of a line in
+    turn, the last image's first, and keeps sums of products alone.
     """
     count, channels, height, width = inputs.shape
     _, wide, out_h, out_w = blame.shape
@@ -166,8 +172,9 @@ def line_products(
     tiles = triton.cdiv(wide, tile_out) * kernel[0] * kernel[1] * triton.cdiv(channels, tile_in)
     sums = torch.empty(2, tiles, count, device=inputs.device)
     _line_products[(tiles, lines)](
-        inputs, blame, sums[0], sums[1], count // lines, channels, wide, height, width, *inputs.stride(), *blame.stride(),
-        count, out_h * out_w, out_w, *kernel, *stride, *dilation, *corner, tile_out, tile_in, POSITIONS,
+        inputs, blame, sums[0], sums[1], count // lines, channels, wide, height, width,
+        *inputs.stride(), *blame.stride(), count, out_h * out_w, out_w,
+        *kernel, *stride, *dilation, *corner, tile_out, tile_in, POSITIONS,
         num_warps=8 if tile_out * tile_in > 64 * 64 else 4,
     )  # fmt: skip
     dots, squares = sums.sum(1).view(2, lines, -1).unbind()
@@ -216,9 +223,9 @@ def _line_products(  # type: ignore[no-untyped-def]
     line = tl.program_id(1)
     parts = tl.cdiv(channels, tile_in)
     c = (tile % parts) * tile_in + tl.arange(0, tile_in)
-    place = (tile // parts) % (kernel_h * kernel_w)
-    i = place // kernel_w
-    j = place % kernel_w
+    index = (tile // parts) % (kernel_h * kernel_w)
+    i = index // kernel_w
+    j = index % kernel_w
     k = (tile // parts) // (kernel_h * kernel_w) * tile_out + tl.arange(0, tile_out)
     last = tl.zeros((tile_out, tile_in), tl.float32)
     for turn in range(images):
@@ -254,7 +261,7 @@ def _line_products(  # type: ignore[no-untyped-def]
 
 
 def moments(blame: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """sum b and sum b a over the positions, for each image and channel, in float32."""
+    """Return sum b and sum b a over the positions, (images, channels) each, in float32."""
     count, channels, height, width = blame.shape
     sums = torch.empty(2, count, channels, device=blame.device)
     tile = min(64, _tile(channels))
@@ -328,7 +335,10 @@ def _moments(  # type: ignore[no-untyped-def]
 
 
 def scale_shift(maps: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
-    """scale x + shift, channel by channel, for maps with channels last, in one pass and through float32."""
+    """Return scale x + shift, channel by channel, in one pass and through float32.
+
+    The maps come out with channels last.
+    """
     maps = maps.contiguous(memory_format=torch.channels_last)
     found = torch.empty_like(maps)
     total = maps.numel()
@@ -349,12 +359,12 @@ def scale_shift(maps: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
 def _scale_shift(  # type: ignore[no-untyped-def]
     maps, scale, shift, found, total, channels, shifted: tl.constexpr, block: tl.constexpr
 ):
-    place = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    inside = place < total
-    c = place % channels
-    value = tl.load(maps + place, mask=inside, other=0.0).to(tl.float32) * tl.load(
+    index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    inside = index < total
+    c = index % channels
+    value = tl.load(maps + index, mask=inside, other=0.0).to(tl.float32) * tl.load(
         scale + c, mask=inside, other=0.0
     )
     if shifted:
         value += tl.load(shift + c, mask=inside, other=0.0)
-    tl.store(found + place, value, mask=inside)
+    tl.store(found + index, value, mask=inside)

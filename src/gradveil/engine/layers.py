@@ -1,6 +1,7 @@
-"""For each kind of layer: its parameters' gradients, victim by victim, from its input and the loss gradient (blame) at its output.
+"""For each kind of layer: its parameters' gradients, victim by victim, and its fast forward.
 
-Rows of one victim lie side by side: victim v owns rows v * r to (v + 1) * r.
+A rule takes the layer's input a and the loss gradient b at its output (the blame). The rows of a
+victim lie side by side: victim v has the rows v * r to (v + 1) * r - 1.
 """
 
 from collections.abc import Callable
@@ -16,40 +17,45 @@ from gradveil.engine.device import load_kernels, suits
 from gradveil.engine.products import thin_product
 
 Rule = Callable[[Any, Tensor, Tensor, int], dict[str, Tensor]]
-"""(layer, input, blame, victims) -> (victims, *parameter shape) for each of the layer's parameters."""
+"""(layer, input, blame, victims) -> (victims, *parameter shape) for each of its parameters."""
+
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+"""The layers that mix the rows of a batch in training mode."""
 
 
 def linear(_: nn.Linear, inputs: Tensor, blame: Tensor, victims: int) -> dict[str, Tensor]:
+    """weight: b^T a, bias: sum b."""
     rows_out, rows_in = outer_rows(inputs, blame, victims)
     weight: Tensor = _Outer.apply(rows_out, rows_in)  # type: ignore[no-untyped-call]
     return {"weight": weight, "bias": rows_out.sum(1)}
 
 
 def linear_bias(_: nn.Linear, inputs: Tensor, blame: Tensor, victims: int) -> dict[str, Tensor]:
-    """Without the weight, for those who need its inner products alone."""
+    """The same without the weight, for those who need its inner products alone."""
     return {"bias": outer_rows(inputs, blame, victims)[0].sum(1)}
 
 
 def outer_rows(inputs: Tensor, blame: Tensor, victims: int) -> tuple[Tensor, Tensor]:
-    """b and a of a linear layer, each (victims, rows, width): its weight's gradient is b^T a."""
-    return blame.reshape(victims, -1, blame.shape[-1]), inputs.reshape(
-        victims, -1, inputs.shape[-1]
-    )
+    """Return b and a of a linear layer, each (victims, rows, width)."""
+    rows_out = blame.reshape(victims, -1, blame.shape[-1])
+    return rows_out, inputs.reshape(victims, -1, inputs.shape[-1])
 
 
 def convolution(layer: nn.Conv2d, inputs: Tensor, blame: Tensor, victims: int) -> dict[str, Tensor]:
-    weight = convolution_weight(layer, inputs, blame, victims)
-    return (
-        {"weight": weight}
-        if layer.bias is None
-        else {"weight": weight, "bias": _sums(blame, victims)}
-    )
+    """weight: b patches(a)^T, bias: sum b."""
+    found = {"weight": convolution_weight(layer, inputs, blame, victims)}
+    if layer.bias is not None:
+        found["bias"] = _sums(blame, victims)
+    return found
 
 
 def batch_norm(
     layer: nn.BatchNorm1d | nn.BatchNorm2d, inputs: Tensor, blame: Tensor, victims: int
 ) -> dict[str, Tensor]:
-    """sum b (a - mean) / std = (sum b a - mean sum b) / std, which needs no normalized copy of the input."""
+    """weight: sum b (a - mean) / std, bias: sum b.
+
+    (sum b a - mean sum b) / std is the same, and needs no normalized copy of the input.
+    """
     if layer.weight is None:
         return {}
     plain: Tensor
@@ -62,7 +68,7 @@ def batch_norm(
 def normalized_sums(
     layer: nn.BatchNorm1d | nn.BatchNorm2d, plain: Tensor, mixed: Tensor
 ) -> dict[str, Tensor]:
-    """From sum b and sum b a, for each row and channel."""
+    """Return each row's gradients, (rows, channels), from sum b and sum b a."""
     assert layer.running_mean is not None and layer.running_var is not None
     return {
         "weight": (mixed - layer.running_mean * plain) * torch.rsqrt(layer.running_var + layer.eps),
@@ -73,6 +79,7 @@ def normalized_sums(
 def group_norm(
     layer: nn.GroupNorm, inputs: Tensor, blame: Tensor, victims: int
 ) -> dict[str, Tensor]:
+    """weight: sum b norm(a), bias: sum b."""
     normal = F.group_norm(inputs, layer.num_groups, eps=layer.eps)
     return {"weight": _sums(blame * normal, victims), "bias": _sums(blame, victims)}
 
@@ -80,6 +87,7 @@ def group_norm(
 def layer_norm(
     layer: nn.LayerNorm, inputs: Tensor, blame: Tensor, victims: int
 ) -> dict[str, Tensor]:
+    """weight: sum b norm(a), bias: sum b, with the shape that is normalized."""
     normal = F.layer_norm(inputs, layer.normalized_shape, eps=layer.eps)
     return {
         name: part.reshape(victims, -1, *layer.normalized_shape).sum(1)
@@ -88,18 +96,48 @@ def layer_norm(
 
 
 def affine(norm: nn.BatchNorm1d | nn.BatchNorm2d, inputs: Tensor) -> Tensor:
-    """Batch norm in eval mode as scale and shift: torch's own takes a dozen passes over the maps when it is differentiated twice."""
+    """Run batch norm in eval mode as scale and shift.
+
+    Torch's batch norm takes a dozen passes over the maps when it is differentiated twice.
+    """
     scale, shift = _scale_and_shift(norm)
     channels = (-1, *(1,) * (inputs.dim() - 2))
     return torch.addcmul(shift.view(channels), inputs, scale.view(channels))
 
 
 def short_affine(norm: nn.BatchNorm2d, inputs: Tensor) -> Tensor:
-    """The same for short formats on a GPU, differentiable once: torch's own backward is slow there, and gives up channels last."""
+    """Run the same in short formats on a GPU, differentiable once.
+
+    Torch's backward is slow there, and gives up channels last.
+    """
     if not suits(inputs):
         return affine(norm, inputs)
-    found: Tensor = _ShortAffine.apply(inputs, *_scale_and_shift(norm))  # type: ignore[no-untyped-call]
+    scale, shift = _scale_and_shift(norm)
+    found: Tensor = _ShortAffine.apply(inputs, scale, shift)  # type: ignore[no-untyped-call]
     return found
+
+
+RULES: dict[type[nn.Module], Rule] = {
+    nn.Conv2d: convolution,
+    nn.Linear: linear,
+    nn.BatchNorm1d: batch_norm,
+    nn.BatchNorm2d: batch_norm,
+    nn.GroupNorm: group_norm,
+    nn.LayerNorm: layer_norm,
+}
+"""By exact type: a subclass may compute something else."""
+
+FORWARDS: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
+    nn.Conv2d: convolve,
+    nn.BatchNorm1d: affine,
+    nn.BatchNorm2d: affine,
+}
+"""(layer, input) -> output, for a batched pass: fast to differentiate twice."""
+
+SHORT_FORWARDS: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
+    nn.BatchNorm2d: short_affine
+}
+"""The same for a pass in short formats on a GPU that is differentiated once."""
 
 
 def _scale_and_shift(norm: nn.BatchNorm1d | nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
@@ -110,7 +148,14 @@ def _scale_and_shift(norm: nn.BatchNorm1d | nn.BatchNorm2d) -> tuple[Tensor, Ten
     return scale, shift if norm.bias is None else shift + norm.bias
 
 
+def _sums(values: Tensor, victims: int) -> Tensor:
+    """Sum each victim's values over all but the channels, which are dimension 1."""
+    return values.reshape(victims, -1, values.shape[1], values[0, 0].numel()).sum((1, 3))
+
+
 class _ShortAffine(torch.autograd.Function):
+    """scale x + shift, channel by channel."""
+
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
         ctx.save_for_backward(scale)
@@ -130,12 +175,9 @@ class _Outer(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, blame: Tensor, inputs: Tensor) -> Tensor:
         ctx.save_for_backward(blame, inputs)
-        one_row = blame.shape[1] == 1
-        return (
-            blame.transpose(1, 2) * inputs
-            if one_row
-            else thin_product(blame.transpose(1, 2), inputs)
-        )
+        if blame.shape[1] == 1:
+            return blame.transpose(1, 2) * inputs
+        return thin_product(blame.transpose(1, 2), inputs)
 
     @staticmethod
     @once_differentiable
@@ -145,51 +187,20 @@ class _Outer(torch.autograd.Function):
 
 
 class _Moments(torch.autograd.Function):
-    """sum b and sum b a over the positions of each row and channel; the slopes take one pass each."""
+    """sum b and sum b a over the positions of each row and channel; a slope takes one pass."""
 
     @staticmethod
     def forward(ctx: Any, blame: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(blame, inputs)
         positions = tuple(range(2, blame.dim()))
-        return (
-            (blame.sum(positions), (blame * inputs).sum(positions))
-            if positions
-            else (blame.clone(), blame * inputs)
-        )
+        if not positions:
+            return blame.clone(), blame * inputs
+        return blame.sum(positions), (blame * inputs).sum(positions)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, to_plain: Tensor, to_mixed: Tensor) -> tuple[Tensor, Tensor]:
         blame, inputs = ctx.saved_tensors
         shape = (*to_plain.shape, *(1,) * (blame.dim() - 2))
-        return torch.addcmul(
-            to_plain.view(shape), inputs, to_mixed.view(shape)
-        ), blame * to_mixed.view(shape)
-
-
-def _sums(values: Tensor, victims: int) -> Tensor:
-    """Over all but the channels, which are dimension 1."""
-    return values.reshape(victims, -1, values.shape[1], values[0, 0].numel()).sum((1, 3))
-
-
-RULES: dict[type[nn.Module], Rule] = {
-    nn.Conv2d: convolution,
-    nn.Linear: linear,
-    nn.BatchNorm1d: batch_norm,
-    nn.BatchNorm2d: batch_norm,
-    nn.GroupNorm: group_norm,
-    nn.LayerNorm: layer_norm,
-}
-"""By exact type: a subclass may compute something else."""
-
-FORWARDS: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
-    nn.Conv2d: convolve,
-    nn.BatchNorm1d: affine,
-    nn.BatchNorm2d: affine,
-}
-"""What a layer does in a batched pass where its own forward would be slow to differentiate twice."""
-
-SHORT_FORWARDS: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
-    nn.BatchNorm2d: short_affine
-}
-"""The same for a pass in short formats on a GPU that is differentiated once."""
+        to_plain, to_mixed = to_plain.view(shape), to_mixed.view(shape)
+        return torch.addcmul(to_plain, inputs, to_mixed), blame * to_mixed

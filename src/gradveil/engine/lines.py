@@ -1,14 +1,14 @@
-"""Inner products between gradients along lines of images, without ever holding all the gradients.
+"""Inner products between gradients along lines of images, without holding all the gradients.
 
-A line is some images with one label; its last image is the one that the others are compared with. Cosines between gradients
-need <g, g_last> and <g, g> alone, layer by layer, so a layer's gradients are dropped as soon as these are known, and where a
-layer's gradient is a product of two factors (b a^T) the products follow from the factors: <b a^T, d c^T> = <b, d> <a, c>.
+A line is some images with one label; the others are compared with its last image. Cosines between
+gradients need <g, g_last> and <g, g> alone, layer by layer, so a layer's gradients are dropped as
+soon as these are known. Where a layer's gradient is a product of two factors (b a^T), the products
+follow from the factors: <b a^T, d c^T> = <b, d> <a, c>.
 """
 
 import warnings
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,26 +28,25 @@ from gradveil.engine.convolutions import suits_one_by_one, weights_one_by_one
 from gradveil.engine.device import load_kernels, suits
 from gradveil.engine.gradients import gradient, trainable
 from gradveil.engine.layers import RULES, SHORT_FORWARDS, normalized_sums
+from gradveil.engine.products import DotAndSquare
 
-SHORT = 8192
-
-Pair = tuple[Tensor, Tensor]
-"""<g, g_last> and <g, g>, each (lines, images of the line)."""
+CACHED_ENTRIES = 8192  # of each gradient, multiplied in one call on a CPU
 
 
 @dataclass(frozen=True, eq=False)
 class Products:
-    """`dots` with the last image's gradient and `squares` with itself: (parameters, lines, images of the line)."""
+    """`dots` <g, g_last> and `squares` <g, g>, each (parameters, lines, images of the line)."""
 
     dots: Tensor
     squares: Tensor
 
 
 class LineProducts:
-    """Built once for a model and a loss, then called with images (lines, images, C, H, W) in [0, 1] and a label for each line.
+    """The products of images (lines, images, C, H, W) in [0, 1] with a label for each line.
 
-    Lines share a pass where the model allows it; else they go one image at a time, after one warning. `fast` lets a GPU compute
-    in bf16 with products in float32.
+    Build it once for a model and a loss, then call it. Lines share a pass where the model allows
+    it; else they go one image at a time, after one warning. `fast` lets a GPU compute in bf16 with
+    products in float32.
     """
 
     def __init__(self, model: nn.Module, loss: Loss, *, fast: bool = False) -> None:
@@ -58,13 +57,12 @@ class LineProducts:
     def __call__(self, images: Tensor, labels: Tensor) -> Products:
         lines, points = images.shape[:2]
         rows = images.detach().flatten(0, 1)
-        wanted = labels.repeat_interleave(points)[:, None]
+        targets = labels.repeat_interleave(points)[:, None]
         fast = self._fast and rows.is_cuda
-        rows = (
-            rows.contiguous(memory_format=torch.channels_last) if fast and rows.dim() == 4 else rows
-        )
+        if fast and rows.dim() == 4:
+            rows = rows.contiguous(memory_format=torch.channels_last)
         try:
-            self._batched.check(rows[:, None], wanted)
+            self._batched.check(rows[:, None], targets)
         except NotBatchableError as reason:
             if not self._warned:
                 self._warned = True
@@ -75,25 +73,19 @@ class LineProducts:
                 )
             return loop_products(self._model, self._loss, images, labels)
         frozen = {name: parameter.detach() for name, parameter in self._model.named_parameters()}
+        forwards = SHORT_FORWARDS if fast else {}
         with (
             torch.enable_grad(),
             torch.autocast(rows.device.type, torch.bfloat16, enabled=fast, cache_enabled=False),
         ):
-            done = forward(
-                self._model,
-                self._loss,
-                rows[:, None],
-                wanted,
-                frozen,
-                SHORT_FORWARDS if fast else {},
-            )
+            done = forward(self._model, self._loss, rows[:, None], targets, frozen, forwards)
             blames = find_blames(done, len(rows), differentiable=False)
         with torch.no_grad():
             return _stacked(_pairs(self._model, done, blames, lines))
 
 
 def loop_products(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor) -> Products:
-    """The same, one image after the other: for models that cannot be batched, and as the oracle."""
+    """Return the same, one image after the other: for models that cannot be batched, and tests."""
     pairs = [
         _line_pairs(model, loss, line, label[None])
         for line, label in zip(images, labels, strict=True)
@@ -102,34 +94,113 @@ def loop_products(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor) 
     return Products(dots, squares)
 
 
-def _line_pairs(model: nn.Module, loss: Loss, line: Tensor, label: Tensor) -> Tensor:
-    """(2, parameters, images)."""
-    last = gradient(model, loss, line[-1:], label)
-    columns = []
-    for image in line:
-        found = gradient(model, loss, image[None], label)
-        columns.append(
-            [
-                [(found[name] * last[name]).sum() for name in last],
-                [found[name].square().sum() for name in last],
-            ]
-        )
-    return torch.tensor(columns, device=line.device, dtype=line.dtype).permute(1, 2, 0)
+def layer_products(
+    layer: nn.Module, inputs: Tensor, blame: Tensor, lines: int
+) -> dict[str, DotAndSquare]:
+    """Return the products of each parameter of a layer used once, (lines, images of the line).
+
+    They follow from the layer's input and the loss gradient at its output, (lines x images, ...).
+    """
+    if type(layer) is nn.Linear:
+        return _linear(layer, inputs, blame, lines)
+    if suits(blame) and blame.dtype == torch.bfloat16 and blame.dim() == 4:
+        if type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros":
+            found = {"weight": convolution_products(layer, inputs, blame, lines)}
+            if layer.bias is not None:
+                found["bias"] = products(blame.float().sum((2, 3)), lines)
+            return found
+        if type(layer) is nn.BatchNorm2d:
+            plain, mixed = load_kernels().moments(blame, inputs)
+            return {
+                name: products(part, lines)
+                for name, part in normalized_sums(layer, plain, mixed).items()
+            }
+    if isinstance(layer, nn.Conv2d) and suits_one_by_one(layer, inputs, blame):
+        rows = inputs.shape[0] // lines
+        each = [
+            products(weights_one_by_one(layer, a, b), 1)
+            for a, b in zip(inputs.split(rows), blame.split(rows), strict=True)
+        ]
+        dots, squares = (torch.cat(parts) for parts in zip(*each, strict=True))
+        found = {"weight": (dots, squares)}
+        if layer.bias is not None:
+            found["bias"] = products(blame.sum((2, 3)), lines)
+        return found
+    return {
+        name: products(part, lines)
+        for name, part in RULES[type(layer)](layer, inputs, blame, len(blame)).items()
+    }
 
 
-def _stacked(pairs: dict[str, Pair]) -> Products:
-    return Products(*(torch.stack([pair[part] for pair in pairs.values()]) for part in (0, 1)))
+def products(gradients: Tensor, lines: int) -> DotAndSquare:
+    """Return <g, g_last> and <g, g>, (lines, images of the line).
+
+    The gradients are those of all images, (lines x images, *parameter shape).
+    """
+    rows = gradients.reshape(lines, len(gradients) // lines, -1)
+    rows = rows.float() if rows.dtype in (torch.bfloat16, torch.float16) else rows
+    if rows.is_cuda:
+        return (rows * rows[:, -1:]).sum(2), rows.square().sum(2)
+    parts = [_cached_products(part) for part in rows.split(CACHED_ENTRIES, dim=2)]
+    dots, squares = (torch.stack(kind).sum(0) for kind in zip(*parts, strict=True))
+    return dots, squares
 
 
-def _pairs(model: nn.Module, done: Pass, blames: tuple[Tensor, ...], lines: int) -> dict[str, Pair]:
-    """For each parameter, in the model's order. A parameter used more than once is summed over its uses first."""
+def _cached_products(rows: Tensor) -> DotAndSquare:
+    """Return the products of a part that stays in the cache: long sums of floats lose two digits.
+
+    A batched product of this shape is slow on a CPU.
+    """
+    dots = torch.stack([torch.mv(line, line[-1]) for line in rows])
+    return dots, torch.linalg.vector_norm(rows, dim=2).square()
+
+
+def _linear(layer: nn.Linear, inputs: Tensor, blame: Tensor, lines: int) -> dict[str, DotAndSquare]:
+    """Use <sum_s b_s a_s^T, sum_t d_t c_t^T> = sum_st <b_s, d_t> <a_s, c_t>.
+
+    The sums go over the positions of an image, often a single one.
+    """
+    wide = torch.float32 if blame.dtype in (torch.bfloat16, torch.float16) else blame.dtype
+    outer = blame.to(wide).reshape(len(blame), -1, blame.shape[-1])
+    inner = inputs.to(wide).reshape(len(inputs), -1, inputs.shape[-1])
+    dots, squares = (
+        (_grams(outer, last) * _grams(inner, last)).sum((1, 2)).view(lines, -1)
+        for last in (lines, 0)
+    )
+    found = {"weight": (dots, squares)}
+    if layer.bias is not None:
+        found["bias"] = products(outer.sum(1), lines)
+    return found
+
+
+def _grams(rows: Tensor, lines: int) -> Tensor:
+    """Return (images, positions, positions) of products with the last image of each line.
+
+    With `lines` 0 they are the products of each image with itself.
+    """
+    other = rows
+    if lines:
+        last = rows.view(lines, -1, *rows.shape[1:])[:, -1:]
+        other = last.expand(-1, len(rows) // lines, -1, -1).flatten(0, 1)
+    if rows.shape[1] == 1:
+        return (rows * other).sum(2, keepdim=True)
+    return rows @ other.transpose(1, 2)
+
+
+def _pairs(
+    model: nn.Module, done: Pass, blames: tuple[Tensor, ...], lines: int
+) -> dict[str, DotAndSquare]:
+    """Return the products of each parameter, in the model's order.
+
+    A parameter used more than once is summed over its uses first.
+    """
     names = {parameter: name for name, parameter in trainable(model).items()}
     used = [
         {key: names[p] for key, p in tap.layer.named_parameters(recurse=False) if p in names}
         for tap in done.taps
     ]
     uses = Counter(name for keys in used for name in keys.values())
-    pairs: dict[str, Pair] = {}
+    pairs: dict[str, DotAndSquare] = {}
     sums: Gradients = {}
     for tap, blame, keys in zip(done.taps, blames, used, strict=False):
         inputs = tap.inputs.to(blame.dtype)
@@ -145,92 +216,25 @@ def _pairs(model: nn.Module, done: Pass, blames: tuple[Tensor, ...], lines: int)
         for name, blame in zip(done.copies, blames[len(done.taps) :], strict=True)
     }
     pairs |= {name: products(part, lines) for name, part in sums.items()}
-    absent = torch.zeros(
-        lines, len(done.rows) // lines, device=done.rows.device, dtype=done.rows.dtype
-    )
+    images = len(done.rows) // lines
+    absent = torch.zeros(lines, images, device=done.rows.device, dtype=done.rows.dtype)
     return {name: pairs.get(name, (absent, absent)) for name in names.values()}
 
 
-def layer_products(layer: nn.Module, inputs: Tensor, blame: Tensor, lines: int) -> dict[str, Pair]:
-    """For a layer used once, from its input and the loss gradient at its output."""
-    if type(layer) is nn.Linear:
-        return _linear(layer, inputs, blame, lines)
-    if suits(blame) and blame.dtype == torch.bfloat16 and blame.dim() == 4:
-        if type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros":
-            pair = convolution_products(layer, inputs, blame, lines)
-            return (
-                {"weight": pair}
-                if layer.bias is None
-                else {"weight": pair, "bias": products(blame.float().sum((2, 3)), lines)}
-            )
-        if type(layer) is nn.BatchNorm2d:
-            plain, mixed = load_kernels().moments(blame, inputs)
-            return {
-                name: products(part, lines)
-                for name, part in normalized_sums(layer, plain, mixed).items()
-            }
-    if isinstance(layer, nn.Conv2d) and suits_one_by_one(layer, inputs, blame):
-        rows = inputs.shape[0] // lines
-        each = [
-            products(weights_one_by_one(layer, a, b), 1)
-            for a, b in zip(inputs.split(rows), blame.split(rows), strict=True)
-        ]
-        pair = torch.cat([dots for dots, _ in each]), torch.cat([squares for _, squares in each])
-        return (
-            {"weight": pair}
-            if layer.bias is None
-            else {"weight": pair, "bias": products(blame.sum((2, 3)), lines)}
+def _stacked(pairs: dict[str, DotAndSquare]) -> Products:
+    return Products(*(torch.stack([pair[part] for pair in pairs.values()]) for part in (0, 1)))
+
+
+def _line_pairs(model: nn.Module, loss: Loss, line: Tensor, label: Tensor) -> Tensor:
+    """Return (2, parameters, images): the dots, then the squares."""
+    last = gradient(model, loss, line[-1:], label)
+    columns = []
+    for image in line:
+        found = gradient(model, loss, image[None], label)
+        columns.append(
+            [
+                [(found[name] * last[name]).sum() for name in last],
+                [found[name].square().sum() for name in last],
+            ]
         )
-    return {
-        name: products(part, lines)
-        for name, part in RULES[type(layer)](layer, inputs, blame, len(blame)).items()
-    }
-
-
-def products(gradients: Tensor, lines: int) -> Pair:
-    """Of the gradients of all images, (lines x images, *parameter shape)."""
-    rows = gradients.reshape(lines, len(gradients) // lines, -1)
-    rows = rows.float() if rows.dtype in (torch.bfloat16, torch.float16) else rows
-    if rows.is_cuda:
-        return (rows * rows[:, -1:]).sum(2), rows.square().sum(2)
-    parts = [_short_products(part) for part in rows.split(SHORT, dim=2)]
-    return torch.stack([dots for dots, _ in parts]).sum(0), torch.stack(
-        [squares for _, squares in parts]
-    ).sum(0)
-
-
-def _short_products(rows: Tensor) -> Pair:
-    """Of a part that stays in the cache; long sums of floats would lose two digits. A batched product of this shape is slow on a CPU."""
-    return torch.stack([torch.mv(line, line[-1]) for line in rows]), torch.linalg.vector_norm(
-        rows, dim=2
-    ).square()
-
-
-def _linear(layer: nn.Linear, inputs: Tensor, blame: Tensor, lines: int) -> dict[str, Pair]:
-    """<sum_s b_s a_s^T, sum_t d_t c_t^T> = sum_st <b_s, d_t> <a_s, c_t>, over the positions of an image, often one."""
-    wide = torch.float32 if blame.dtype in (torch.bfloat16, torch.float16) else blame.dtype
-    outer = blame.to(wide).reshape(len(blame), -1, blame.shape[-1])
-    inner = inputs.to(wide).reshape(len(inputs), -1, inputs.shape[-1])
-    weight: Any = tuple(
-        (_grams(outer, last) * _grams(inner, last)).sum((1, 2)).view(lines, -1)
-        for last in (lines, 0)
-    )
-    return (
-        {"weight": weight}
-        if layer.bias is None
-        else {"weight": weight, "bias": products(outer.sum(1), lines)}
-    )
-
-
-def _grams(rows: Tensor, lines: int) -> Tensor:
-    """(images, positions, positions) of products with the last image of each of `lines` lines, or of each with itself for 0."""
-    other = (
-        rows
-        if not lines
-        else rows.view(lines, -1, *rows.shape[1:])[:, -1:]
-        .expand(-1, len(rows) // lines, -1, -1)
-        .flatten(0, 1)
-    )
-    return (
-        (rows * other).sum(2, keepdim=True) if rows.shape[1] == 1 else rows @ other.transpose(1, 2)
-    )
+    return torch.tensor(columns, device=line.device, dtype=line.dtype).permute(1, 2, 0)

@@ -1,4 +1,8 @@
-"""Inner products of gradients, victim by victim, with slopes that cost one pass over them, or none where a gradient has few rows."""
+"""Inner products of gradients, victim by victim, and their slopes.
+
+A slope costs one pass over the gradients. Where a gradient is a product of few rows, the inner
+products follow from the rows and the gradient is never written out.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,9 +15,84 @@ from torch.autograd.function import once_differentiable
 from gradveil.core.types import Gradients
 from gradveil.engine.device import load_kernels, suits
 
+LARGE = 20_000  # entries of a victim's tensor from which a call for each victim is the faster way
+
+DotAndSquare = tuple[Tensor, Tensor]
+"""<g', g> and <g', g'> of gradients g' with a target g: each a tensor of one shape, such as
+(victims,)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Aim:
+    """The gradients (victims, *parameter shape) to compare with, and each parameter's factor.
+
+    A parameter without a factor does not count.
+    """
+
+    target: Gradients
+    factors: Mapping[str, float]
+
+    def pair(self, found: Gradients, names: Sequence[str] | None = None) -> DotAndSquare:
+        """Return <g', g> and <g', g'>, (victims,), summed over the named parameters or over all."""
+        names = list(self.factors) if names is None else names
+        return inner_products(
+            [found[n] for n in names],
+            [self.target[n] for n in names],
+            [self.factors[n] for n in names],
+        )
+
+    def outer_pair(self, name: str, blame: Tensor, inputs: Tensor) -> DotAndSquare:
+        """Return the same for one parameter's gradient b^T a, without writing it out.
+
+        b is (victims, rows, outputs), a is (victims, rows, inputs).
+        """
+        dot: Tensor
+        square: Tensor
+        target = self.target[name]
+        dot, square = OuterProducts.apply(blame, inputs, target)  # type: ignore[no-untyped-call]
+        return self.factors[name] * dot, self.factors[name] * square
+
+
+def inner_products(
+    found: Sequence[Tensor], target: Sequence[Tensor], factors: Sequence[float]
+) -> DotAndSquare:
+    """Return sum f <g', g> and sum f <g', g'>, (victims,), over gradients in lists."""
+    dot: Tensor
+    square: Tensor
+    both = (*found, *target)
+    dot, square = InnerProducts.apply(tuple(factors), *both)  # type: ignore[no-untyped-call]
+    return dot, square
+
+
+def products(found: Tensor, target: Tensor) -> DotAndSquare:
+    """Return <g', g> and <g', g'> of each victim, (victims,), without slopes."""
+    if suits(found):
+        both: DotAndSquare = load_kernels().products(found, target)
+        return both
+    found = found.detach()  # this is the inside of a function that has its own slope
+    if found.is_cuda or found.numel() < LARGE * len(found):
+        return dots(found, target), dots(found, found)
+    # Victim by victim: its gradient is read from memory once.
+    flat = ((g.flatten(), t.flatten()) for g, t in zip(found, target, strict=True))
+    pairs = [(torch.dot(g, t), torch.dot(g, g)) for g, t in flat]
+    return torch.stack([dot for dot, _ in pairs]), torch.stack([square for _, square in pairs])
+
+
+def dots(left: Tensor, right: Tensor) -> Tensor:
+    """Return the inner product of each victim's tensors, (victims,)."""
+    return (left * right).reshape(len(left), -1).sum(1)
+
+
+def total(parts: Sequence[Tensor]) -> Tensor:
+    """Return the sum of tensors of one shape."""
+    return torch.stack(list(parts)).sum(0)
+
 
 def thin_product(left: Tensor, right: Tensor) -> Tensor:
-    """left @ right for each of many pairs: on a CPU torch's batched product takes up to fifty times as long as one after the other."""
+    """Return left @ right for each of many pairs.
+
+    On a CPU torch's batched product takes up to fifty times as long as a loop over the pairs.
+    """
     if left.is_cuda:
         return torch.bmm(left, right)
     found = left.new_empty(len(left), left.shape[1], right.shape[2])
@@ -22,88 +101,45 @@ def thin_product(left: Tensor, right: Tensor) -> Tensor:
     return found
 
 
-LARGE = 20_000  # entries of a victim's tensor from which a copy of the product costs more than a call for each victim
-
-
-Pair = tuple[Tensor, Tensor]
-"""<g', g> and <g', g'>, weighted and summed over the parameters: a value of each for every victim."""
-
-
-@dataclass(frozen=True, eq=False)
-class Aim:
-    """What gradients are compared with, (victims, *parameter shape), and how much each parameter counts; those not named do not."""
-
-    target: Gradients
-    factors: Mapping[str, float]
-
-    def pair(self, found: Gradients, names: Sequence[str] | None = None) -> Pair:
-        """Of these parameters; of all without names."""
-        names = list(self.factors) if names is None else names
-        return inner_products(
-            [found[n] for n in names],
-            [self.target[n] for n in names],
-            [self.factors[n] for n in names],
-        )
-
-    def outer_pair(self, name: str, blame: Tensor, inputs: Tensor) -> Pair:
-        """The same of a gradient b^T a that is never written out, from (victims, rows, outputs) and (victims, rows, inputs)."""
-        dot: Tensor
-        own: Tensor
-        dot, own = OuterProducts.apply(blame, inputs, self.target[name])  # type: ignore[no-untyped-call]
-        return self.factors[name] * dot, self.factors[name] * own
-
-
-def dots(left: Tensor, right: Tensor) -> Tensor:
-    """The inner product of each victim's tensors."""
-    return (left * right).reshape(len(left), -1).sum(1)
-
-
-def inner_products(
-    found: Sequence[Tensor], target: Sequence[Tensor], factors: Sequence[float]
-) -> Pair:
-    """Of gradients that lie side by side in lists."""
-    dot: Tensor
-    own: Tensor
-    dot, own = InnerProducts.apply(tuple(factors), *found, *target)  # type: ignore[no-untyped-call]
-    return dot, own
-
-
 class InnerProducts(torch.autograd.Function):
-    """sum f <g', g> and sum f <g', g'>; their slope is one pass over the gradients, f (a g + 2 b g')."""
+    """sum f <g', g> and sum f <g', g'>, with the slope f (a g + 2 b g') in one pass."""
 
     @staticmethod
     def forward(
         ctx: torch.autograd.function.FunctionCtx, factors: tuple[float, ...], *both: Tensor
-    ) -> tuple[Tensor, Tensor]:
+    ) -> DotAndSquare:
         ctx.factors = factors  # type: ignore[attr-defined]
         ctx.save_for_backward(*both)
         found, target = both[: len(factors)], both[len(factors) :]
         parts = [
-            (f * dot, f * own)
-            for f, (dot, own) in zip(factors, map(products, found, target), strict=True)
+            (f * dot, f * square)
+            for f, (dot, square) in zip(factors, map(products, found, target), strict=True)
         ]
-        return total([dot for dot, _ in parts]), total([own for _, own in parts])
+        return total([dot for dot, _ in parts]), total([square for _, square in parts])
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
+    @once_differentiable
     def backward(
-        ctx: torch.autograd.function.FunctionCtx, to_dot: Tensor, to_own: Tensor
+        ctx: torch.autograd.function.FunctionCtx, to_dot: Tensor, to_square: Tensor
     ) -> tuple[Tensor | None, ...]:
         factors: tuple[float, ...] = ctx.factors  # type: ignore[attr-defined]
         both: tuple[Tensor, ...] = ctx.saved_tensors  # type: ignore[attr-defined]
         found, target = both[: len(factors)], both[len(factors) :]
         slopes = [
-            _mix(g, t, 2 * f * to_own, f * to_dot)
+            _mix(g, t, 2 * f * to_square, f * to_dot)
             for g, t, f in zip(found, target, factors, strict=True)
         ]
         return (None, *slopes, *(None for _ in target))
 
 
 class OuterProducts(torch.autograd.Function):
-    """<b^T a, g> = sum (b g) * a and |b^T a|^2 = sum (b b^T) * (a a^T): g is read once here and once for the slopes."""
+    """<b^T a, g> = sum (b g) * a and |b^T a|^2 = sum (b b^T) * (a a^T), for each victim.
+
+    g is read once here and once for the slopes.
+    """
 
     @staticmethod
-    def forward(ctx: Any, blame: Tensor, inputs: Tensor, target: Tensor) -> Pair:
+    def forward(ctx: Any, blame: Tensor, inputs: Tensor, target: Tensor) -> DotAndSquare:
         carried = thin_product(blame, target)
         outer, inner = blame @ blame.transpose(1, 2), inputs @ inputs.transpose(1, 2)
         ctx.save_for_backward(blame, inputs, target, carried, outer, inner)
@@ -111,30 +147,15 @@ class OuterProducts(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, to_dot: Tensor, to_own: Tensor) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, to_dot: Tensor, to_square: Tensor) -> tuple[Tensor, Tensor, None]:
         blame, inputs, target, carried, outer, inner = ctx.saved_tensors
-        to_dot, to_own = to_dot.view(-1, 1, 1), 2 * to_own.view(-1, 1, 1)
-        to_blame = to_dot * thin_product(inputs, target.transpose(1, 2)) + to_own * (inner @ blame)
-        return to_blame, to_dot * carried + to_own * (outer @ inputs), None
-
-
-def products(found: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """<g', g> and <g', g'> of each victim."""
-    if suits(found):
-        both: tuple[Tensor, Tensor] = load_kernels().products(found, target)
-        return both
-    found = found.detach()  # this is the inside of a function that has its own slope
-    if found.is_cuda or found.numel() < LARGE * len(found):
-        return dots(found, target), dots(found, found)
-    flat = ((g.flatten(), t.flatten()) for g, t in zip(found, target, strict=True))
-    pairs = [
-        (torch.dot(g, t), torch.dot(g, g)) for g, t in flat
-    ]  # victim by victim: its gradient is read from memory once
-    return torch.stack([dot for dot, _ in pairs]), torch.stack([own for _, own in pairs])
+        to_dot, twice = to_dot.view(-1, 1, 1), 2 * to_square.view(-1, 1, 1)
+        to_blame = to_dot * thin_product(inputs, target.transpose(1, 2)) + twice * (inner @ blame)
+        return to_blame, to_dot * carried + twice * (outer @ inputs), None
 
 
 def _mix(found: Tensor, target: Tensor, to_found: Tensor, to_target: Tensor) -> Tensor:
-    """a g' + b g, with each victim's own a and b."""
+    """Return a g' + b g, with numbers a and b for each victim."""
     if suits(found):
         fused: Tensor = load_kernels().mix(found, target, to_found, to_target)
         return fused
@@ -142,12 +163,7 @@ def _mix(found: Tensor, target: Tensor, to_found: Tensor, to_target: Tensor) -> 
         shape = (-1, *(1,) * (found.dim() - 1))
         return (found * to_found.view(shape)).addcmul_(target, to_target.view(shape))
     mixed = torch.empty_like(found)
-    for out, g, t, a, b in zip(
-        mixed, found, target, to_found.tolist(), to_target.tolist(), strict=True
-    ):
+    rows = zip(mixed, found, target, to_found.tolist(), to_target.tolist(), strict=True)
+    for out, g, t, a, b in rows:
         torch.mul(g, a, out=out).add_(t, alpha=b)
     return mixed
-
-
-def total(parts: Sequence[Tensor]) -> Tensor:
-    return torch.stack(list(parts)).sum(0)

@@ -1,14 +1,19 @@
-"""What a client shares, as one function of its images: the client calls it on the true ones, the attacker on a guess."""
+"""The update a client shares, as a function of its images.
+
+The client calls it on the true images, an attacker on a guess. `Shares` is that function for a
+protocol of one step (a gradient) or several (`LocalUpdates`), for many victims at once where the
+model allows it, else for one victim at a time after a warning.
+"""
 
 import copy
 import warnings
 from collections.abc import Callable, Collection
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, vmap
-from torch.nn.modules.batchnorm import _NormBase
 
 from gradveil.core.errors import GradveilError, GradveilWarning, one_line
 from gradveil.core.seeds import forked
@@ -16,23 +21,48 @@ from gradveil.core.types import Gradients, Loss, Protocol
 from gradveil.engine.batched import BatchedGradients, NotBatchableError
 from gradveil.engine.draws import Draws
 from gradveil.engine.gradients import check_victims, in_mode, loop_gradients, per_sample, trainable
-from gradveil.engine.products import Aim, Pair
+from gradveil.engine.layers import BATCH_NORMS
+from gradveil.engine.products import Aim, DotAndSquare
+
+NORMS = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
 
 
-class VictimGradients:
-    """Batched where possible; else one victim at a time, after one warning that says why. Keep it: its first call tries the model out."""
+class Shares:
+    """What each victim shares: images (victims, batch, ...) give (victims, *parameter shape).
+
+    Build it once for a model, a loss and a protocol: the first call tries the model out. Each call
+    puts the model into the protocol's mode, and then each module back into its mode before.
+    Without a protocol one step is shared, in the mode the model is in. `short` allows shorter
+    number formats on a GPU (see `BatchedGradients`). `told` names the modules whose draws come
+    with each call.
+    """
 
     def __init__(
-        self, model: nn.Module, loss: Loss, *, short: bool = False, told: Collection[str] = ()
+        self,
+        model: nn.Module,
+        loss: Loss,
+        protocol: Protocol | None = None,
+        *,
+        short: bool = False,
+        told: Collection[str] = (),
     ) -> None:
-        self._model, self._loss = model, loss
+        self._model, self._loss, self._protocol = model, loss, protocol
         self._batched = BatchedGradients(model, loss, short=short, told=told)
+        self._updates: LocalUpdates | None = None
         self._warned = False
+        if protocol is not None and protocol.local_steps > 1:
+            if told:
+                raise GradveilError(
+                    f"{protocol.local_steps} local steps draw anew at each: "
+                    "draws can be given for 1 step alone"
+                )
+            self._updates = LocalUpdates(model, loss, protocol)
 
     @property
     def why_not(self) -> str | None:
-        """Why the slow way is taken, as far as is known."""
-        return self._batched.why_not
+        """The reason why victims are taken one at a time, in one line; None where none is known."""
+        with self._mode():
+            return self._batched.why_not if self._updates is None else self._updates.why_not
 
     def __call__(
         self,
@@ -42,14 +72,19 @@ class VictimGradients:
         draws: Draws | None = None,
         differentiable: bool = False,
     ) -> Gradients:
-        """Of each victim's mean loss: images (victims, batch, ...) give tensors (victims, *parameter shape)."""
-        try:
-            return self._batched(images, labels, draws=draws, differentiable=differentiable)
-        except NotBatchableError as reason:
-            self._warn(reason)
-        return loop_gradients(
-            self._model, self._loss, images, labels, draws=draws, differentiable=differentiable
-        )
+        """Return (victims, *parameter shape) by name.
+
+        Labels are (victims, batch), or class probabilities (victims, batch, classes); draws are
+        (victims, batch, ...).
+        """
+        with self._mode():
+            if self._updates is not None:
+                return self._updates(images, labels, differentiable=differentiable)
+            try:
+                return self._batched(images, labels, draws=draws, differentiable=differentiable)
+            except NotBatchableError as reason:
+                self._warn(reason)
+            return self._loop(images, labels, draws, differentiable)
 
     def compare(
         self,
@@ -59,18 +94,53 @@ class VictimGradients:
         *,
         draws: Draws | None = None,
         differentiable: bool = False,
-    ) -> Pair:
-        """Their inner products with the aim and with themselves."""
+    ) -> DotAndSquare:
+        """Return the shares' inner products with the aim and with themselves, (victims,) each.
+
+        They are all that a cosine needs.
+        """
+        if self._updates is not None:
+            return aim.pair(self(images, labels, differentiable=differentiable))
+        with self._mode():
+            try:
+                return self._batched.compare(
+                    images, labels, aim, draws=draws, differentiable=differentiable
+                )
+            except NotBatchableError as reason:
+                self._warn(reason)
+            return aim.pair(self._loop(images, labels, draws, differentiable))
+
+    def check(self, images: Tensor, classes: int) -> None:
+        """Refuse a model that does not turn a batch of such images into a logit for each class."""
+        taken = f"{type(self._model).__name__} and images of shape {tuple(images.shape)}"
+        buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
         try:
-            return self._batched.compare(
-                images, labels, aim, draws=draws, differentiable=differentiable
-            )
-        except NotBatchableError as reason:
-            self._warn(reason)
-        return aim.pair(
-            loop_gradients(
-                self._model, self._loss, images, labels, draws=draws, differentiable=differentiable
-            )
+            with self._mode(), torch.no_grad():
+                logits = functional_call(self._model, buffers, (images,))
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:  # the model may be anyone's
+            raise GradveilError(f"{taken} do not fit: {one_line(error, 200)}") from error
+        got = f"a {type(logits).__name__}"
+        if isinstance(logits, Tensor):
+            if logits.shape == (len(images), classes):
+                return
+            got = f"shape {tuple(logits.shape)}"
+        raise GradveilError(
+            f"{taken}: the model gave {got}; expected {(len(images), classes)}, "
+            f"one logit for each of {classes} classes"
+        )
+
+    def _mode(self) -> AbstractContextManager[None]:
+        if self._protocol is None:
+            return nullcontext()
+        return in_mode(self._model, self._protocol.train_mode)
+
+    def _loop(
+        self, images: Tensor, labels: Tensor, draws: Draws | None, differentiable: bool
+    ) -> Gradients:
+        return loop_gradients(
+            self._model, self._loss, images, labels, draws=draws, differentiable=differentiable
         )
 
     def _warn(self, reason: NotBatchableError) -> None:
@@ -81,104 +151,11 @@ class VictimGradients:
             )
 
 
-def victim_gradients(
-    model: nn.Module, loss: Loss, images: Tensor, labels: Tensor, *, differentiable: bool = False
-) -> Gradients:
-    """For a single use; an attack that asks again and again should keep a `VictimGradients`."""
-    return VictimGradients(model, loss)(images, labels, differentiable=differentiable)
-
-
-class Shares:
-    """Built once for a model, a loss and a protocol, then called with images (victims, batch, ...) and their labels.
-
-    Each call puts the model into the protocol's mode, and afterwards each of its modules into the one it had. `short` allows
-    shorter number formats on a GPU, as `BatchedGradients` does. `told`: the modules whose draws come with each call.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Loss,
-        protocol: Protocol,
-        *,
-        short: bool = False,
-        told: Collection[str] = (),
-    ) -> None:
-        if told and protocol.local_steps > 1:
-            raise GradveilError(
-                f"{protocol.local_steps} local steps draw anew at each: draws can be given for 1 step alone"
-            )
-        self._model, self._protocol = model, protocol
-        self._engine: VictimGradients | LocalUpdates = (
-            VictimGradients(model, loss, short=short, told=told)
-            if protocol.local_steps == 1
-            else LocalUpdates(model, loss, protocol)
-        )
-
-    @property
-    def why_not(self) -> str | None:
-        """Why victims are taken one at a time, as far as is known; None where they share a pass."""
-        with in_mode(self._model, self._protocol.train_mode):
-            return self._engine.why_not
-
-    def __call__(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        *,
-        draws: Draws | None = None,
-        differentiable: bool = False,
-    ) -> Gradients:
-        """(victims, *parameter shape) for labels (victims, batch), or class probabilities (victims, batch, classes)."""
-        with in_mode(self._model, self._protocol.train_mode):
-            if isinstance(self._engine, VictimGradients):
-                return self._engine(images, labels, draws=draws, differentiable=differentiable)
-            return self._engine(images, labels, differentiable=differentiable)
-
-    def compare(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        aim: Aim,
-        *,
-        draws: Draws | None = None,
-        differentiable: bool = False,
-    ) -> Pair:
-        """The inner products of what is shared with the aim and with itself, all that a cosine needs."""
-        if isinstance(self._engine, LocalUpdates):
-            return aim.pair(self(images, labels, differentiable=differentiable))
-        with in_mode(self._model, self._protocol.train_mode):
-            return self._engine.compare(
-                images, labels, aim, draws=draws, differentiable=differentiable
-            )
-
-    def check(self, images: Tensor, classes: int) -> None:
-        """Refuse a model that does not turn one batch of such images into a logit for each class."""
-        taken = f"{type(self._model).__name__} and images of shape {tuple(images.shape)}"
-        try:
-            with in_mode(self._model, self._protocol.train_mode), torch.no_grad():
-                logits = functional_call(
-                    self._model,
-                    {name: buffer.clone() for name, buffer in self._model.named_buffers()},
-                    (images,),
-                )
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # the model may be anyone's
-            raise GradveilError(f"{taken} do not fit: {one_line(error, 200)}") from error
-        if not isinstance(logits, Tensor) or logits.shape != (len(images), classes):
-            got = (
-                f"shape {tuple(logits.shape)}"
-                if isinstance(logits, Tensor)
-                else f"a {type(logits).__name__}"
-            )
-            raise GradveilError(
-                f"{taken}: the model gave {got}; expected {(len(images), classes)}, one logit for each of {classes} classes"
-            )
-
-
 class LocalUpdates:
-    """(W_0 - W_k) / rate after k local steps. All victims in one pass, each with weights of its own, or one by one after a warning."""
+    """(W_0 - W_k) / rate after k local steps, (victims, *parameter shape).
+
+    All victims go in one pass, each with its weights, or one by one after a warning.
+    """
 
     def __init__(self, model: nn.Module, loss: Loss, protocol: Protocol) -> None:
         self._settings = model, loss, protocol
@@ -187,7 +164,10 @@ class LocalUpdates:
 
     @property
     def why_not(self) -> str | None:
-        """Read anew each time, since a model may change its mode; a failed trial is remembered."""
+        """The reason why victims go one by one, in one line; None where none is known.
+
+        It is read anew each time, since a model may change its mode; a failed trial is remembered.
+        """
         return _batch_statistics(self._settings[0]) or self._mismatch
 
     def __call__(
@@ -199,13 +179,16 @@ class LocalUpdates:
             self._tried = True
         if (reason := self.why_not) is None:
             return batched_updates(*self._settings, images, labels, differentiable=differentiable)
-        found = loop_updates(
-            *self._settings, images, labels, differentiable=differentiable
-        )  # a mistake in the input shows here
+        # Before the warning: where the input is to blame, the error shows here, and alone.
+        found = loop_updates(*self._settings, images, labels, differentiable=differentiable)
         if not self._warned:
             self._warned = True
-            text = f"the local steps of these victims cannot be batched: {reason}; taking them one at a time, which is slow"
-            warnings.warn(text, GradveilWarning, stacklevel=3)
+            warnings.warn(
+                f"the local steps of these victims cannot be batched: {reason}; "
+                "taking them one at a time, which is slow",
+                GradveilWarning,
+                stacklevel=3,
+            )
         return found
 
 
@@ -218,18 +201,20 @@ def batched_updates(
     *,
     differentiable: bool = False,
 ) -> Gradients:
-    """Of all victims at once; raises whatever `torch.vmap` does where it cannot. Random layers draw anew for each victim."""
+    """Return the updates of all victims at once; random layers draw anew for each victim.
+
+    Where `torch.vmap` cannot follow the model, its error is raised.
+    """
     start = {name: parameter.detach() for name, parameter in trainable(model).items()}
     buffers = {
         name: torch.stack([buffer] * len(images)) for name, buffer in _changing(model).items()
     }
 
     def mean_loss(weights: Gradients, buffers: Gradients, images: Tensor, labels: Tensor) -> Tensor:
-        return per_sample(
-            loss, functional_call(model, {**buffers, **weights}, (images,)), labels
-        ).mean()
+        logits = functional_call(model, {**buffers, **weights}, (images,))
+        return per_sample(loss, logits, labels).mean()
 
-    def of_one(buffers: Gradients, images: Tensor, labels: Tensor) -> Gradients:
+    def of_victim(buffers: Gradients, images: Tensor, labels: Tensor) -> Gradients:
         return _descend(
             protocol, start, lambda weights: grad(mean_loss)(weights, buffers, images, labels)
         )
@@ -237,7 +222,7 @@ def batched_updates(
     if not differentiable:
         images, labels = images.detach(), labels.detach()
     with torch.set_grad_enabled(differentiable):
-        found: Gradients = vmap(of_one, randomness="different")(buffers, images, labels)
+        found: Gradients = vmap(of_victim, randomness="different")(buffers, images, labels)
     return found
 
 
@@ -250,10 +235,10 @@ def loop_updates(
     *,
     differentiable: bool = False,
 ) -> Gradients:
-    """Of one victim after the other, by plain autograd."""
+    """Return the updates of one victim after the other, by plain autograd."""
     start = {name: parameter.detach() for name, parameter in trainable(model).items()}
 
-    def of_one(images: Tensor, labels: Tensor) -> Gradients:
+    def of_victim(images: Tensor, labels: Tensor) -> Gradients:
         buffers = {name: buffer.clone() for name, buffer in _changing(model).items()}
 
         def gradient_at(weights: Gradients) -> Gradients:
@@ -261,11 +246,9 @@ def loop_updates(
                 name: weight if weight.requires_grad else weight.detach().requires_grad_()
                 for name, weight in weights.items()
             }
-            losses = per_sample(
-                loss, functional_call(model, {**buffers, **weights}, (images,)), labels
-            )
+            logits = functional_call(model, {**buffers, **weights}, (images,))
             slopes = torch.autograd.grad(
-                losses.mean(),
+                per_sample(loss, logits, labels).mean(),
                 list(weights.values()),
                 create_graph=differentiable,
                 materialize_grads=True,
@@ -277,69 +260,72 @@ def loop_updates(
     if not differentiable:
         images, labels = images.detach(), labels.detach()
     with torch.enable_grad():
-        each = [of_one(x, y) for x, y in zip(images, labels, strict=True)]
+        each = [of_victim(x, y) for x, y in zip(images, labels, strict=True)]
     return {name: torch.stack([found[name] for found in each]) for name in start}
 
 
 def _descend(
     protocol: Protocol, start: Gradients, gradient_at: Callable[[Gradients], Gradients]
 ) -> Gradients:
-    """W_i = W_0 - rate (g_1 + ... + g_i), so (W_0 - W_k) / rate is the sum itself, without the rounding of the difference."""
-    total = gradient_at(start)
+    """Return g_1 + ... + g_k, which is (W_0 - W_k) / rate without the difference's rounding.
+
+    The steps are W_i = W_0 - rate (g_1 + ... + g_i).
+    """
+    summed = gradient_at(start)
     for _ in range(protocol.local_steps - 1):
-        weights = {name: start[name] - protocol.local_lr * total[name] for name in start}
-        total = {name: total[name] + slope for name, slope in gradient_at(weights).items()}
-    return total
+        weights = {name: start[name] - protocol.local_lr * summed[name] for name in start}
+        summed = {name: summed[name] + slope for name, slope in gradient_at(weights).items()}
+    return summed
 
 
 def _trial(
     model: nn.Module, loss: Loss, protocol: Protocol, images: Tensor, labels: Tensor
 ) -> str | None:
-    """What is wrong with batching, seen on one random victim of a float64 copy with the same draws both ways, or None.
+    """Say how batching fails on a random victim of a float64 copy of the model, or return None.
 
-    Slopes are compared too: torch has batching rules whose values are right and whose second derivatives are off by a few 1e-4.
+    Both ways get the same draws. Slopes are compared too: torch has batching rules whose values are
+    right and whose second derivatives are off by a few 1e-4.
     """
     target = labels.detach()[:1, :2]
     target = target.double() if target.is_floating_point() else target
-    guess = (
-        torch.rand(images[:1, :2].shape, generator=Generator().manual_seed(0))
-        .to(images.device, torch.float64)
-        .requires_grad_()
-    )
+    guess = torch.rand(images[:1, :2].shape, generator=Generator().manual_seed(0))
+    guess = guess.to(images.device, torch.float64).requires_grad_()
     found: list[tuple[Tensor, ...]] = []
     try:
         copied, few = copy.deepcopy(model).double(), replace(protocol, local_steps=2)
         for way in (loop_updates, batched_updates):
             with forked(), torch.enable_grad():
                 torch.manual_seed(0)
-                values = torch.cat(
-                    [
-                        v.flatten()
-                        for v in way(copied, loss, few, guess, target, differentiable=True).values()
-                    ]
-                )
+                updates = way(copied, loss, few, guess, target, differentiable=True)
+                values = torch.cat([value.flatten() for value in updates.values()])
                 found.append((values.detach(), *torch.autograd.grad(values.square().sum(), guess)))
     except Exception as error:
         return f"a trial by torch.vmap failed with {one_line(error, 200)}"
     if not all(bool(part.isfinite().all()) for part in found[0]):
         return "a trial gave values that are not finite"
-    errors = [
+    in_values, in_slopes = (
         float((batched - plain).norm() / plain.norm().clamp_min(1e-30))
         for plain, batched in zip(*found, strict=True)
-    ]
-    if max(errors) < 1e-7:
+    )
+    if max(in_values, in_slopes) < 1e-7:
         return None
-    return f"in a trial torch.vmap was off by {errors[0]:.1e} in values and by {errors[1]:.1e} in slopes"
+    return (
+        f"in a trial torch.vmap was off by {in_values:.1e} in values and by {in_slopes:.1e} "
+        "in slopes"
+    )
 
 
 def _batch_statistics(model: nn.Module) -> str | None:
+    """Name the first normalization that uses the batch's statistics; None without any."""
     for name, module in model.named_modules():
-        if isinstance(module, _NormBase) and (module.training or module.running_mean is None):
-            kind = f"{name or 'the model'} ({type(module).__name__})"
-            return f"{kind} takes its statistics from the batch, and torch.vmap gets their second derivatives wrong"
+        if isinstance(module, NORMS) and (module.training or module.running_mean is None):
+            return (
+                f"{name or 'the model'} ({type(module).__name__}) takes its statistics from the "
+                "batch, and torch.vmap gets their second derivatives wrong"
+            )
     return None
 
 
 def _changing(model: nn.Module) -> dict[str, Tensor]:
-    """The buffers that a pass in training mode may change, such as running statistics."""
+    """Return the buffers that a pass in training mode may change, such as running statistics."""
     return dict(model.named_buffers()) if model.training else {}

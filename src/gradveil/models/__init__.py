@@ -1,11 +1,11 @@
-"""Models by name: five built-in architectures, or any factory of the user's own."""
+"""Models by name: five built-in architectures, or any factory that the user names."""
 
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
 
-from gradveil.core import unknown
+from gradveil.core.errors import unknown
 from gradveil.core.seeds import derived
 from gradveil.models.base import Classifier, Normalize, Task
 from gradveil.models.factories import find
@@ -23,7 +23,7 @@ ARCHITECTURES: dict[str, Callable[[Task], tuple[nn.Sequential, nn.Linear]]] = {
 
 
 def names() -> tuple[str, ...]:
-    """The built-in models."""
+    """Name the built-in models."""
     return tuple(ARCHITECTURES)
 
 
@@ -37,19 +37,18 @@ def build(
     std: Sequence[float] | None = None,
     seed: int = 0,
 ) -> nn.Module:
-    """A model in training mode, on the CPU, for images in [0, 1] of `channels` x `size` x `size`.
+    """Build a model in training mode, on the CPU, for images in [0, 1] of channels x size x size.
 
-    A built-in model normalizes its input by `mean` and `std` (no change where they are None). A name such as
-    `package.module:factory` calls the user's own factory; that model normalizes for itself, and `mean` and `std` do not reach it.
-    The weights depend on `seed` alone. Layers draw them from torch's global generator, so it is seeded here, the one place,
-    and put back as it was.
+    A built-in model normalizes its input by `mean` and `std` (no change where they are None). A
+    name such as `package.module:factory` calls the user's factory; that model normalizes for
+    itself, and `mean` and `std` do not reach it. The weights depend on `seed` alone: layers draw
+    them from torch's global generator, so it is seeded here and put back as it was.
     """
     task = Task(channels, size, classes)
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         make = find(name) if ":" in name else _architecture(name, Normalize(channels, mean, std))
-        torch.default_generator.manual_seed(
-            derived(seed, "weights")
-        )  # after the import of a user's module, which may draw too
+        # After the import of a user's module, which may draw too.
+        torch.default_generator.manual_seed(derived(seed, "weights"))
         return make(task)
 
 

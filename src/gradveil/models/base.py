@@ -1,4 +1,4 @@
-"""What every built-in model is made of: the task it is for, the normalization inside it, and the frame around its layers."""
+"""The parts of every built-in model: its task, its normalization, the frame around its layers."""
 
 import math
 from collections.abc import Sequence
@@ -7,23 +7,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 
 
 @dataclass(frozen=True)
 class Task:
-    """Square images with `channels` planes of `size` x `size` pixels, to be told apart into `classes`."""
+    """Square images of channels x size x size pixels, to be told apart into `classes`."""
 
     channels: int
     size: int
     classes: int
 
     def __post_init__(self) -> None:
-        for name, value, least in (
-            ("channels", self.channels, 1),
-            ("size", self.size, 1),
-            ("classes", self.classes, 2),
-        ):
+        least_of = {"channels": 1, "size": 1, "classes": 2}
+        for name, least in least_of.items():
+            value = getattr(self, name)
             if value < least:
                 raise GradveilError(f"{name} is {value}: a model needs at least {least}")
 
@@ -36,7 +34,7 @@ class Task:
 
 
 class Normalize(nn.Module):
-    """(x - mean) / std for each channel; the constants are saved with the weights, so a checkpoint stands on its own."""
+    """(x - mean) / std for each channel; the constants are saved with the weights."""
 
     mean: Tensor
     std: Tensor
@@ -45,12 +43,10 @@ class Normalize(nn.Module):
         self, channels: int, mean: Sequence[float] | None = None, std: Sequence[float] | None = None
     ) -> None:
         super().__init__()
-        self.register_buffer(
-            "mean", _constants("mean", [0.0] * channels if mean is None else mean, channels)
-        )
-        self.register_buffer(
-            "std", _constants("std", [1.0] * channels if std is None else std, channels)
-        )
+        mean = [0.0] * channels if mean is None else mean
+        std = [1.0] * channels if std is None else std
+        self.register_buffer("mean", _constants("mean", mean, channels))
+        self.register_buffer("std", _constants("std", std, channels))
         if not bool((self.std > 0).all()):
             raise GradveilError(
                 f"std is {self.std.flatten().tolist()}: every value must be above 0"
@@ -72,7 +68,7 @@ class Mean(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Images in [0, 1] > `normalize` > `features`, one flat vector per image > `head`, a linear layer > logits."""
+    """Images in [0, 1] > `normalize` > `features`, a flat vector per image > `head` > logits."""
 
     def __init__(self, normalize: Normalize, features: nn.Sequential, head: nn.Module) -> None:
         super().__init__()
@@ -88,6 +84,7 @@ class Classifier(nn.Module):
 def _constants(name: str, values: Sequence[float], channels: int) -> Tensor:
     if len(values) != channels or not all(map(math.isfinite, values)):
         raise GradveilError(
-            f"{name} is {list(values)}: expected one finite number for each of {channels} channel(s)"
+            f"{name} is {list(values)}: "
+            f"expected one finite number for each of {channels} channel(s)"
         )
     return torch.tensor([float(value) for value in values]).view(1, channels, 1, 1)

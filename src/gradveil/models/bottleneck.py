@@ -1,4 +1,8 @@
-"""PRECODE's variational bottleneck, and the model around it whose answers carry its penalty, so that no pass leaves anything behind."""
+"""Layers that defenses put into a model: PRECODE's variational bottleneck, dropout that stays on.
+
+A model with a bottleneck is wrapped so that its answers carry the penalty: no pass leaves anything
+behind on the model.
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -14,9 +18,10 @@ from gradveil.engine.draws import Draw
 
 
 class Bottleneck(nn.Module):
-    """Features of any shape > mu, sigma (k each) > b = mu + sigma eps, eps ~ N(0, 1) > features of the same shape.
+    """Features of any shape > mu, sigma (k each) > mu + sigma eps, eps ~ N(0, 1) > the same shape.
 
-    A pass gives them and the penalty of each sample: beta KL(N(mu, sigma) || N(0, 1)), in nats, or in bits as the authors' code has it.
+    A pass returns the features and the penalty of each sample, beta KL(N(mu, sigma) || N(0, 1)), in
+    nats, or in bits as the authors' code has it.
     """
 
     def __init__(
@@ -38,36 +43,39 @@ class Bottleneck(nn.Module):
 
 
 def divergence(mu: Tensor, sigma: Tensor) -> Tensor:
-    """KL(N(mu, sigma) || N(0, 1)) of each row, in nats."""
+    """Return KL(N(mu, sigma) || N(0, 1)) of each row, in nats."""
     return 0.5 * (mu.square() + sigma.square() - 1 - 2 * sigma.log()).sum(1)
 
 
 class Penalized(nn.Module):
-    """A model with bottlenecks in it: behind the logits, its answers have a column for the penalty of each."""
+    """A model with bottlenecks: behind the logits, its answers have a column for each penalty."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
         self.inner, self.training = inner, inner.training
 
     def forward(self, images: Tensor) -> Tensor:
-        """What the bottlenecks gave is taken by hooks that live for this pass: the layers behind them need not pass it on."""
+        """Return (batch, classes + bottlenecks).
+
+        Hooks that live for this pass take the penalties, so no layer needs to pass them on.
+        """
         found: list[list[Tensor]] = []
         with ExitStack() as hooks:
             for bottleneck in bottlenecks(self.inner):
                 found.append([])
                 hooks.callback(bottleneck.register_forward_hook(_keep(found[-1])).remove)
             answers: Tensor = self.inner(images)
-        return torch.cat(
-            [answers, *(torch.stack(uses, 1).sum(1, keepdim=True) for uses in found)], dim=1
-        )
+        columns = [torch.stack(uses, 1).sum(1, keepdim=True) for uses in found]
+        return torch.cat([answers, *columns], dim=1)
 
 
 def bottlenecks(model: nn.Module) -> list[Bottleneck]:
+    """Return the model's bottlenecks, in the order of registration."""
     return [module for module in model.modules() if isinstance(module, Bottleneck)]
 
 
 def penalties(model: nn.Module) -> int:
-    """How many columns of the model's answers, the last ones, are no logits."""
+    """Count the last columns of the model's answers that are no logits."""
     return len(bottlenecks(model)) if isinstance(model, Penalized) else 0
 
 
@@ -81,7 +89,10 @@ def _keep(
 
 
 class AlwaysDropout(nn.Dropout):
-    """On in either mode of the model: gradients are shared with it on, also where batch norm is in eval mode."""
+    """Dropout that is on in either mode of the model.
+
+    Gradients are shared with it on, also where batch norm is in eval mode.
+    """
 
     def train(self, mode: bool = True) -> "AlwaysDropout":
         self.training = True
@@ -90,7 +101,7 @@ class AlwaysDropout(nn.Dropout):
 
 @contextmanager
 def at_rest(model: nn.Module) -> Iterator[None]:
-    """Without that dropout for a while, as a trained model is used and its accuracy measured."""
+    """Switch that dropout off for a while, as when a trained model's accuracy is measured."""
     layers = [module for module in model.modules() if isinstance(module, AlwaysDropout)]
     try:
         for layer in layers:

@@ -65,17 +65,14 @@ def read_settings(path: Path, needed: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def load_checkpoint(path: Path, model: nn.Module) -> nn.Module:
-    """Put the weights into the model, which must be the one they were saved from."""
+    """Put the weights into the model, which must be like the one they were saved from."""
     found, metadata = _read(path)
     wanted = model.state_dict()
     problem = _mismatch(found, wanted)
     if problem:
-        settings = _settings(path, metadata)
-        origin = (
-            f"; it was saved from {settings['model']} on {settings['data']}"
-            if {"model", "data"} <= settings.keys()
-            else ""
-        )
+        settings, origin = _settings(path, metadata), ""
+        if {"model", "data"} <= settings.keys():
+            origin = f"; it was saved from {settings['model']} on {settings['data']}"
         raise GradveilError(f"checkpoint {path} does not fit the model: {problem}{origin}")
     model.load_state_dict(found)
     return model

@@ -1,7 +1,8 @@
-"""Models a user brings: `package.module:factory`, imported and called."""
+"""Models a user brings as `package.module:factory`, imported and called."""
 
 import inspect
 from collections.abc import Callable
+from dataclasses import asdict
 
 from torch import nn
 
@@ -11,28 +12,25 @@ from gradveil.models.base import Task
 
 
 def find(reference: str) -> Callable[[Task], nn.Module]:
-    """A function that calls the factory with those of `channels`, `size` and `classes` that it takes as keywords.
+    """Return a function that calls the factory for a task.
 
-    The module may lie in the current folder. The model gets images in [0, 1] and normalizes them itself.
+    The factory gets those of `channels`, `size` and `classes` that it takes as keywords. Its module
+    may lie in the current folder. The model gets images in [0, 1] and normalizes them itself.
     """
     factory = _load(reference)
 
     def make(task: Task) -> nn.Module:
         try:
             with current_folder_importable():
-                model = factory(
-                    **_accepted(
-                        factory,
-                        {"channels": task.channels, "size": task.size, "classes": task.classes},
-                    )
-                )
+                model = factory(**_accepted(factory, asdict(task)))
         except RAISED as error:
             raise GradveilError(
                 f"model {reference!r} could not be made: {one_line(error)}"
             ) from error
         if not isinstance(model, nn.Module):
             raise GradveilError(
-                f"model {reference!r} gave a {type(model).__name__}: the factory must return a torch.nn.Module"
+                f"model {reference!r} gave a {type(model).__name__}: "
+                "the factory must return a torch.nn.Module"
             )
         return model
 

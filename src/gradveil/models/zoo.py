@@ -1,19 +1,38 @@
-"""ResNet20-4, a CIFAR residual network: 3 stages of 3 basic blocks, four times the usual width."""
+"""The five built-in architectures, each a function of the task: (features, head).
+
+ResNet20-4 is a CIFAR residual network of 3 stages of 3 basic blocks, four times the usual width.
+ConvNet stacks 9 convolutions; LeNet is the small sigmoid network of the first attacks; MLP has four
+hidden layers; ViT is a small vision transformer.
+"""
 
 import math
 
 import torch
 from torch import Tensor, nn
 
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.models.base import Mean, Task
 
 RESNET_WIDTHS = (64, 128, 256)
-BLOCKS = 3
+RESNET_BLOCKS = 3
+CONVNET_WIDTHS = ((64, 128, 128, 256, 256, 256), (256, 256, 256))
+CONVNET_POOL = 3
+LENET_WIDTH = 12
+LENET_STRIDES = (2, 2, 1, 1)
+MLP_WIDTH = 1024
+MLP_LAYERS = 4
+VIT_PATCH = 4
+VIT_WIDTH = 192
+VIT_HEADS = 3
+VIT_LAYERS = 6
+VIT_EXPANSION = 4
 
 
 class Block(nn.Module):
-    """relu(norm(conv(relu(norm(conv(x))))) + shortcut(x)); the shortcut is a 1x1 convolution where the shape changes."""
+    """relu(norm(conv(relu(norm(conv(x))))) + shortcut(x)).
+
+    The shortcut is a 1x1 convolution where the shape changes.
+    """
 
     def __init__(self, width_in: int, width: int, stride: int) -> None:
         super().__init__()
@@ -37,7 +56,7 @@ class Block(nn.Module):
 
 
 def resnet20_4(task: Task) -> tuple[nn.Sequential, nn.Linear]:
-    """Convolutions start from Kaiming's normal law (fan out), the rest from torch's defaults."""
+    """Start convolutions from Kaiming's normal law (fan out), the rest from torch's defaults."""
     task.at_least(4, "resnet20-4")
     layers: list[nn.Module] = [
         nn.Conv2d(task.channels, RESNET_WIDTHS[0], 3, padding=1, bias=False),
@@ -46,7 +65,7 @@ def resnet20_4(task: Task) -> tuple[nn.Sequential, nn.Linear]:
     ]
     width_in = RESNET_WIDTHS[0]
     for width in RESNET_WIDTHS:
-        for block in range(BLOCKS):
+        for block in range(RESNET_BLOCKS):
             stride = 2 if block == 0 and width != RESNET_WIDTHS[0] else 1
             layers.append(Block(width_in, width, stride))
             width_in = width
@@ -57,74 +76,56 @@ def resnet20_4(task: Task) -> tuple[nn.Sequential, nn.Linear]:
     return features, nn.Linear(RESNET_WIDTHS[-1], task.classes)
 
 
-CONVNET_WIDTHS = ((64, 128, 128, 256, 256, 256), (256, 256, 256))
-POOL = 3
-
-
 def convnet(task: Task) -> tuple[nn.Sequential, nn.Linear]:
-    """Weights start from torch's defaults."""
-    task.at_least(POOL ** len(CONVNET_WIDTHS), "convnet")
+    """Start weights from torch's defaults."""
+    task.at_least(CONVNET_POOL ** len(CONVNET_WIDTHS), "convnet")
     layers: list[nn.Module] = []
     width_in, side = task.channels, task.size
     for widths in CONVNET_WIDTHS:
         for width in widths:
             layers += [nn.Conv2d(width_in, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
             width_in = width
-        layers.append(nn.MaxPool2d(POOL))
-        side //= POOL
+        layers.append(nn.MaxPool2d(CONVNET_POOL))
+        side //= CONVNET_POOL
     return nn.Sequential(*layers, nn.Flatten()), nn.Linear(width_in * side * side, task.classes)
 
 
-LENET_WIDTH = 12
-STRIDES = (2, 2, 1, 1)
-
-
 def lenet(task: Task) -> tuple[nn.Sequential, nn.Linear]:
-    """Weights and biases start uniform in [-0.5, 0.5]: with torch's smaller ones the sigmoids' gradients vanish and no attack works."""
+    """Start weights and biases uniform in [-0.5, 0.5].
+
+    With torch's smaller ones the sigmoids' gradients vanish and no attack works.
+    """
     task.at_least(4, "lenet")
     layers: list[nn.Module] = []
     width_in, side = task.channels, task.size
-    for stride in STRIDES:
+    for stride in LENET_STRIDES:
         layers += [nn.Conv2d(width_in, LENET_WIDTH, 5, stride, padding=2), nn.Sigmoid()]
         width_in = LENET_WIDTH
         side = (side - 1) // stride + 1
-    features, head = (
-        nn.Sequential(*layers, nn.Flatten()),
-        nn.Linear(LENET_WIDTH * side * side, task.classes),
-    )
+    features = nn.Sequential(*layers, nn.Flatten())
+    head = nn.Linear(LENET_WIDTH * side * side, task.classes)
     for parameter in (*features.parameters(), *head.parameters()):
         nn.init.uniform_(parameter, -0.5, 0.5)
     return features, head
 
 
-MLP_WIDTH = 1024
-HIDDEN = 4
-
-
 def mlp(task: Task) -> tuple[nn.Sequential, nn.Linear]:
-    """Weights start from torch's defaults."""
+    """Start weights from torch's defaults."""
     layers: list[nn.Module] = [nn.Flatten()]
     width_in = task.channels * task.size**2
-    for _ in range(HIDDEN):
+    for _ in range(MLP_LAYERS):
         layers += [nn.Linear(width_in, MLP_WIDTH), nn.ReLU()]
         width_in = MLP_WIDTH
     return nn.Sequential(*layers), nn.Linear(MLP_WIDTH, task.classes)
 
 
-PATCH = 4
-VIT_WIDTH = 192
-HEADS = 3
-DEPTH = 6
-EXPANSION = 4
-
-
 class Tokens(nn.Module):
-    """One vector for each patch, plus a learned vector for its position."""
+    """A vector for each patch, plus a learned vector for its position."""
 
     def __init__(self, channels: int, size: int) -> None:
         super().__init__()
-        self.patches = nn.Conv2d(channels, VIT_WIDTH, PATCH, stride=PATCH)
-        self.position = nn.Parameter(torch.empty(1, (size // PATCH) ** 2, VIT_WIDTH))
+        self.patches = nn.Conv2d(channels, VIT_WIDTH, VIT_PATCH, stride=VIT_PATCH)
+        self.position = nn.Parameter(torch.empty(1, (size // VIT_PATCH) ** 2, VIT_WIDTH))
         nn.init.trunc_normal_(self.position, std=0.02)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -133,7 +134,10 @@ class Tokens(nn.Module):
 
 
 class Attention(nn.Module):
-    """softmax(q k' / sqrt(d)) v for each head, in plain products: fused kernels have no second derivative."""
+    """softmax(q k' / sqrt(d)) v for each head.
+
+    It is written in plain products: fused kernels have no second derivative.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -143,9 +147,9 @@ class Attention(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         count, length, width = x.shape
         query, key, value = (
-            self.qkv(x).view(count, length, 3, HEADS, width // HEADS).permute(2, 0, 3, 1, 4)
+            self.qkv(x).view(count, length, 3, VIT_HEADS, width // VIT_HEADS).permute(2, 0, 3, 1, 4)
         )
-        weights = (query @ key.transpose(-2, -1) / math.sqrt(width // HEADS)).softmax(dim=-1)
+        weights = (query @ key.transpose(-2, -1) / math.sqrt(width // VIT_HEADS)).softmax(dim=-1)
         mixed: Tensor = self.out((weights @ value).transpose(1, 2).reshape(count, length, width))
         return mixed
 
@@ -158,9 +162,9 @@ class Layer(nn.Module):
         self.attention = nn.Sequential(nn.LayerNorm(VIT_WIDTH), Attention())
         self.perceptron = nn.Sequential(
             nn.LayerNorm(VIT_WIDTH),
-            nn.Linear(VIT_WIDTH, EXPANSION * VIT_WIDTH),
+            nn.Linear(VIT_WIDTH, VIT_EXPANSION * VIT_WIDTH),
             nn.GELU(),
-            nn.Linear(EXPANSION * VIT_WIDTH, VIT_WIDTH),
+            nn.Linear(VIT_EXPANSION * VIT_WIDTH, VIT_WIDTH),
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -170,13 +174,14 @@ class Layer(nn.Module):
 
 
 def vit(task: Task) -> tuple[nn.Sequential, nn.Linear]:
-    """Positions start from a truncated normal law (std 0.02), weights from torch's defaults."""
-    task.at_least(PATCH, "vit")
-    if task.size % PATCH:
+    """Start positions from a truncated normal law (std 0.02), weights from torch's defaults."""
+    task.at_least(VIT_PATCH, "vit")
+    if task.size % VIT_PATCH:
         raise GradveilError(
-            f"size is {task.size}: vit cuts images into {PATCH} x {PATCH} patches, so it needs a multiple of {PATCH}"
+            f"size is {task.size}: vit cuts images into {VIT_PATCH} x {VIT_PATCH} patches, "
+            f"so it needs a multiple of {VIT_PATCH}"
         )
-    layers = [Layer() for _ in range(DEPTH)]
-    return nn.Sequential(
-        Tokens(task.channels, task.size), *layers, nn.LayerNorm(VIT_WIDTH), Mean(1)
-    ), nn.Linear(VIT_WIDTH, task.classes)
+    layers = [Layer() for _ in range(VIT_LAYERS)]  # first: weights are drawn in this order
+    tokens = Tokens(task.channels, task.size)
+    features = nn.Sequential(tokens, *layers, nn.LayerNorm(VIT_WIDTH), Mean(1))
+    return features, nn.Linear(VIT_WIDTH, task.classes)

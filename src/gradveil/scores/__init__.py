@@ -1,4 +1,4 @@
-"""How much of the private images a reconstruction shows, one number for each image; and what a policy is worth."""
+"""Scores: how much of the private images a reconstruction shows, and how good a policy is."""
 
 from gradveil.scores.accuracy import AccuracyScorer, accuracy_score
 from gradveil.scores.blind import gray, mean_color, mean_image, noise, over_blind

@@ -1,22 +1,25 @@
 """Identification: is the true image the nearest to the reconstruction among many candidates?
 
-Images are compared by their locally normalized luminance, which keeps shapes and drops colors, brightness and contrast.
-Share identified of 1,000 test images among the same 1,000 (%), by the window's sigma in pixels:
+Images are compared by their locally normalized luminance, which keeps shapes and drops colors,
+brightness and contrast. Share identified of 1,000 test images among the same 1,000 (%), by the
+window's sigma in pixels, of which 4 is kept:
 
-| reconstruction                        | CIFAR-100: 2 |     3 | 4 (kept) | Fashion-MNIST: 2 |     3 | 4 (kept) |
-|---------------------------------------|--------------|-------|----------|------------------|-------|----------|
-| uniform noise (chance: 0.1)           |          0.2 |   0.1 |      0.1 |              0.0 |   0.1 |      0.1 |
-| + Gaussian noise of 0.1, 0.2          |        100.0 | 100.0 |    100.0 |            100.0 | 100.0 |    100.0 |
-| + Gaussian noise of 0.3               |        100.0 | 100.0 |    100.0 |             99.9 | 100.0 |    100.0 |
-| + Gaussian noise of 0.8               |         91.9 |  95.4 |     96.6 |             86.5 |  86.3 |     86.8 |
-| blurred, sigma 1                      |        100.0 | 100.0 |    100.0 |            100.0 |  99.9 |     99.6 |
-| blurred, sigma 2                      |         99.9 | 100.0 |    100.0 |             74.4 |  73.0 |     71.8 |
-| 0.5 x + 0.3; random gain per channel  |        100.0 | 100.0 |    100.0 |            100.0 | 100.0 |    100.0 |
-| moved by 1 pixel                      |        100.0 | 100.0 |    100.0 |             60.3 |  64.2 |     66.4 |
-| gains, blur of 1 and noise of 0.2     |         99.0 |  99.6 |     99.9 |             83.8 |  87.9 |     88.9 |
-| negative, 1 - x                       |          0.0 |   0.0 |      0.0 |              0.0 |   0.0 |      0.0 |
+|                                      |      CIFAR-100        |     Fashion-MNIST     |
+| reconstruction                       |     2 |     3 |     4 |     2 |     3 |     4 |
+|--------------------------------------|-------|-------|-------|-------|-------|-------|
+| uniform noise (chance: 0.1)          |   0.2 |   0.1 |   0.1 |   0.0 |   0.1 |   0.1 |
+| + Gaussian noise of 0.1, 0.2         | 100.0 | 100.0 | 100.0 | 100.0 | 100.0 | 100.0 |
+| + Gaussian noise of 0.3              | 100.0 | 100.0 | 100.0 |  99.9 | 100.0 | 100.0 |
+| + Gaussian noise of 0.8              |  91.9 |  95.4 |  96.6 |  86.5 |  86.3 |  86.8 |
+| blurred, sigma 1                     | 100.0 | 100.0 | 100.0 | 100.0 |  99.9 |  99.6 |
+| blurred, sigma 2                     |  99.9 | 100.0 | 100.0 |  74.4 |  73.0 |  71.8 |
+| 0.5 x + 0.3; random gain per channel | 100.0 | 100.0 | 100.0 | 100.0 | 100.0 | 100.0 |
+| moved by 1 pixel                     | 100.0 | 100.0 | 100.0 |  60.3 |  64.2 |  66.4 |
+| gains, blur of 1 and noise of 0.2    |  99.0 |  99.6 |  99.9 |  83.8 |  87.9 |  88.9 |
+| negative, 1 - x                      |   0.0 |   0.0 |   0.0 |   0.0 |   0.0 |   0.0 |
 
-Two windows summed (2 and 5) were not clearly better. A negative counts as not identified.
+Two windows summed (2 and 5) were not clearly better. A negative counts as not identified. For a
+victim's batch, `assign` first says which reconstruction is meant for which image.
 """
 
 import torch
@@ -24,16 +27,23 @@ import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.scores.images import pair, smooth
 
+SMOOTHING = 0.7  # sigma in pixels of the first, slight smoothing
+WINDOW = 4.0  # sigma in pixels of the local mean and spread
+FLOOR = 0.5  # of the image's spread, added to the local one
+FLAT_IMAGE = 1e-5  # an image with less spread shows nothing
+TIE = 1e-9
+IMAGES_AT_ONCE = 256
 WORST = 1e12  # above any error of real images; the solver takes neither NaN nor infinity
 
 
 def assign(found: Tensor, truth: Tensor) -> Tensor:
-    """Indices such that `found[assign(found, truth)]` lines up with `truth`, with the least total squared error.
+    """Return the order in which `found[order]` lines up with `truth` with the least squared error.
 
-    Both are one victim's batch, (B, C, H, W). A reconstruction with NaN or infinity is as far as can be from every image.
+    Both are a victim's batch, (B, C, H, W). A reconstruction with NaN or infinity is as far as can
+    be from every image.
     """
     moved, fixed = pair(found, truth)
     distance = torch.cdist(
@@ -44,47 +54,43 @@ def assign(found: Tensor, truth: Tensor) -> Tensor:
     return torch.as_tensor(order, dtype=torch.long, device=found.device)
 
 
-SMOOTHING = 0.7
-WINDOW = 4.0
-FLOOR = 0.5
-FLAT = 1e-5
-TIE = 1e-9
-CHUNK = 256
-
-
 def signatures(images: Tensor) -> Tensor:
-    """One vector of length 1 for each image, the same for a x + b with a > 0; zero for an image that is flat or not finite.
+    """Return a vector of length 1 for each image, (N, H x W), the same for a x + b with a > 0.
 
-    z = (x - local mean) / (local std + half the image's std), for x the luminance, slightly smoothed.
+    It is z = (x - local mean) / (local std + half the image's std), normalized, for x the slightly
+    smoothed luminance; zero for an image that is flat or not finite.
     """
     if images.ndim != 4 or not images.is_floating_point():
         kind = f"{str(images.dtype).removeprefix('torch.')} of shape {tuple(images.shape)}"
         raise GradveilError(
             f"images are {kind}: expected floats of shape (images, channels, height, width)"
         )
-    return torch.cat([_signatures(part) for part in torch.split(images, CHUNK)])
+    return torch.cat([_signatures(part) for part in torch.split(images, IMAGES_AT_ONCE)])
 
 
 def rank(found: Tensor, candidates: Tensor, index: Tensor) -> Tensor:
-    """The place of the true image, `candidates[index[i]]`, among the candidates by likeness to `found[i]`: 1 is the nearest.
+    """Return the rank of the true image `candidates[index[i]]` by likeness to `found[i]`, (N,).
 
-    Candidates just as near as the true one do not count against it. A flat or non-finite reconstruction ranks it last.
+    1 is the nearest. Candidates just as near as the true image do not count against it. A flat or
+    non-finite reconstruction ranks it last.
     """
     _check(found, candidates, index)
     known = signatures(candidates)
-    places = []
-    for part, true in zip(
-        torch.split(found, CHUNK), torch.split(index.to(found.device), CHUNK), strict=True
-    ):
+    ranks = []
+    parts = found.split(IMAGES_AT_ONCE), index.to(found.device).split(IMAGES_AT_ONCE)
+    for part, true in zip(*parts, strict=True):
         made = signatures(part)
         likeness = made @ known.T
         nearer = (likeness > likeness.gather(1, true[:, None]) + TIE).sum(dim=1)
-        places.append(torch.where(made.any(dim=1), nearer + 1, len(candidates)))
-    return torch.cat(places).double()
+        ranks.append(torch.where(made.any(dim=1), nearer + 1, len(candidates)))
+    return torch.cat(ranks).double()
 
 
 def identify(found: Tensor, candidates: Tensor, index: Tensor) -> Tensor:
-    """1 where the true image, `candidates[index[i]]`, is the nearest candidate to `found[i]`, else 0. Chance: 1 / candidates."""
+    """Return 1 where the true image `candidates[index[i]]` is the nearest to `found[i]`, else 0.
+
+    By chance the mean is 1 / candidates.
+    """
     return (rank(found, candidates, index) == 1).double()
 
 
@@ -93,7 +99,7 @@ def _signatures(images: Tensor) -> Tensor:
     spread = x.std(dim=(1, 2), correction=0)[:, None, None]
     centered = x - smooth(x, WINDOW)
     z = centered / (smooth(centered.square(), WINDOW).sqrt() + FLOOR * spread)
-    usable = spread.isfinite() & (spread > FLAT)
+    usable = spread.isfinite() & (spread > FLAT_IMAGE)
     return F.normalize(torch.where(usable, z, 0.0).flatten(1), dim=1)
 
 
@@ -118,5 +124,6 @@ def _check(found: Tensor, candidates: Tensor, index: Tensor) -> None:
     wrong = index[(index < 0) | (index >= len(candidates))]
     if len(wrong):
         raise GradveilError(
-            f"index holds {int(wrong[0])}: expected places from 0 to {len(candidates) - 1}, one of the candidates"
+            f"index holds {int(wrong[0])}: "
+            f"expected a number from 0 to {len(candidates) - 1}, one of the candidates"
         )

@@ -1,44 +1,14 @@
-"""How alike two images are: one number for each pair.
+"""How alike two images are: a number for each pair, and the Gaussian filters they need.
 
-Every score takes `found` and `truth` as NCHW floats in [0, 1], computes in float64 and gives float64. It scores what it gets:
-clamp first if values outside [0, 1] should not count. NaN or infinity in a found image gives NaN or the worst value, never an error.
+Every score takes `found` and `truth` as floats (N, C, H, W) in [0, 1], computes in float64 and
+returns (N,) float64. Clamp first if values outside [0, 1] should not count. NaN or infinity in a
+found image gives NaN or the worst value, never an error.
 """
 
 import torch
 from torch import Tensor
 
-from gradveil.core import GradveilError
-
-
-def smooth(planes: Tensor, sigma: float) -> Tensor:
-    """Same size; near an edge the weights inside the picture are scaled up to one."""
-    rows, columns = (_within(length, sigma).to(planes.device) for length in planes.shape[-2:])
-    return rows @ planes @ columns.T
-
-
-def windows(planes: Tensor, sigma: float, width: int) -> Tensor:
-    """Gaussian means over every window of `width` x `width` pixels that lies inside the picture."""
-    rows, columns = (
-        _inside(length, sigma, width).to(planes.device) for length in planes.shape[-2:]
-    )
-    return rows @ planes @ columns.T
-
-
-def _within(length: int, sigma: float) -> Tensor:
-    place = torch.arange(length, dtype=torch.float64)
-    weights = (-(place[:, None] - place).square() / (2 * sigma**2)).exp()
-    return weights / weights.sum(dim=1, keepdim=True)
-
-
-def _inside(length: int, sigma: float, width: int) -> Tensor:
-    place = torch.arange(width, dtype=torch.float64) - (width - 1) / 2
-    kernel = (-place.square() / (2 * sigma**2)).exp()
-    kernel = kernel / kernel.sum()
-    bands = torch.zeros(length - width + 1, length, dtype=torch.float64)
-    for start, band in enumerate(bands):
-        band[start : start + width] = kernel
-    return bands
-
+from gradveil.core.errors import GradveilError
 
 SSIM_WINDOW = 11
 SSIM_SIGMA = 1.5
@@ -46,20 +16,21 @@ SSIM_C1, SSIM_C2 = 0.01**2, 0.03**2
 
 
 def mse(found: Tensor, truth: Tensor) -> Tensor:
-    """The mean squared difference."""
+    """Return the mean squared difference."""
     found, truth = pair(found, truth)
     return (found - truth).square().mean(dim=(1, 2, 3))
 
 
 def psnr(found: Tensor, truth: Tensor) -> Tensor:
-    """In dB, for images in [0, 1]; infinite where equal."""
+    """Return the peak signal-to-noise ratio in dB, for images in [0, 1]; infinite where equal."""
     return decibels(mse(found, truth))
 
 
 def ssim(found: Tensor, truth: Tensor) -> Tensor:
-    """Structural similarity: k1 = 0.01, k2 = 0.03, Gaussian windows of 11 x 11 (sigma 1.5) inside the picture, mean over channels.
+    """Return the structural similarity, k1 = 0.01, k2 = 0.03, as the mean over the channels.
 
-    Pictures smaller than 11 pixels get the largest window of odd width that fits.
+    Gaussian windows of 11 x 11 pixels (sigma 1.5) lie inside the picture. Pictures smaller than 11
+    pixels get the largest window of odd width that fits.
     """
     found, truth = pair(found, truth)
     side = min(*found.shape[-2:], SSIM_WINDOW)
@@ -77,9 +48,11 @@ def ssim(found: Tensor, truth: Tensor) -> Tensor:
 
 
 def psnr_affine(found: Tensor, truth: Tensor) -> Tensor:
-    """PSNR after the affine map of the colors, one for each image, that brings found nearest to truth: right shapes in wrong colors count.
+    """Return the PSNR in dB after the affine map of the colors that brings found nearest to truth.
 
-    Never below the best single color. Colors are centered, y = B x; directions in which they vary by less than 1e-6 are left out.
+    Each image has its map, so right shapes in wrong colors count; the score is never below that of
+    the best single color. Colors are centered, y = B x; directions in which they vary by less than
+    1e-6 are left out.
     """
     found, truth = pair(found, truth)
     x, y = found.flatten(2), truth.flatten(2)
@@ -93,20 +66,52 @@ def psnr_affine(found: Tensor, truth: Tensor) -> Tensor:
 
 
 def decibels(error: Tensor) -> Tensor:
-    """A mean squared error in [0, 1] as a peak signal-to-noise ratio."""
+    """Turn a mean squared error of values in [0, 1] into a peak signal-to-noise ratio."""
     return -10 * error.log10()
 
 
 def pair(found: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
-    """Both in float64, after a check that they are images of the same shape."""
+    """Return both in float64, after a check that they are images of the same shape."""
     for name, images in (("found", found), ("truth", truth)):
         if images.ndim != 4 or not images.is_floating_point():
             kind = f"{str(images.dtype).removeprefix('torch.')} of shape {tuple(images.shape)}"
             raise GradveilError(
-                f"{name} is {kind}: expected floats in [0, 1] of shape (images, channels, height, width)"
+                f"{name} is {kind}: "
+                "expected floats in [0, 1] of shape (images, channels, height, width)"
             )
     if found.shape != truth.shape:
         raise GradveilError(
-            f"found has shape {tuple(found.shape)} and truth {tuple(truth.shape)}: they must be the same"
+            f"found has shape {tuple(found.shape)} and truth {tuple(truth.shape)}: "
+            "they must be the same"
         )
     return found.double(), truth.double()
+
+
+def smooth(planes: Tensor, sigma: float) -> Tensor:
+    """Return Gaussian means of the same size; near an edge the weights inside are scaled to 1."""
+    rows, columns = (_within(length, sigma).to(planes.device) for length in planes.shape[-2:])
+    return rows @ planes @ columns.T
+
+
+def windows(planes: Tensor, sigma: float, width: int) -> Tensor:
+    """Return Gaussian means over every window of `width` x `width` pixels inside the picture."""
+    rows, columns = (
+        _inside(length, sigma, width).to(planes.device) for length in planes.shape[-2:]
+    )
+    return rows @ planes @ columns.T
+
+
+def _within(length: int, sigma: float) -> Tensor:
+    x = torch.arange(length, dtype=torch.float64)
+    weights = (-(x[:, None] - x).square() / (2 * sigma**2)).exp()
+    return weights / weights.sum(dim=1, keepdim=True)
+
+
+def _inside(length: int, sigma: float, width: int) -> Tensor:
+    x = torch.arange(width, dtype=torch.float64) - (width - 1) / 2
+    kernel = (-x.square() / (2 * sigma**2)).exp()
+    kernel = kernel / kernel.sum()
+    bands = torch.zeros(length - width + 1, length, dtype=torch.float64)
+    for start, band in enumerate(bands):
+        band[start : start + width] = kernel
+    return bands

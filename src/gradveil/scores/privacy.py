@@ -1,7 +1,9 @@
-"""The privacy score S_pri of a policy (Gao et al. 2021, Eq. 5-7): how early a gradient resembles the private image's.
+"""The privacy score S_pri of a policy (Gao et al. 2021, Eq. 5-7).
 
-GradSim is the cosine between the gradients of two images for one label. S_pri is the area under it along the line from uniform
-noise x0 to the transformed image T(x), x'(i) = (1 - i) x0 + i T(x), averaged over images. Lower is meant to be more private.
+It says how early a gradient resembles the private image's; lower is meant to be more private.
+GradSim is the cosine between the gradients of two images for one label. S_pri is the area under it
+along the line from uniform noise x0 to the transformed image T(x), x'(i) = (1 - i) x0 + i T(x),
+averaged over images.
 """
 
 from collections.abc import Callable, Sequence
@@ -23,37 +25,45 @@ from gradveil.scores.scorer import Estimate, Scorer, check_images, image_blocks,
 from gradveil.transforms import Policy
 
 TINY = 1e-8  # a gradient shorter than this resembles nothing
-POINTS = 20
-ON_GPU = 8_400  # images x points that keep a GPU busy
+POINTS = 20  # of a line, besides the image
+GPU_GRADIENTS = 8_400  # images x points that keep a GPU busy
 
 
 def per_tensor(found: Products) -> Tensor:
-    """GradSim as both public code bases compute it: the mean over the parameter tensors of each one's own cosine."""
+    """Return GradSim as both public code bases compute it: the mean of the tensors' cosines."""
     return _cosine(found.dots, found.squares).mean(0)
 
 
 def whole(found: Products) -> Tensor:
-    """GradSim as the paper writes it: one cosine over all parameters together."""
+    """Return GradSim as the paper writes it: a single cosine over all parameters."""
     return _cosine(found.dots.sum(0), found.squares.sum(0))
 
 
 def trapezoid(similarity: Tensor) -> Tensor:
+    """Return the area under each line of (lines, points), by the trapezoidal rule."""
     return (similarity[:, 1:] + similarity[:, :-1]).mean(1) / 2
 
 
 def left_sum(similarity: Tensor) -> Tensor:
+    """Return the area under each line of (lines, points), by its left ends."""
     return similarity[:, :-1].mean(1)
 
 
-RULES: MappingProxyType[str, tuple[Callable[[Products], Tensor], Callable[[Tensor], Tensor]]] = (
-    MappingProxyType({"code": (per_tensor, trapezoid), "paper": (whole, left_sum)})
+AreaRule = tuple[Callable[[Products], Tensor], Callable[[Tensor], Tensor]]
+"""How gradients are compared, and how the area is taken."""
+
+AREA_RULES: MappingProxyType[str, AreaRule] = MappingProxyType(
+    {"code": (per_tensor, trapezoid), "paper": (whole, left_sum)}
 )
-"""By name: how two gradients are compared, and how the area is taken. The published tables come from the code's."""
+"""By name. The published tables come from `code`."""
 
 
 @dataclass(frozen=True, eq=False)
 class PrivacyScorer(Scorer):
-    """On uint8 images, with a semi-trained model. `points` + 1 gradients an image; `fast` lets a GPU compute in bf16."""
+    """The score on uint8 images with a semi-trained model: `points` + 1 gradients an image.
+
+    `fast` lets a GPU compute in bf16.
+    """
 
     model: nn.Module
     images: Tensor
@@ -69,18 +79,16 @@ class PrivacyScorer(Scorer):
 
     def __post_init__(self) -> None:
         check_images(self.images, self.labels)
-        if self.rule not in RULES:
-            raise unknown("rule", self.rule, RULES)
+        if self.rule not in AREA_RULES:
+            raise unknown("rule", self.rule, AREA_RULES)
         if self.points < 1:
             raise GradveilError(f"points {self.points}: a line needs at least 1 besides the image")
 
     @property
     def unit(self) -> int:  # type: ignore[override]  # depends on the device
-        return (
-            max(1, ON_GPU // (self.points + 1) // self.blocks[0])
-            if self._device.type == "cuda"
-            else 1
-        )
+        if self._device.type != "cuda":
+            return 1
+        return max(1, GPU_GRADIENTS // (self.points + 1) // self.blocks[0])
 
     @cached_property
     def blocks(self) -> tuple[int, ...]:
@@ -89,21 +97,19 @@ class PrivacyScorer(Scorer):
     def score(self, policies: Sequence[Policy], block: int) -> dict[str, Tensor]:
         first, size = sum(self.blocks[:block]), self.blocks[block]
         images = self.images[first : first + size].to(self._device)
-        noise = torch.rand(images.shape, generator=generator(self.seed, "noise", block)).to(
-            self._device
-        )
+        noise = torch.rand(images.shape, generator=generator(self.seed, "noise", block))
+        noise = noise.to(self._device).repeat(len(policies), 1, 1, 1)
         used = prepared(images, policies, self.seed, block, self.augment).flatten(0, 1)
         labels = self.labels[first : first + size].to(self._device).long().repeat(len(policies))
-        found = self.lines(used.float() / 255, labels, noise.repeat(len(policies), 1, 1, 1))
+        found = self.lines(used.float() / 255, labels, noise)
         return {"privacy": found.double().cpu().view(len(policies), size)}
 
     def lines(self, images: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
-        """The area under GradSim from each noise to its image."""
-        similarity, area = RULES[self.rule]
+        """Return the area under GradSim from each noise to its image, (images,)."""
+        similarity, area = AREA_RULES[self.rule]
         parts = max(1, self._most // (self.points + 1))
-        way = torch.linspace(0, 1, self.points + 1, device=images.device, dtype=images.dtype).view(
-            -1, 1, 1, 1
-        )
+        way = torch.linspace(0, 1, self.points + 1, device=images.device, dtype=images.dtype)
+        way = way.view(-1, 1, 1, 1)
         found = []
         with in_mode(self.model, False):
             for rows in torch.arange(len(images), device=images.device).split(parts):
@@ -134,10 +140,9 @@ def privacy_score(
     rule: str = "code",
     seed: int = 0,
 ) -> Estimate:
-    """S_pri of one policy on uint8 images, one value for each; `rule` is `code` or `paper`."""
-    return PrivacyScorer(model, images, labels, rule=rule, seed=seed).estimates([policy])[0][
-        "privacy"
-    ]
+    """Return S_pri of a policy on uint8 images, a value for each; `rule` is `code` or `paper`."""
+    scorer = PrivacyScorer(model, images, labels, rule=rule, seed=seed)
+    return scorer.estimates([policy])[0]["privacy"]
 
 
 def _cosine(dots: Tensor, squares: Tensor) -> Tensor:

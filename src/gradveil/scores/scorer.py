@@ -1,4 +1,4 @@
-"""What a score of policies is: values for some of them on one block of images at a time. And how their images are prepared."""
+"""Scores of policies: values on a block of images at a time, and how the images are prepared."""
 
 import math
 from abc import ABC, abstractmethod
@@ -14,10 +14,14 @@ from gradveil.core.seeds import generator
 from gradveil.transforms import Policy
 from gradveil.transforms.preparation import crop_and_flip
 
+FIRST_BLOCKS = (10, 10, 20)  # images
+LATER_BLOCK = 30  # images
+CROP_PADDING = 4  # pixels
+
 
 @dataclass(frozen=True)
 class Estimate:
-    """`values` are one for each image or batch."""
+    """The mean of `values`, one for each image or batch, and its standard error."""
 
     values: tuple[float, ...]
 
@@ -42,20 +46,16 @@ class Estimate:
         return math.sqrt(squares / (self.n - 1) / self.n)
 
 
-FIRST_BLOCKS = (10, 10, 20)
-BLOCK = 30
-CROP = 4
-
-
 class Scorer(ABC):
-    """A score with its model and images. It can be pickled, so that it can travel to another machine.
+    """A score with its model and images. It can be pickled, and so travel to another machine.
 
-    Every value is a function of the seed, the policy and the block that its image is in: neither the other policies of a call, nor
-    the order of calls, nor the device's memory change it beyond rounding. So work can be split in any way, at any place.
+    Every value is a function of the seed, the policy and the block that its image is in: neither
+    the other policies of a call, nor the order of calls, nor the device's memory change it beyond
+    rounding. So work can be split in any way.
     """
 
     names: ClassVar[tuple[str, ...]]
-    """Of the quantities it gives; a search ranks by the first."""
+    """The quantities it measures; a search ranks by the first."""
 
     unit: int = 1
     """Policies that are best scored together, in one call."""
@@ -63,14 +63,14 @@ class Scorer(ABC):
     @property
     @abstractmethod
     def blocks(self) -> tuple[int, ...]:
-        """How many values each block gives. All blocks together are the whole score."""
+        """The number of values of each block. All blocks together are the whole score."""
 
     @abstractmethod
     def score(self, policies: Sequence[Policy], block: int) -> Mapping[str, Tensor]:
-        """By name, (policies, values of the block) in float64 on the CPU."""
+        """Return, by name, (policies, values of the block) in float64 on the CPU."""
 
     def estimates(self, policies: Sequence[Policy]) -> list[dict[str, Estimate]]:
-        """The whole score of each policy, by name."""
+        """Return the whole score of each policy, by name."""
         parts = [self.score(policies, block) for block in range(len(self.blocks))]
         whole = {
             name: torch.cat([part[name] for part in parts], dim=1).tolist() for name in self.names
@@ -82,10 +82,13 @@ class Scorer(ABC):
 
 
 def image_blocks(images: int, first: Sequence[int] = FIRST_BLOCKS) -> tuple[int, ...]:
-    """Sizes of the blocks after which a race looks at its policies: small ones first. A rest of less than half a block joins the last."""
+    """Return the sizes of the blocks after which a race looks at its policies, small ones first.
+
+    A rest of less than half a block joins the last.
+    """
     sizes: list[int] = []
     while left := images - sum(sizes):
-        size = first[len(sizes)] if len(sizes) < len(first) else BLOCK
+        size = first[len(sizes)] if len(sizes) < len(first) else LATER_BLOCK
         sizes.append(size if left >= size + size // 2 or left == size else left)
     return tuple(sizes)
 
@@ -93,19 +96,27 @@ def image_blocks(images: int, first: Sequence[int] = FIRST_BLOCKS) -> tuple[int,
 def prepared(
     images: Tensor, policies: Sequence[Policy], seed: int, block: int, augment: bool
 ) -> Tensor:
-    """(policies, images, C, H, W): crop and flip, the same for every policy so that they differ by nothing else, then the policy."""
-    base = crop_and_flip(images, CROP, True, generator(seed, "crop", block)) if augment else images
+    """Crop and flip the images, then apply each policy: (policies, images, C, H, W).
+
+    The crop and flip are the same for every policy, so that nothing else differs.
+    """
+    base = images
+    if augment:
+        base = crop_and_flip(images, CROP_PADDING, True, generator(seed, "crop", block))
     return torch.stack(
         [policy(base, generator(seed, "policy", str(policy), block)) for policy in policies]
     )
 
 
 def check_images(images: Tensor, labels: Tensor) -> None:
+    """Refuse all but uint8 images (N, C, H, W) with class indices (N,)."""
     if images.dtype != torch.uint8 or images.dim() != 4 or not len(images):
         raise GradveilError(
-            f"images of type {images.dtype} and shape {tuple(images.shape)}: expected uint8 NCHW, at least one"
+            f"images of type {images.dtype} and shape {tuple(images.shape)}: "
+            "expected uint8 NCHW, at least one"
         )
     if labels.shape != images.shape[:1] or labels.is_floating_point():
         raise GradveilError(
-            f"labels of type {labels.dtype} and shape {tuple(labels.shape)}: expected a class index for each of {len(images)} images"
+            f"labels of type {labels.dtype} and shape {tuple(labels.shape)}: "
+            f"expected a class index for each of {len(images)} images"
         )

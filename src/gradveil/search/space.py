@@ -8,10 +8,10 @@ import torch
 from gradveil.core.seeds import generator
 from gradveil.scores.scorer import Estimate
 from gradveil.transforms import LIBRARY, Policy, Transform
-from gradveil.transforms.policy import LONGEST
+from gradveil.transforms.policy import POLICY_LENGTH
 
 SAMPLERS = ("random", "tpe", "nsga2")
-SLOTS = tuple(f"slot {number + 1}" for number in range(LONGEST))
+SLOTS = tuple(f"slot {number + 1}" for number in range(POLICY_LENGTH))
 EMPTY = "empty"
 CHOICES = (*(str(index) for index in range(len(LIBRARY))), EMPTY)
 

@@ -26,8 +26,7 @@ from gradveil.core.files import replacing, write_text
 from gradveil.core.progress import Bar
 from gradveil.core.seeds import derived, generator
 from gradveil.core.types import Batch
-from gradveil.data import Images
-from gradveil.data.images import Batches
+from gradveil.data import Batches, Images
 from gradveil.defenses import Defense
 from gradveil.defenses.applied import protected_batch
 from gradveil.models.bottleneck import at_rest, penalties

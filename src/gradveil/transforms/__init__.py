@@ -1,4 +1,4 @@
-"""Image transformations: 50 functions as batched tensor operations, the policies made of them, and crop and flip before them."""
+"""Image transformations: 50 batched functions, policies made of them, and crop and flip."""
 
 from gradveil.transforms.library import LIBRARY, OPERATIONS
 from gradveil.transforms.policy import Policy, Transform

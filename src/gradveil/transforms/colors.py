@@ -1,4 +1,7 @@
-"""Operations on pixel values: lookups, histograms and the four enhancements, pixel for pixel as Pillow does them."""
+"""Operations on pixel values, pixel for pixel as Pillow does them.
+
+They are lookups, histograms and the four enhancements, on uint8 images (N, C, H, W).
+"""
 
 import torch
 from torch import Tensor
@@ -23,7 +26,8 @@ def solarize(images: Tensor, threshold: float, _signs: Tensor) -> Tensor:
 def autocontrast(images: Tensor, _magnitude: float, _signs: Tensor) -> Tensor:
     """Stretch each channel to 0..255; a channel of one value stays."""
     low, high = (bound(dim=(2, 3), keepdim=True).double() for bound in (images.amin, images.amax))
-    # In double and truncated, with a true division: `255 / tensor` would multiply by a rounded reciprocal.
+    # In double and truncated, with a true division: `255 / tensor` would multiply by a rounded
+    # reciprocal.
     scale = torch.where(high > low, torch.full_like(high, 255) / (high - low), 1.0)
     shift = torch.where(high > low, -low * scale, 0.0)
     return (images * scale).add_(shift).clamp_(0, 255).to(torch.uint8)
@@ -44,12 +48,12 @@ def equalize(images: Tensor, _magnitude: float, _signs: Tensor) -> Tensor:
 
 
 def brightness(images: Tensor, magnitude: float, signs: Tensor) -> Tensor:
-    """Towards black, or away from it."""
+    """Move towards black, or away from it."""
     return _blend(torch.zeros((), device=images.device), images, magnitude, signs)
 
 
 def contrast(images: Tensor, magnitude: float, signs: Tensor) -> Tensor:
-    """Towards the image's mean luminance, or away from it."""
+    """Move towards the image's mean luminance, or away from it."""
     total = _luminance(images).sum(dim=(1, 2, 3), keepdim=True, dtype=torch.long)
     pixels = images.shape[2] * images.shape[3]
     mean = (2 * total + pixels) // (2 * pixels)
@@ -57,12 +61,12 @@ def contrast(images: Tensor, magnitude: float, signs: Tensor) -> Tensor:
 
 
 def color(images: Tensor, magnitude: float, signs: Tensor) -> Tensor:
-    """Towards grey, or away from it."""
+    """Move towards gray, or away from it."""
     return _blend(_luminance(images).float(), images, magnitude, signs)
 
 
 def sharpness(images: Tensor, magnitude: float, signs: Tensor) -> Tensor:
-    """Towards a smoothed copy, or away from it. The outermost pixels are not smoothed."""
+    """Move towards a smoothed copy, or away from it. The outermost pixels are not smoothed."""
     smooth = images.float()
     if min(images.shape[2:]) >= 3:
         center = smooth[:, :, 1:-1, 1:-1]
@@ -74,7 +78,7 @@ def sharpness(images: Tensor, magnitude: float, signs: Tensor) -> Tensor:
 
 
 def _luminance(images: Tensor) -> Tensor:
-    """One channel of whole numbers in 0..255, as int32."""
+    """Return (N, 1, H, W) whole numbers in 0..255, as int32."""
     if images.shape[1] == 1:
         return images.int()
     red, green, blue = images.int().unbind(1)
@@ -82,6 +86,9 @@ def _luminance(images: Tensor) -> Tensor:
 
 
 def _blend(start: Tensor, images: Tensor, magnitude: float, signs: Tensor) -> Tensor:
-    """start + (1 + sign * magnitude) * (images - start), in float32 and truncated, as Pillow's `Image.blend`."""
+    """Return start + (1 + sign * magnitude) * (images - start), as Pillow's `Image.blend`.
+
+    It is computed in float32 and truncated.
+    """
     factor = (1 + signs.to(images.device, torch.double) * magnitude).float().view(-1, 1, 1, 1)
     return (images - start).mul_(factor).add_(start).clamp_(0, 255).to(torch.uint8)

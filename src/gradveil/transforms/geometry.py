@@ -1,7 +1,8 @@
 """Translate, shear and rotate, pixel for pixel as Pillow does them.
 
-Where each output pixel comes from depends on the size, the magnitude and the sign only, never on the picture. So the
-source positions are worked out once on the host, in the arithmetic of Pillow's C code, and kept.
+Where each output pixel comes from depends on the size, the magnitude and the sign only, never on
+the picture. So the source positions are worked out once on the host, in the arithmetic of Pillow's
+C code, and kept.
 """
 
 import math
@@ -14,49 +15,47 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 BLACK = 0
-GREY = 128
+GRAY = 128
 
 
 def translate_x(images: Tensor, fraction: float, signs: Tensor) -> Tensor:
     """Shift by a fraction of the width: to the left for a positive sign; black comes in."""
+    width = images.shape[3]
     return _by_sign(
-        images,
-        signs,
-        lambda rows, sign: _shifted(rows, _steps(fraction * rows.shape[3] * sign), dim=3),
+        images, signs, lambda rows, sign: _shifted(rows, _steps(fraction * width * sign), dim=3)
     )
 
 
 def translate_y(images: Tensor, fraction: float, signs: Tensor) -> Tensor:
     """Shift by a fraction of the height: upwards for a positive sign; black comes in."""
+    height = images.shape[2]
     return _by_sign(
-        images,
-        signs,
-        lambda rows, sign: _shifted(rows, _steps(fraction * rows.shape[2] * sign), dim=2),
+        images, signs, lambda rows, sign: _shifted(rows, _steps(fraction * height * sign), dim=2)
     )
 
 
 def shear_x(images: Tensor, factor: float, signs: Tensor) -> Tensor:
-    """x reads from x + sign * factor * y; bicubic; black comes in."""
+    """Let x read from x + sign * factor * y, bicubic; black comes in."""
     return _by_sign(images, signs, lambda rows, sign: _sheared(rows, factor * sign, dim=3))
 
 
 def shear_y(images: Tensor, factor: float, signs: Tensor) -> Tensor:
-    """y reads from y + sign * factor * x; bicubic; black comes in."""
+    """Let y read from y + sign * factor * x, bicubic; black comes in."""
     return _by_sign(images, signs, lambda rows, sign: _sheared(rows, factor * sign, dim=2))
 
 
 def rotate(images: Tensor, degrees: float, _signs: Tensor) -> Tensor:
-    """Counter-clockwise about the center, nearest pixel; mid-grey where the rotated picture is transparent."""
+    """Turn counter-clockwise about the center, nearest pixel; gray comes in at the corners."""
     if degrees % 360 == 0:
         return images
     height, width = images.shape[2:]
-    source, inside = _rotation(degrees, height, width, images.device)
+    source, inside = rotation_sources(degrees, height, width, images.device)
     turned = images.flatten(2).index_select(2, source)
-    return torch.where(inside, turned, GREY).to(torch.uint8).view_as(images)
+    return torch.where(inside, turned, GRAY).to(torch.uint8).view_as(images)
 
 
 def _by_sign(images: Tensor, signs: Tensor, change: Callable[[Tensor, int], Tensor]) -> Tensor:
-    """`change` applied to the rows of each sign."""
+    """Apply `change` to the rows of each sign."""
     out = torch.empty_like(images)
     for sign in (-1, 1):
         rows = (signs == sign).nonzero().squeeze(1).to(images.device, non_blocking=True)
@@ -65,37 +64,43 @@ def _by_sign(images: Tensor, signs: Tensor, change: Callable[[Tensor, int], Tens
 
 
 def _steps(distance: float) -> int:
-    """Whole pixels that a nearest-pixel translation by `distance` moves: pixel x reads from floor(x + 1/2 + distance)."""
+    """Return how many pixels a nearest-pixel translation by `distance` moves.
+
+    Pixel x reads from floor(x + 1/2 + distance).
+    """
     return math.floor(distance + 0.5)
 
 
 def _shifted(images: Tensor, steps: int, dim: int) -> Tensor:
-    """out[i] = images[i + steps] along `dim`, black outside."""
+    """Return out[i] = images[i + steps] along `dim`, black outside."""
     size = images.shape[dim]
     kept = max(size - abs(steps), 0)
     out = torch.full_like(images, BLACK)
-    out.narrow(dim, max(-steps, 0) if kept else 0, kept).copy_(
-        images.narrow(dim, max(steps, 0) if kept else 0, kept)
-    )
+    if kept:
+        out.narrow(dim, max(-steps, 0), kept).copy_(images.narrow(dim, max(steps, 0), kept))
     return out
 
 
 def _sheared(images: Tensor, factor: float, dim: int) -> Tensor:
     height, width = images.shape[2:]
-    sources, offset, inside = _shear(factor, height, width, dim, images.device)
+    sources, offset, inside = shear_sources(factor, height, width, dim, images.device)
     pixels = images.flatten(2)
     v1, v2, v3, v4 = (pixels.index_select(2, source).short() for source in sources)
-    # The cubic through four neighbors, v2 + d (p2 + d (p3 + d p4)), in double and in this order: Pillow's rounding depends on it.
+    # The cubic through four neighbors, v2 + d (p2 + d (p3 + d p4)), in double and in this order:
+    # Pillow's rounding depends on it.
     p2, p3, p4 = v3 - v1, 2 * (v1 - v2) + v3 - v4, v2 - v1 - v3 + v4
     value = (offset * p4).add_(p3).mul_(offset).add_(p2).mul_(offset).add_(v2).clamp_(0, 255)
     return value.mul_(inside).to(torch.uint8).view_as(images)  # black, which is zero, outside
 
 
 @lru_cache(maxsize=256)
-def _shear(
+def shear_sources(
     factor: float, height: int, width: int, dim: int, device: torch.device
 ) -> tuple[tuple[Tensor, ...], Tensor, Tensor]:
-    """For each output pixel: the four source pixels along `dim`, the position between the middle two, whether it is inside."""
+    """Return, for each output pixel, its four source pixels along `dim`, and two more facts.
+
+    These are its position between the middle two of them, and whether it is inside.
+    """
     y, x = (grid + 0.5 for grid in np.mgrid[0:height, 0:width].astype(np.float64))
     along, size = (x + factor * y, width) if dim == 3 else (factor * x + y, height)
     inside = (along >= 0) & (along < size)
@@ -108,10 +113,13 @@ def _shear(
 
 
 @lru_cache(maxsize=256)
-def _rotation(
+def rotation_sources(
     degrees: float, height: int, width: int, device: torch.device
 ) -> tuple[Tensor, Tensor]:
-    """For each output pixel: the source pixel and whether it is inside, in Pillow's 16.16 fixed-point arithmetic."""
+    """Return, for each output pixel, its source pixel and whether it is inside.
+
+    The arithmetic is Pillow's, 16.16 fixed point.
+    """
     angle = -math.radians(degrees % 360)
     cos, sin = round(math.cos(angle), 15), round(math.sin(angle), 15)
     center_x, center_y = width / 2, height / 2

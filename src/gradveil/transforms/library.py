@@ -1,4 +1,7 @@
-"""The operations, their ten magnitudes each, and the 50 functions of the search space (Gao et al. 2021, after AutoAugment)."""
+"""The operations with ten magnitudes each, and the 50 functions of the search space.
+
+Both are those of Gao et al. 2021, after AutoAugment.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -12,7 +15,7 @@ from gradveil.transforms import colors, geometry
 
 @dataclass(frozen=True)
 class Operation:
-    """One operation on a batch of uint8 images, and what each of its magnitude indices means."""
+    """An operation on a batch of uint8 images, and the value of each of its magnitude indices."""
 
     apply: Callable[[Tensor, float, Tensor], Tensor]
     magnitudes: tuple[float, ...]
@@ -68,6 +71,8 @@ LIBRARY: tuple[tuple[str, int], ...] = (
     ("sharpness", 6), ("brightness", 6), ("color", 8), ("solarize", 0), ("invert", 0),
     ("equalize", 0), ("autocontrast", 0), ("equalize", 8), ("equalize", 4), ("color", 5),
     ("equalize", 5), ("autocontrast", 4), ("solarize", 4), ("brightness", 3), ("color", 0),
-    ("solarize", 1), ("autocontrast", 0), ("translate_y", 3), ("translate_y", 3), ("autocontrast", 1),
-    ("solarize", 1), ("equalize", 5), ("invert", 0), ("translate_y", 3), ("autocontrast", 1),
+    ("solarize", 1), ("autocontrast", 0), ("translate_y", 3), ("translate_y", 3),
+    ("autocontrast", 1), ("solarize", 1), ("equalize", 5), ("invert", 0), ("translate_y", 3),
+    ("autocontrast", 1),
 )  # fmt: skip
+"""(name, magnitude index) of each of the 50, in the published order."""

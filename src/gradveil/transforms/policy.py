@@ -1,4 +1,8 @@
-"""Policies: up to three transformations in a row, written `3-1-7`; a hybrid is several joined by `+`, one drawn for each image."""
+"""Policies: sequences of up to three transformations, as text, as functions, and in files.
+
+A policy is written `3-1-7`; a hybrid is several joined by `+`, one drawn for each image. A search
+writes its policies into a TOML file, which `Policy.load` reads.
+"""
 
 import re
 import warnings
@@ -19,15 +23,16 @@ from gradveil.core.reading import MalformedError, WrongTypeError, convert, read_
 from gradveil.core.seeds import signs
 from gradveil.transforms.library import LIBRARY, OPERATIONS
 
-LONGEST = 3
+POLICY_LENGTH = 3  # the most transformations in a row
 CHUNK_ON_CPU = 256  # images whose intermediate results stay in the cache
 CHUNK_ON_GPU = 16_384  # images whose intermediate results stay under a gigabyte
 NO_POLICY = "none"
+FORMAT = "gradveil policies 1"  # of a search's file
 
 
 @dataclass(frozen=True)
 class Transform:
-    """One operation at one magnitude index; `index` is its place in the library if it was named by that."""
+    """An operation at a magnitude index; `index` is its library number if it was named by that."""
 
     name: str
     magnitude: int
@@ -48,7 +53,8 @@ class Transform:
             index = int(text)
             if index >= len(LIBRARY):
                 raise GradveilError(
-                    f"transformation {index} is out of range: choose 0 to {len(LIBRARY) - 1}, or a name such as translate_x(9)"
+                    f"transformation {index} is out of range: "
+                    f"choose 0 to {len(LIBRARY) - 1}, or a name such as translate_x(9)"
                 )
             return cls(*LIBRARY[index], index=index)
         named = re.fullmatch(r"([A-Za-z_]+)\(([0-9]{1,4})\)", text)
@@ -63,34 +69,35 @@ class Transform:
 
     @property
     def value(self) -> float:
-        """What the magnitude index stands for, in the operation's own unit."""
+        """The value of the magnitude index, in the operation's unit."""
         return OPERATIONS[self.name].magnitudes[self.magnitude]
 
     @property
     def signed(self) -> bool:
-        """Whether each image draws its own direction."""
+        """Whether a direction is drawn for each image."""
         return OPERATIONS[self.name].signed
 
     def idle(self, channels: int = 3) -> bool:
-        """Whether it leaves every image as it is: at its resting value, and color also where images have one channel."""
+        """Tell whether it leaves every image of so many channels as it is."""
         return self.value == OPERATIONS[self.name].rest or (self.name == "color" and channels == 1)
 
     def describe(self) -> str:
-        """In words, such as `translate_x(9): ±0.4532 of the width`."""
+        """Say it in words, such as `translate_x(9): ±0.4532 of the width`."""
         means = OPERATIONS[self.name].means.format(self.value)
         return f"{self.name}({self.magnitude})" + (f": {means}" if means else "")
 
     def apply(self, images: Tensor, signs: Tensor) -> Tensor:
-        """To uint8 NCHW images, with a given sign (-1 or +1) for each."""
+        """Transform uint8 images (N, C, H, W), with a sign (-1 or +1) for each."""
         return OPERATIONS[self.name].apply(images, self.value, signs)
 
 
 @dataclass(frozen=True)
 class Policy:
-    """One or more sequences of transformations; each image gets one of them, drawn at random. It replaces the image.
+    """One or more sequences of transformations, one of them drawn for each image.
 
-    Call it on a tensor (uint8, or float in [0, 1]; CHW or NCHW; one or three channels; any device) or on a `PIL.Image`
-    (mode L or RGB). Without a generator, torch's default one is used, which a `DataLoader` seeds in each worker.
+    The result replaces the image. Call it on a tensor (uint8, or float in [0, 1]; CHW or NCHW; one
+    or three channels; any device) or on a `PIL.Image` (mode L or RGB). Without a generator it draws
+    from torch's default one, which a `DataLoader` seeds in each worker.
     """
 
     members: tuple[tuple[Transform, ...], ...] = ((),)
@@ -101,14 +108,15 @@ class Policy:
                 "a policy needs at least one member; the empty sequence changes nothing"
             )
         for member in self.members:
-            if len(member) > LONGEST:
+            if len(member) > POLICY_LENGTH:
                 raise GradveilError(
-                    f"policy {'-'.join(map(str, member))!r} has {len(member)} transformations: at most {LONGEST} are allowed"
+                    f"policy {'-'.join(map(str, member))!r} has {len(member)} transformations: "
+                    f"at most {POLICY_LENGTH} are allowed"
                 )
 
     @classmethod
     def parse(cls, text: str) -> "Policy":
-        """From `3-1-7+43-18-18`, `translate_x(9)-contrast(6)`, or `none`."""
+        """Read `3-1-7+43-18-18`, `translate_x(9)-contrast(6)`, or `none`."""
         try:
             return cls(tuple(_member(part.strip()) for part in text.split("+")))
         except GradveilError as error:
@@ -116,13 +124,15 @@ class Policy:
 
     @classmethod
     def load(cls, path: Path | str, which: str = "hybrid") -> "Policy":
-        """From a policies.toml of a search: its hybrid (the best where there is none, with a warning), `best`, or a rank such as `3`."""
+        """Read a search's policies.toml: its `hybrid`, `best`, or a rank such as `3`.
 
+        Where the search found no hybrid, its best policy is used, and a warning says so.
+        """
         return load_policy(Path(path), which)
 
     @classmethod
     def find(cls, text: str) -> "Policy":
-        """From a policy as text, or from `PATH.toml` or `PATH.toml:WHICH`, a search's file."""
+        """Read a policy as text, or a search's file, `PATH.toml` or `PATH.toml:WHICH`."""
         path, dot, which = text.rpartition(".toml:")
         if dot:
             return cls.load(f"{path}.toml", which)
@@ -163,11 +173,9 @@ class Policy:
 
 
 def _member(text: str) -> tuple[Transform, ...]:
-    return (
-        ()
-        if text == NO_POLICY
-        else tuple(Transform.parse(part.strip()) for part in text.split("-"))
-    )
+    if text == NO_POLICY:
+        return ()
+    return tuple(Transform.parse(part.strip()) for part in text.split("-"))
 
 
 def _apply(member: tuple[Transform, ...], images: Tensor, rng: Generator | None) -> Tensor:
@@ -188,14 +196,15 @@ def _apply(member: tuple[Transform, ...], images: Tensor, rng: Generator | None)
 
 
 def _checked(images: Tensor) -> Tensor:
-    """NCHW, or an error that says what is wrong."""
+    """Return images (N, C, H, W); refuse other types and shapes."""
     if images.dtype != torch.uint8 and not images.is_floating_point():
         raise GradveilError(
             f"images of type {images.dtype}: a policy takes uint8, or floats in [0, 1]"
         )
     if images.dim() not in (3, 4) or images.shape[-3] not in (1, 3):
         raise GradveilError(
-            f"images of shape {tuple(images.shape)}: a policy takes CHW or NCHW with 1 or 3 channels"
+            f"images of shape {tuple(images.shape)}: "
+            "a policy takes CHW or NCHW with 1 or 3 channels"
         )
     return images if images.dim() == 4 else images[None]
 
@@ -208,12 +217,8 @@ def _on_picture(picture: Image.Image, change: Callable[[Tensor], Tensor]) -> Ima
     pixels = torch.from_numpy(np.array(picture))
     pixels = pixels[None] if picture.mode == "L" else pixels.permute(2, 0, 1)
     changed = change(pixels.contiguous())
-    return Image.fromarray(
-        (changed[0] if picture.mode == "L" else changed.permute(1, 2, 0)).numpy()
-    )
-
-
-FORMAT = "gradveil policies 1"
+    changed = changed[0] if picture.mode == "L" else changed.permute(1, 2, 0)
+    return Image.fromarray(changed.numpy())
 
 
 def load_policy(path: Path, which: str = "hybrid") -> Policy:

@@ -1,6 +1,7 @@
-"""How an image is prepared before the model sees it: random crop and flip, then the policy, which replaces the image.
+"""How an image is prepared before the model sees it: random crop and flip, then the policy.
 
-No paper states the crop and the flip, but every published run has them, in training and before the victim's policy.
+No paper states the crop and the flip, but every published run has them, in training and before the
+victim's policy.
 """
 
 from dataclasses import dataclass, field
@@ -14,7 +15,10 @@ from gradveil.transforms.policy import Policy
 
 @dataclass(frozen=True)
 class Preparation:
-    """Crop out of a black border of `padding` pixels, mirror one image in two, apply the policy. For uint8 NCHW on any device."""
+    """Crop from a black border of `padding` pixels, mirror one image in two, apply the policy.
+
+    It takes uint8 images (N, C, H, W) on any device.
+    """
 
     padding: int = 4
     flip: bool = True
@@ -29,7 +33,7 @@ class Preparation:
 
 
 def crop_and_flip(images: Tensor, padding: int, flip: bool, rng: Generator) -> Tensor:
-    """Each image at its own random place and, in one case of two, mirrored."""
+    """Move each image by its random offset and, with `flip`, mirror it with probability 1/2."""
     count, channels, height, width = images.shape
     rows = _window(count, height, padding, rng)
     columns = _window(count, width, padding, rng)
@@ -40,12 +44,12 @@ def crop_and_flip(images: Tensor, padding: int, flip: bool, rng: Generator) -> T
         return images
     rows, columns = (index.to(images.device, non_blocking=True) for index in (rows, columns))
     padded = torch.nn.functional.pad(images, (padding,) * 4)
-    one = torch.arange(count, device=images.device)[:, None, None, None]
+    image = torch.arange(count, device=images.device)[:, None, None, None]
     plane = torch.arange(channels, device=images.device)[None, :, None, None]
-    return padded[one, plane, rows[:, None, :, None], columns[:, None, None, :]]
+    return padded[image, plane, rows[:, None, :, None], columns[:, None, None, :]]
 
 
 def _window(count: int, size: int, padding: int, rng: Generator) -> Tensor:
-    """For each image, `size` neighboring positions in a line of `size + 2 * padding`."""
+    """Draw for each image `size` neighboring positions in a line of `size + 2 * padding`."""
     start = torch.randint(0, 2 * padding + 1, (count, 1), generator=rng, device=rng.device)
     return start + torch.arange(size, device=rng.device)

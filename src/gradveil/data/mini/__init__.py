@@ -1,6 +1,7 @@
-"""Fashion-MNIST mini: 2,000 training and 500 test images of Fashion-MNIST inside the package, for work without any download.
+"""Fashion-MNIST mini: 2,000 training and 500 test images inside the package.
 
-A sheet holds rows of 50 images; image i is of class i % 10, so the labels need no file.
+With them everything runs without any download. A sheet holds rows of 50 images; image i is of class
+i % 10, so the labels need no file.
 """
 
 import io
@@ -24,18 +25,18 @@ SIDE = 28
 
 
 def sheet(images: Pixels) -> Pixels:
-    """N images (N, 28, 28) as one picture, N a multiple of 50."""
+    """Lay N images (N, 28, 28) into a picture, N a multiple of 50."""
     return images.reshape(-1, COLUMNS, SIDE, SIDE).swapaxes(1, 2).reshape(-1, COLUMNS * SIDE)
 
 
 def cut(picture: Pixels) -> Pixels:
-    """The images of a sheet."""
+    """Cut the images out of a sheet, (N, 28, 28)."""
     return picture.reshape(-1, SIDE, COLUMNS, SIDE).swapaxes(1, 2).reshape(-1, SIDE, SIDE)
 
 
 @dataclass(frozen=True)
 class FashionMnistMini(Dataset):
-    """Needs neither a data root nor the cache."""
+    """Images that need neither a data root nor the cache."""
 
     decodes: ClassVar[bool] = False
 
@@ -48,13 +49,13 @@ class FashionMnistMini(Dataset):
     def pixels(self, root: Path, split: str) -> tuple[Pixels, Labels, tuple[str, ...]]:
         name = f"{split}.png"
         try:
-            with Image.open(
-                io.BytesIO((files(__package__) / name).read_bytes()), formats=("PNG",)
-            ) as picture:
+            data = (files(__package__) / name).read_bytes()
+            with Image.open(io.BytesIO(data), formats=("PNG",)) as picture:
                 images = cut(np.array(picture))
         except BROKEN as error:
             raise GradveilError(
-                f"{self.name}: {name} of the installed package is damaged: {error}; install gradveil again"
+                f"{self.name}: {name} of the installed package is damaged: {error}; "
+                "install gradveil again"
             ) from error
         return images[:, None], np.arange(len(images)) % self.classes, fashion_mnist.CLASSES
 
@@ -73,9 +74,8 @@ class FashionMnistMini(Dataset):
             found = len(self.pixels(root, split)[0])
         except GradveilError as error:
             return FileCheck(path, False, str(error))
-        return FileCheck(
-            path, found == count, "" if found == count else f"{found} of {count} images"
-        )
+        problem = "" if found == count else f"{found} of {count} images"
+        return FileCheck(path, not problem, problem)
 
 
 FASHION_MNIST_MINI = FashionMnistMini(
