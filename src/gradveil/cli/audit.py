@@ -8,9 +8,6 @@ import typer
 
 from gradveil.cli.options import DataRoot, Device, Json, Seed, examples
 from gradveil.core.errors import GradveilError
-from gradveil.core.types import Protocol
-from gradveil.defenses import PolicyDefense
-from gradveil.transforms import Policy
 
 if TYPE_CHECKING:
     from gradveil.audits import Threshold
@@ -128,6 +125,8 @@ def audit_command(
     from gradveil.audits.breakers import AUTO
     from gradveil.audits.cases import parse_paths, parse_steps
     from gradveil.cli.audits import run_grid, run_single
+    from gradveil.core.types import Protocol
+    from gradveil.transforms import Policy
 
     defenses = _defenses(defense, policy)
     threshold = _threshold(certify, delta, gamma)
@@ -174,6 +173,9 @@ def _defenses(defenses: list[str] | None, policy: str) -> tuple[str, ...]:
         raise GradveilError(
             f"--policy {policy} and --defense {defenses[0]}: give one of them; a policy is a defense too"
         )
+    from gradveil.defenses import PolicyDefense
+    from gradveil.transforms import Policy
+
     return (str(PolicyDefense(Policy.find(policy))),)
 
 

@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from gradveil.core.text import SafeConsole
 
 Json = Annotated[
     bool,
@@ -28,7 +29,7 @@ DataRoot = Annotated[
     ),
 ]
 
-progress = Console(stderr=True)
+progress = SafeConsole(stderr=True)
 
 
 def say(result: Mapping[str, Any], as_json: bool, *shown: Table | str) -> None:
@@ -36,7 +37,7 @@ def say(result: Mapping[str, Any], as_json: bool, *shown: Table | str) -> None:
     if as_json:
         typer.echo(json.dumps(result, default=str))
         return
-    console = Console()
+    console = SafeConsole()
     for number, part in enumerate(shown):
         if number and isinstance(part, Table):
             console.print()

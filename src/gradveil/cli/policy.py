@@ -1,16 +1,15 @@
 """gradveil policy: what a policy does, in words and as a picture."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gradveil.cli.options import Device, Json, Seed, examples, say, table
 from gradveil.core.errors import GradveilError
-from gradveil.core.seeds import generator
-from gradveil.data import load
-from gradveil.engine.device import find_device
-from gradveil.transforms import Policy, Transform
+
+if TYPE_CHECKING:
+    from gradveil.transforms import Transform
 
 app = typer.Typer(no_args_is_help=True, help="Look at transformation policies.")
 
@@ -48,11 +47,11 @@ def show(
     device: Device = "auto",
 ) -> None:
     """Say what a policy does; with --out, draw it. Each image gets one of the members joined by +, and its own random signs."""
-    from gradveil.report.pictures import (  # matplotlib takes a second to import
-        as_picture,
-        draw_policy,
-        open_picture,
-    )
+    from gradveil.core.seeds import generator  # torch and matplotlib take seconds to import
+    from gradveil.data import load
+    from gradveil.engine.device import find_device
+    from gradveil.report.pictures import as_picture, draw_policy, open_picture
+    from gradveil.transforms import Policy
 
     find_device(device)
     parsed = Policy.parse(policy)
@@ -81,7 +80,7 @@ def show(
     say(result, as_json, shown, f"drawn in {out}" if out else "")
 
 
-def _facts(transform: Transform) -> dict[str, Any]:
+def _facts(transform: "Transform") -> dict[str, Any]:
     return {
         "index": transform.index,
         "name": transform.name,

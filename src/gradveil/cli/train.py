@@ -7,7 +7,6 @@ import typer
 
 from gradveil.cli.options import DataRoot, Device, Json, Seed, examples, say
 from gradveil.core.errors import GradveilError
-from gradveil.transforms import Policy
 
 EXAMPLES = examples(
     "gradveil train --data fashion-mnist-mini --model mlp --epochs 10 --lr 0.05",
@@ -82,6 +81,7 @@ def train_command(
 ) -> None:
     """Train a model. Run the same command again after a stop: it goes on after the last whole epoch, with the same result."""
     from gradveil.training import Recipe, TrainingJob, train  # Lightning takes seconds to import
+    from gradveil.transforms import Policy
 
     recipe = Recipe(epochs, lr, momentum, weight_decay, batch_size, loss_scale)
     job = TrainingJob(
