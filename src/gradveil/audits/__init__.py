@@ -1,26 +1,24 @@
-"""The audit: attack the gradients of real images, beside blind guesses and a model where the attack is known to work."""
+"""The audit: attack what clients share, beside blind guesses and a model where attacks are known to work."""
 
-from gradveil.audits.cases import Case, GridJob
 from gradveil.audits.certificates import Certificate, Threshold, certify
-from gradveil.audits.grids import GridResult, Part, grid
-from gradveil.audits.jobs import AuditJob
+from gradveil.audits.job import AuditJob, Case, make_cases, name_attacks
 from gradveil.audits.records import Record, read_records
-from gradveil.audits.results import AuditResult, Row
-from gradveil.audits.runs import audit
+from gradveil.audits.results import AuditResult, CaseResult, Row
+from gradveil.audits.run import audit, run_audit
 
 __all__ = [
     "AuditJob",
     "AuditResult",
     "Case",
+    "CaseResult",
     "Certificate",
-    "GridJob",
-    "GridResult",
-    "Part",
     "Record",
     "Row",
     "Threshold",
     "audit",
     "certify",
-    "grid",
+    "make_cases",
+    "name_attacks",
     "read_records",
+    "run_audit",
 ]

@@ -169,7 +169,7 @@ def rounds(defense: Defense, attacks: Iterable[Attack]) -> int:
     )
 
 
-def granted(one: Observation, attack: Attack, means: Tensor) -> Observation:
+def granted(one: Observation, attack: Attack, means: Tensor | None) -> Observation:
     """What this attacker sees: the labels, what the attack needs of the rest, and nothing more.
 
     Of several rounds it sees the first, unless it needs the earlier ones.

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from gradveil.audits.model import ModelFacts
 from gradveil.audits.records import Record
-from gradveil.audits.results import AuditResult
-from gradveil.audits.weights import Trained
+from gradveil.audits.results import CaseResult
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.stats import Difference, difference, lower_bound, upper_bound
 
@@ -139,11 +139,11 @@ class Certificate:
 
 
 def certify(
-    result: AuditResult,
+    result: CaseResult,
     threshold: Threshold,
     *,
-    trained: Trained | None = None,
-    baseline: Trained | None = None,
+    trained: ModelFacts | None = None,
+    baseline: ModelFacts | None = None,
 ) -> Certificate:
     """`trained` is the model that was audited, `baseline` the one trained without a defence."""
     attacks = result.of("attack")
@@ -174,7 +174,7 @@ def bound(hits: int, failed: int, n: int) -> Bound:
     return Bound(n, hits, failed, lower_bound(hits, n, LEVEL), upper_bound(hits, n, LEVEL), high)
 
 
-def _loss(trained: Trained | None, baseline: Trained | None) -> Difference | None:
+def _loss(trained: ModelFacts | None, baseline: ModelFacts | None) -> Difference | None:
     """A model loses nothing against itself."""
     if trained is None or baseline is None:
         return None
@@ -183,7 +183,7 @@ def _loss(trained: Trained | None, baseline: Trained | None) -> Difference | Non
     return difference(baseline.hits, baseline.tested, trained.hits, trained.tested, LEVEL)
 
 
-def _best_blind(result: AuditResult, threshold: Threshold) -> Claim:
+def _best_blind(result: CaseResult, threshold: Threshold) -> Claim:
     levels: dict[str, float] = {}
     for row in result.rows:
         if row.kind == "blind" and row.truth in result.truths:

@@ -1,7 +1,5 @@
 """Controls that look at no gradient: what a picture scores that anyone could have drawn."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -11,14 +9,13 @@ from gradveil.data import Images
 from gradveil.scores import mean_image
 
 
-def blind_attacks(means: Tensor, color: Tensor) -> dict[str, Attack]:
+def blind_attacks(means: Tensor | None, color: Tensor | None) -> dict[str, Attack]:
     """By the names they have in the table, from the class means and the mean color of the training images."""
-    attacks: Sequence[Attack] = (
-        BlindNoise(),
-        BlindGrey(),
-        BlindImage("mean color", color),
-        BlindClassMean(means),
-    )
+    attacks: list[Attack] = [BlindNoise(), BlindGrey()]
+    if color is not None:
+        attacks.append(BlindImage("mean color", color))
+    if means is not None:
+        attacks.append(BlindClassMean(means))
     return {str(attack): attack for attack in attacks}
 
 

@@ -1,4 +1,4 @@
-"""One JSON line for each image: written chunk by chunk, read back after a stop, a torn end cut off."""
+"""An audit's records and pictures on disk: written chunk by chunk, read back after a stop, a torn end cut off."""
 
 import json
 import math
@@ -6,11 +6,19 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from gradveil.audits.job import slug
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import write_bytes
+from gradveil.core.job_folder import SETTINGS, remove_empty
 
 RECORDS = "records.jsonl"
+IMAGES = "images"
 Scores = Mapping[str, float]
 Key = tuple[str, str, int]
 """Kind, attack and chunk: what is written in one go."""
@@ -18,13 +26,16 @@ Key = tuple[str, str, int]
 
 @dataclass(frozen=True)
 class Record:
-    """What one attack made of one image. `scores` are by truth, `used` and `original`, and empty where the status is not ok."""
+    """What one attack made of one image: one line of JSON.
+
+    `scores` are by truth, `used` and `original`, and empty where the status is not ok.
+    """
 
     experiment: str
     kind: str  # attack, blind or positive
     attack: str
     chunk: int
-    image: int  # its place in the split
+    image: int  # its number in the split
     status: str
     label: int
     label_found: int | None
@@ -36,20 +47,22 @@ class Record:
 
     @property
     def ok(self) -> bool:
+        """Whether there is a reconstruction to score."""
         return self.status == "ok"
 
     @property
     def key(self) -> Key:
+        """What it was written with."""
         return self.kind, self.attack, self.chunk
 
 
 def finite(value: float) -> float | None:
-    """JSON knows neither NaN nor infinity."""
+    """The value, or None where it is NaN or infinite, which JSON does not know."""
     return value if math.isfinite(value) else None
 
 
 def append(path: Path, records: Sequence[Record]) -> None:
-    """All of them in one write that has reached the disk when this returns."""
+    """Write all of them at once; they have reached the disk when this returns."""
     lines = "".join(json.dumps(asdict(record), allow_nan=False) + "\n" for record in records)
     try:
         with path.open("ab") as file:
@@ -58,17 +71,21 @@ def append(path: Path, records: Sequence[Record]) -> None:
             os.fsync(file.fileno())
     except OSError as error:
         raise GradveilError(
-            f"cannot write {path}: {error.strerror or error}; mend that and run again: what is whole is kept"
+            f"cannot write {path}: {error.strerror or error}; mend that and run again: what is "
+            "whole is kept"
         ) from error
 
 
 def read_records(path: Path) -> list[Record]:
-    """Every whole record. A last line that a killed run left torn is left out; damage before it is an error."""
+    """Read every whole record.
+
+    A last line that a killed run left torn is left out; damage before it is an error.
+    """
     return [record for record, _ in _read(path)]
 
 
 def recover(path: Path, sizes: Mapping[Key, int]) -> list[Record]:
-    """The records of whole chunks, `sizes` images each; what follows them is cut off the file, to be done again."""
+    """Read the records of whole chunks, `sizes` images each; cut off the file what follows them."""
     kept: list[Record] = []
     part: list[Record] = []
     end = 0
@@ -76,7 +93,8 @@ def recover(path: Path, sizes: Mapping[Key, int]) -> list[Record]:
         part.append(record)
         if record.key not in sizes or record.key != part[0].key:
             raise GradveilError(
-                f"{path} holds a record of {record.kind} {record.attack}, chunk {record.chunk}, out of place"
+                f"{path} holds a record of {record.kind} {record.attack}, chunk {record.chunk}, "
+                "out of place"
             )
         if len(part) == sizes[record.key]:
             kept, part, end = kept + part, [], position
@@ -103,3 +121,36 @@ def _read(path: Path) -> list[tuple[Record, int]]:
                 f"line {number} of {path} is damaged: choose another --out"
             ) from None
     return found
+
+
+def images_path(out: Path, kind: str, attack: str, chunk: int) -> Path:
+    """Where the pictures of one attack on one chunk lie in a case's folder."""
+    prefix = "positive-" if kind == "positive" else ""
+    return out / IMAGES / f"{prefix}{slug(attack)}-{chunk:04d}.safetensors"
+
+
+def save_images(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Write uint8 tensors and facts about them, whole or not at all."""
+    plain = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    write_bytes(path, save(plain, metadata={"gradveil": json.dumps(dict(facts))}))
+
+
+def load_images(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read what `save_images` wrote."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return tensors, json.loads((file.metadata() or {})["gradveil"])
+    except (OSError, SafetensorError, KeyError, ValueError) as error:
+        raise GradveilError(
+            f"{path} is missing or damaged ({type(error).__name__}): audit into another --out"
+        ) from None
+
+
+def release(out: Path) -> None:
+    """Give a case's folder back after a failure, unless it holds records."""
+    if (out / RECORDS).exists() and (out / RECORDS).stat().st_size:
+        return
+    for path in (*out.glob(f"{IMAGES}/*.safetensors"), out / RECORDS, out / SETTINGS):
+        path.unlink(missing_ok=True)
+    remove_empty(out / IMAGES, out)

@@ -1,16 +1,19 @@
 """gradveil audit: what a model's shared gradients give away, measured by attacks and their controls, for one defence or a grid."""
 
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradveil.cli.options import DataRoot, Device, Json, Seed, examples
+from gradveil.cli.options import DataRoot, Device, Json, Seed, examples, say
 from gradveil.core.errors import GradveilError
 
 if TYPE_CHECKING:
-    from gradveil.audits import Threshold
+    from gradveil.audits import AuditResult, Threshold
+    from gradveil.defenses import Defense
+
+END = "end"
 
 EXAMPLES = examples(
     "gradveil audit --data fashion-mnist-mini --model lenet --attack dlg --images 8 --out runs/lenet",
@@ -121,19 +124,26 @@ def audit_command(
     device: Device = "auto",
 ) -> None:
     """Attack the gradients of images, beside blind guesses and an easy model. Run the same command again after a stop: it goes on."""
-    from gradveil.audits import AuditJob, GridJob  # scipy and matplotlib take a second to import
-    from gradveil.audits.breakers import AUTO
-    from gradveil.audits.cases import parse_paths, parse_steps
-    from gradveil.cli.audits import run_grid, run_single
+    from gradveil.audits import AuditJob, make_cases, name_attacks
+    from gradveil.audits.run import run_audit  # scipy and matplotlib take a second to import
     from gradveil.core.types import Protocol
-    from gradveil.transforms import Policy
 
     defenses = _defenses(defense, policy)
     threshold = _threshold(certify, delta, gamma)
-    base = AuditJob(
-        data,
+    auto, attacks = name_attacks(attack)
+    cases = make_cases(
+        defenses,
+        checkpoints=parse_paths(checkpoint or (), defenses, "checkpoint"),
+        runs=parse_paths(run or (), defenses, "run"),
+        at=parse_steps(at),
+        clean=clean,
+    )
+    job = AuditJob(
         model,
-        tuple(attack),
+        data,
+        attacks,
+        auto,
+        cases,
         images,
         batch_size=batch_size,
         steps=steps,
@@ -146,37 +156,111 @@ def audit_command(
         image_size=image_size,
         seed=seed,
     )
-    paths = (
-        parse_paths(checkpoint or (), defenses, "checkpoint"),
-        parse_paths(run or (), defenses, "run"),
-    )
-    job = GridJob(base, defenses, *paths, parse_steps(at), clean)
-    if len(cases := job.cases()) > 1 or AUTO in attack or at:
-        run_grid(job, threshold, out, data_root, device, as_json)
-        return
-    (case,) = cases
-    whose = {"policy": Policy.find(policy)} if policy != "none" else {"defense": case.defense}
-    run_single(
-        replace(base, **whose, clean=case.clean, checkpoint=case.checkpoint),
-        threshold,
-        out,
-        data_root,
-        device,
-        as_json,
-    )
+    _show(run_audit(job, out, root=data_root, device=device), threshold, as_json)
 
 
-def _defenses(defenses: list[str] | None, policy: str) -> tuple[str, ...]:
-    if policy == "none":
-        return tuple(defenses or ("none",))
-    if defenses:
+def _show(result: "AuditResult", threshold: "Threshold | None", as_json: bool) -> None:
+    """Print the result: a table of its attacks for one case, of its defenses for several."""
+    from gradveil.audits import certify
+    from gradveil.report.audit import (
+        audit_tables,
+        certificate_table,
+        certificates_in_words,
+        controls_in_words,
+        several_in_words,
+        several_tables,
+    )
+    from gradveil.report.pictures import draw_case, draw_timeline
+
+    first, out = result.cases[0], result.out
+    pictures = [path for case in result.cases for path in draw_case(case)]
+    shown = pictures if len(result.cases) == 1 else []
+    if first.asked_step is not None:
+        shown = [draw_timeline(result)]
+        pictures += shown
+    if len(result.cases) == 1:
+        words, tables = controls_in_words(first), audit_tables(first)
+    else:
+        words, tables = several_in_words(result), several_tables(result)
+    plain: dict[str, Any] = {"out": out, "settings": result.settings, "cases": result.plain()}
+    if threshold is not None:
+        # The loss of accuracy is against the model of the same step that was trained and audited
+        # without a defense.
+        found = {
+            case.name: certify(
+                case,
+                threshold,
+                trained=case.trained_so,
+                baseline=result.baselines.get(case.asked_step),
+            )
+            for case in result.cases
+        }
+        words += certificates_in_words(found, first)
+        tables.append(certificate_table(found))
+        plain["certificates"] = {name: made.plain() for name, made in found.items()}
+    plain |= {"notes": words, "pictures": pictures}
+    files = [f"records {case.out / 'records.jsonl'}" for case in result.cases]
+    lines = ["", *words, "", *files, *(f"picture {path}" for path in shown)]
+    say(plain, as_json, *tables, "\n".join(lines))
+
+
+def _defenses(defenses: list[str] | None, policy: str) -> "list[Defense]":
+    if policy != "none" and defenses:
         raise GradveilError(
-            f"--policy {policy} and --defense {defenses[0]}: give one of them; a policy is a defense too"
+            f"--policy {policy} and --defense {defenses[0]}: give one of them; a policy is a "
+            "defense too"
         )
-    from gradveil.defenses import PolicyDefense
-    from gradveil.transforms import Policy
+    from gradveil.defenses import parse
 
-    return (str(PolicyDefense(Policy.find(policy))),)
+    return [parse(text) for text in ([policy] if policy != "none" else defenses or ["none"])]
+
+
+def parse_steps(text: str) -> tuple[str, ...]:
+    """Steps from text such as `0,1,10,end`, in order and without repeats."""
+    parts = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+    for part in parts:
+        if part != END and not (part.isdecimal() and part.isascii()):
+            raise GradveilError(
+                f"at {text!r}: {part!r} is no step; write whole numbers with commas and end, such "
+                "as 0,1,10,end"
+            )
+    numbers = sorted({int(part) for part in parts if part != END})
+    return (*map(str, numbers), *([END] if END in parts else []))
+
+
+def parse_paths(
+    values: Sequence[str], defenses: "Sequence[Defense]", option: str
+) -> dict[str, Path]:
+    """Paths by the defense's text from DEFENSE=PATH, and under "" from PATH, for all others."""
+    found: dict[str, Path] = {}
+    texts = [str(defense) for defense in defenses]
+    for value in values:
+        key, path = _split(value, texts, option)
+        if key in found:
+            raise GradveilError(
+                f"--{option} was given twice for {key or 'all defenses'}: {found[key]} and {path}"
+            )
+        found[key] = path
+    return found
+
+
+def _split(value: str, defenses: Sequence[str], option: str) -> tuple[str, Path]:
+    """A defense's own text may hold `=` too, so every one is tried."""
+    from gradveil.defenses import parse
+
+    for position in (number for number, letter in enumerate(value) if letter == "="):
+        try:
+            text = str(parse(value[:position]))
+        except GradveilError:
+            continue
+        if text in defenses:
+            return text, Path(value[position + 1 :])
+        if not Path(value).exists():
+            raise GradveilError(
+                f"--{option} {value}: {text} is not among the defenses audited, "
+                f"{', '.join(defenses)}"
+            )
+    return "", Path(value)
 
 
 def _threshold(text: str, delta: float | None, gamma: float | None) -> "Threshold | None":

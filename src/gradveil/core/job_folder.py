@@ -18,12 +18,7 @@ if sys.platform != "win32":
 SETTINGS = "settings.json"
 SHORT = 60  # letters of a setting that a message can show
 SHOWN = 3  # settings that a message names
-MARKS = {
-    "cases": "a grid of audits",
-    "trials": "a search",
-    "epochs": "a training",
-    "attacks": "an audit",
-}
+MARKS = {"trials": "a search", "epochs": "a training", "cases": "an audit", "attacks": "an audit"}
 """A setting that jobs of a kind have, and not those after it; folders do not say their kind otherwise."""
 
 PARTS = (".*.part", "*/.*.part")  # files that a killed run was writing

@@ -23,7 +23,7 @@ class Bar:
 
     def __init__(self, shown: bool, *, counted: bool = False, calm: float = 30.0) -> None:
         amount: ProgressColumn = MofNCompleteColumn() if counted else TaskProgressColumn()
-        self._shown = shown
+        self._shown, self._done = shown, 0.0
         self._console = SafeConsole(stderr=True)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
@@ -42,6 +42,7 @@ class Bar:
 
     def start(self, what: str, total: float, done: float = 0) -> None:
         """Begin with `done` of `total`; where nothing is left to do, no bar is shown."""
+        self._done = done
         self._progress.reset(self._task, total=total, completed=int(done), description=what)
         if done < total and not self._progress.live.is_started:
             self._progress.start()
@@ -58,6 +59,15 @@ class Bar:
         task = self._progress.tasks[0]
         said = task.fields["news"] if news is None else news
         self._progress.update(self._task, completed=done, total=total, description=what, news=said)
+
+    def advance(self, amount: float) -> None:
+        """Count so much more as done."""
+        self._done += amount
+        self.update(self._done)
+
+    def preview(self, amount: float) -> None:
+        """Show so much more than what is done, until the next `advance`."""
+        self.update(self._done + amount)
 
     def say(self, text: str) -> None:
         """Print a line of its own above the bar."""

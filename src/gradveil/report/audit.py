@@ -4,8 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
-from gradveil.audits import AuditResult, Certificate, GridResult, Part, Row
-from gradveil.audits.cases import END
+from gradveil.audits import AuditResult, CaseResult, Certificate, Row
 from gradveil.audits.certificates import ANY, LEVEL, Bound
 from gradveil.audits.results import NO_BETTER, TRUTHS
 from gradveil.report.layout import Fitted
@@ -17,7 +16,7 @@ FAILS = "it fails even there, so low scores of it say nothing about the model"
 TITLES = {"used": "Against the images that were used", "original": "Against the original images"}
 
 
-def audit_tables(result: AuditResult) -> list[Table]:
+def audit_tables(result: CaseResult) -> list[Table]:
     """One table where images were used as they are; else one against the used images and one against the originals."""
     return [
         audit_table(result, truth, TITLES[truth] if len(result.truths) > 1 else "")
@@ -25,7 +24,7 @@ def audit_tables(result: AuditResult) -> list[Table]:
     ]
 
 
-def audit_table(result: AuditResult, truth: str, title: str) -> Table:
+def audit_table(result: CaseResult, truth: str, title: str) -> Table:
     """The positive controls use images as they are, so they stand in the first table alone."""
     settings = result.settings
     acted = " in training only" if settings.get("clean") else ""
@@ -42,7 +41,7 @@ def audit_table(result: AuditResult, truth: str, title: str) -> Table:
     return made
 
 
-def controls_in_words(result: AuditResult) -> list[str]:
+def controls_in_words(result: CaseResult) -> list[str]:
     """What the controls say, one line each, and what that makes of the attacks."""
     rows = [row for row in result.rows if row.truth == "used"]
     lines = [_blind_words([row for row in rows if row.kind == "blind"])]
@@ -53,13 +52,13 @@ def controls_in_words(result: AuditResult) -> list[str]:
     return [line for line in (*lines, *knowledge_words(result), *left_out_words(result)) if line]
 
 
-def knowledge_words(result: AuditResult) -> list[str]:
+def knowledge_words(result: CaseResult) -> list[str]:
     """What attackers knew beyond the labels."""
     knows: dict[str, str] = result.settings.get("knows", {})
     return [f"{name} was told: {told}." for name, told in knows.items() if told != "labels"]
 
 
-def left_out_words(result: AuditResult) -> list[str]:
+def left_out_words(result: CaseResult) -> list[str]:
     reasons: dict[str, str] = result.settings.get("left_out", {})
     return [
         f"Left out: {name}: {reason.removeprefix('attack ')}." for name, reason in reasons.items()
@@ -155,20 +154,20 @@ GRID_TITLES = {
 DEFENSE, ATTACKER = 14, 23  # letters of "clean gradient", and of the longest name of an attack
 
 
-def grid_tables(result: GridResult) -> list[Table]:
+def several_tables(result: AuditResult) -> list[Table]:
     """The defences' results; every attacker against the used images; and against the originals where a defence changes images."""
-    changed = [part for part in result.parts if len(part.audit.truths) > 1]
-    tables = [results_table(result), grid_table(result.parts, "used")]
-    return [*tables, grid_table(changed, "original")] if changed else tables
+    changed = [part for part in result.cases if len(part.truths) > 1]
+    tables = [results_table(result), attackers_table(result.cases, "used")]
+    return [*tables, attackers_table(changed, "original")] if changed else tables
 
 
-def results_table(result: GridResult) -> Table:
+def results_table(result: AuditResult) -> Table:
     """One row for each defence: its strongest attacker, by identification, then by dB over blind."""
     settings = result.settings
     facts = f"{settings['model']} on {settings['data']}, labels {settings['labels']}, seed {settings['seed']}"
     made = Fitted(f"What is left of each defense: {facts}", RESULTS, {0: DEFENSE, 2: ATTACKER})
-    for part in result.parts:
-        row = part.audit.strongest
+    for part in result.cases:
+        row = part.strongest
         against = "\n (original image)" if row.truth != TRUTHS[0] else ""
         made.row(
             name(part),
@@ -180,13 +179,13 @@ def results_table(result: GridResult) -> Table:
     return made
 
 
-def grid_table(parts: Sequence[Part], truth: str) -> Table:
+def attackers_table(parts: Sequence[CaseResult], truth: str) -> Table:
     """Defences by attackers, the strongest in bold; below each defence its best blind guess."""
     made = Fitted(GRID_TITLES[truth], GRID_COLUMNS, {0: DEFENSE, 1: ATTACKER})
     for part in parts:
         lines = iter(name(part).split("\n"))
-        rows = [row for row in part.audit.rows if row.truth == truth]
-        best = part.audit.strongest
+        rows = [row for row in part.rows if row.truth == truth]
+        best = part.strongest
         for row in (row for row in rows if row.kind == "attack"):
             style = "bold" if (row.attack, row.truth) == (best.attack, best.truth) else ""
             made.row(
@@ -213,7 +212,7 @@ def grid_table(parts: Sequence[Part], truth: str) -> Table:
     return made
 
 
-def grid_in_words(result: GridResult) -> list[str]:
+def several_in_words(result: AuditResult) -> list[str]:
     """The controls, what the clean rows mean, models that are not what a reader expects, and what was left out."""
     labels = {"known": "the labels", "inferred": "the labels it inferred"}[
         result.settings["labels"]
@@ -222,53 +221,45 @@ def grid_in_words(result: GridResult) -> list[str]:
         "Strongest: the attacker that identifies most images, of equal ones the one with the most dB over blind.",
         f"Each attacker knows the model, what was shared and {labels}; what else it is told stands below its name. ≤: {NO_BETTER}.",
     ]
-    first = result.parts[0].audit
+    first = result.cases[0]
     lines += [
         positive_words(row) for row in first.rows if (row.kind, row.truth) == ("positive", "used")
     ]
     said: dict[str, list[str]] = {}
-    for part in result.parts:
+    for part in result.cases:
         for word in _part_words(part):
-            said.setdefault(word, []).append(plainly(part))
-    everywhere = len(result.parts)
+            said.setdefault(word, []).append(part.name)
+    everywhere = len(result.cases)
     return lines + [
         f"{'All' if 1 < everywhere == len(names) else '; '.join(names)}: {word}"
         for word, names in said.items()
     ]
 
 
-def name(part: Part) -> str:
-    """Of a case, on up to three lines."""
-    lines = [part.case.defense]
-    if part.case.clean:
-        lines.append("clean gradient")
-    if part.case.step is not None:
-        lines.append(
-            f"step {part.case.step}"
-            + (f" ({part.step})" if part.case.step == END and part.step is not None else "")
-        )
-    return "\n".join(lines)
+def name(part: CaseResult) -> str:
+    """The name of a case on up to three lines."""
+    return part.name.replace(", ", "\n")
 
 
-def accuracy(part: Part) -> str:
+def accuracy(part: CaseResult) -> str:
     """Marked where the model was trained under something else."""
-    if part.trained is None:
+    if part.model is None:
         return "-"
-    return f"{part.trained.accuracy:.1%}" + ("" if part.trained.under == part.case.defense else "*")
+    return f"{part.model.accuracy:.1%}" + ("" if part.model.under == part.defense else "*")
 
 
-def _part_words(part: Part) -> list[str]:
-    settings, found = part.audit.settings, part.trained
+def _part_words(part: CaseResult) -> list[str]:
+    settings, found = part.settings, part.model
     words = []
-    if part.case.clean:
+    if part.clean:
         words.append(
             "as published: the defense acts in training only, and the clean gradient is attacked."
         )
-    if found is not None and found.under != part.case.defense:
+    if found is not None and found.under != part.defense:
         words.append(
             f"* the accuracy is that of a model trained under {found.under or 'what its file does not say'}."
         )
-    if part.case.checkpoint is None:
+    if part.settings["checkpoint"] is None:
         words.append("the model is untrained.")
     elif found is None:
         words.append(
@@ -276,7 +267,7 @@ def _part_words(part: Part) -> list[str]:
         )
     failed = {
         row.attack: row.failed
-        for row in part.audit.rows
+        for row in part.rows
         if row.failed and row.truth == "used" and row.kind == "attack"
     }
     words += [
@@ -289,13 +280,8 @@ def _part_words(part: Part) -> list[str]:
     ]
 
 
-def plainly(part: Part) -> str:
-    """On one line."""
-    return name(part).replace("\n", ", ")
-
-
-def _knows(part: Part, attack: str) -> str:
-    _, _, more = str(part.audit.settings.get("knows", {}).get(attack, "labels")).partition(", ")
+def _knows(part: CaseResult, attack: str) -> str:
+    _, _, more = str(part.settings.get("knows", {}).get(attack, "labels")).partition(", ")
     return "".join(f"\n + {one}" for one in more.split(", ") if one)
 
 
@@ -338,9 +324,7 @@ def certificate_table(certificates: Mapping[str, Certificate]) -> Table:
     return made
 
 
-def certificates_in_words(
-    certificates: Mapping[str, Certificate], result: AuditResult
-) -> list[str]:
+def certificates_in_words(certificates: Mapping[str, Certificate], result: CaseResult) -> list[str]:
     """A line for each defence, and what all of them leave open. `result` is any of the audits, for what they have in common."""
     lines = [f"{defense}: {certificate_in_words(one)}" for defense, one in certificates.items()]
     if any(one.loss is None for one in certificates.values()):
@@ -361,7 +345,7 @@ def certificate_in_words(one: Certificate) -> str:
     return f"{said}{loss}.{_decision(one)}{_blind(one)}"
 
 
-def untested(result: AuditResult, one: Certificate) -> str:
+def untested(result: CaseResult, one: Certificate) -> str:
     """What the statement does not cover."""
     batch = result.settings.get("batch_size", 1)
     together = (

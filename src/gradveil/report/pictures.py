@@ -9,8 +9,9 @@ import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Generator, Tensor
 
-from gradveil.audits import AuditResult, GridResult, Part, Record, Row
-from gradveil.audits.folders import PICTURES, images_path, load_images, slug
+from gradveil.audits import AuditResult, CaseResult, Record, Row
+from gradveil.audits.job import slug
+from gradveil.audits.records import images_path, load_images
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import replacing
 from gradveil.stats import mean_interval
@@ -21,11 +22,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
+PICTURES = "pictures"
 SHOWN = 8
 CELL = 1.35  # inches
 
 
-def draw_audit(result: AuditResult) -> list[Path]:
+def draw_case(result: CaseResult) -> list[Path]:
     """A grid for each attack, and frames where it kept some, in the audit's folder."""
     made = []
     for name in dict.fromkeys(record.attack for record in result.of("attack")):
@@ -39,7 +41,7 @@ def draw_audit(result: AuditResult) -> list[Path]:
     return made
 
 
-def draw_grid(result: AuditResult, attack: str, path: Path) -> None:
+def draw_grid(result: CaseResult, attack: str, path: Path) -> None:
     """Original, used (where a defence changed it) and reconstruction of the first images, with PSNR to the used one."""
     records = result.of("attack", attack)[:SHOWN]
     tensors = _first_images(result, attack, records)
@@ -59,7 +61,7 @@ def draw_grid(result: AuditResult, attack: str, path: Path) -> None:
     save_figure(figure, path)
 
 
-def draw_frames(result: AuditResult, attack: str, path: Path) -> bool:
+def draw_frames(result: CaseResult, attack: str, path: Path) -> bool:
     """One row for each image, one column for each moment; the last is the image used. False where the attack kept no frames."""
     tensors, facts = load_images(images_path(result.out, "attack", attack, 0))
     if "frames" not in tensors:
@@ -84,7 +86,7 @@ def draw_frames(result: AuditResult, attack: str, path: Path) -> bool:
     return True
 
 
-def _first_images(result: AuditResult, attack: str, records: Sequence[Record]) -> dict[str, Tensor]:
+def _first_images(result: CaseResult, attack: str, records: Sequence[Record]) -> dict[str, Tensor]:
     """From as many chunks as the records are from; they are in the same order."""
     files = [
         load_images(images_path(result.out, "attack", attack, chunk))[0]
@@ -189,14 +191,14 @@ LINES = ("-", "--", "-.", ":")
 MARKS = "osD^vPX*<>"
 
 
-def draw_timeline(result: GridResult) -> Path:
+def draw_timeline(result: AuditResult) -> Path:
     """Identified and dB over blind against the training step, into the grid's folder. Against the images that were used."""
     from matplotlib.figure import Figure  # slow to import, and only needed here
 
     figure = Figure(figsize=(9.5, 7.5), layout="constrained")
     top, bottom = figure.subplots(2, 1, sharex=True)
-    names = list(dict.fromkeys(attack for part in result.parts for attack in _attacks(part)))
-    for color, (label, parts) in enumerate(_by_defense(result.parts).items()):
+    names = list(dict.fromkeys(attack for part in result.cases for attack in _attacks(part)))
+    for color, (label, parts) in enumerate(_by_defense(result.cases).items()):
         for attack in names:
             found = [
                 (_step(part), row) for part in parts if (row := _row(part, attack)) is not None
@@ -212,8 +214,8 @@ def draw_timeline(result: GridResult) -> Path:
                 )
     chance = max(
         row.verdict.chance
-        for part in result.parts
-        for row in part.audit.rows
+        for part in result.cases
+        for row in part.rows
         if (row.kind, row.truth) == ("attack", "used")
     )
     top.axhline(
@@ -223,7 +225,7 @@ def draw_timeline(result: GridResult) -> Path:
     top.set_ylabel("identified, %")
     top.set_ylim(-3, 103)
     bottom.set_ylabel("dB over the best blind guess")
-    _steps(bottom, sorted({_step(part) for part in result.parts}))
+    _steps(bottom, sorted({_step(part) for part in result.cases}))
     settings = result.settings
     title = f"{settings['model']} on {settings['data']}: leakage over training, n = {settings['images']} images, intervals of 95%"
     figure.suptitle(title, fontsize=10)
@@ -281,28 +283,24 @@ def _steps(axis: "Axes", steps: Sequence[int]) -> None:
     axis.set_xlabel("training step")
 
 
-def _by_defense(parts: Sequence[Part]) -> dict[str, list[Part]]:
-    found: dict[str, list[Part]] = {}
+def _by_defense(parts: Sequence[CaseResult]) -> dict[str, list[CaseResult]]:
+    found: dict[str, list[CaseResult]] = {}
     for part in parts:
-        found.setdefault(
-            part.case.defense + (", clean gradient" if part.case.clean else ""), []
-        ).append(part)
+        found.setdefault(part.defense + (", clean gradient" if part.clean else ""), []).append(part)
     return found
 
 
-def _attacks(part: Part) -> list[str]:
-    return [row.attack for row in part.audit.rows if (row.kind, row.truth) == ("attack", "used")]
+def _attacks(part: CaseResult) -> list[str]:
+    return [row.attack for row in part.rows if (row.kind, row.truth) == ("attack", "used")]
 
 
-def _row(part: Part, attack: str) -> Row | None:
+def _row(part: CaseResult, attack: str) -> Row | None:
     found = [
-        row
-        for row in part.audit.rows
-        if (row.kind, row.truth, row.attack) == ("attack", "used", attack)
+        row for row in part.rows if (row.kind, row.truth, row.attack) == ("attack", "used", attack)
     ]
     return found[0] if found else None
 
 
-def _step(part: Part) -> int:
+def _step(part: CaseResult) -> int:
     """The end of a training whose file does not say its steps stands far to the right."""
     return part.step if part.step is not None else 10**6

@@ -1,0 +1,349 @@
+"""What an audit is asked for: a model, images, cases and attacks, and everything else that decides its result."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from gradveil.attacks import Attack, find, names
+from gradveil.audits.breakers import AUTO, LONGEST, automatic
+from gradveil.core.errors import GradveilError, unknown
+from gradveil.core.types import Protocol
+from gradveil.data import Images
+from gradveil.defenses import Defense
+
+LABELS = ("known", "inferred")
+CLEAN = {"no": (False,), "yes": (True,), "both": (True, False)}
+END = "end"
+CHANGEABLE = ("steps", "restarts")
+"""Settings of an attack that a job may change for all its attacks."""
+
+VICTIMS_AT_ONCE = {"cpu": 16, "cuda": 100}
+"""Victims attacked together: what a processor's cache and a GPU's memory take."""
+
+LONGEST_FOLDER = 80  # letters of a case's folder
+
+
+@dataclass(frozen=True)
+class Case:
+    """One defense on one set of weights: a row of the audit's table, with a folder of its own.
+
+    `weights` is a checkpoint; None takes the model as it is, which is untrained where the model
+    is given by name. `clean` leaves out what the defense does to gradients, as published
+    evaluations did. `step` is the training step asked for, a number or `end`. `label` names the
+    case where defense and step do not tell it from another.
+    """
+
+    defense: Defense = field(default_factory=Defense)
+    weights: Path | None = None
+    clean: bool = False
+    step: str | None = None
+    label: str = ""
+
+    @property
+    def acting(self) -> Defense:
+        """The part of the defense that acts on what is shared."""
+        return self.defense.without_gradients() if self.clean else self.defense
+
+    @property
+    def changes_images(self) -> bool:
+        """Whether the images used differ from the client's own."""
+        return any(part.acts_on == "batch" for part in self.acting.parts())
+
+    @property
+    def folder(self) -> str:
+        """The name of the case's folder."""
+        parts = [slug(self.label) if self.label else slug(str(self.defense))]
+        parts += ["clean"] if self.clean else []
+        parts += [f"at-{self.step}"] if self.step else []
+        name = "-".join(parts)
+        if len(name) <= LONGEST_FOLDER:
+            return name
+        return f"{name[:LONGEST_FOLDER]}-{sha256(repr(self).encode()).hexdigest()[:8]}"
+
+    def plain(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "defense": str(self.defense),
+            "checkpoint": self.weights and str(self.weights),
+            "clean": self.clean,
+            "step": self.step,
+            "folder": self.folder,
+        }
+
+
+@dataclass(frozen=True, eq=False)
+class AuditJob:
+    """Attack `images` images of `data` from `first` on, `batch_size` to a victim, in every case.
+
+    `model` is a module or the name of one; `data` the images that victims are taken from, or the
+    name of a data set, whose `split` is meant. `public` are images of the same kind that anyone
+    may have, for blind guesses; a named data set has its training split. `attacks` are by name;
+    with `auto` come the standard attack, those known to undo the case's defense and the closed
+    form, as far as they suit. `steps` and `restarts` change every attack that has such a setting.
+    `victims_at_once` fixes the chunks, and so the random numbers; None leaves it to the device.
+    `positive` runs each attack that needs no defense also where it is known to work.
+    """
+
+    model: nn.Module | str
+    data: Images | str
+    attacks: Mapping[str, Attack] = field(default_factory=dict)
+    auto: bool = False
+    cases: tuple[Case, ...] = (Case(),)
+    images: int = 1
+    public: Images | None = None
+    batch_size: int = 1
+    steps: int | None = None
+    restarts: int | None = None
+    labels: str = "known"
+    protocol: Protocol = field(default_factory=Protocol)
+    split: str = "test"
+    first: int = 0
+    victims_at_once: int | None = None
+    image_size: int | None = None
+    positive: bool = True
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise GradveilError(
+                    f"{name.replace('_', ' ')} {value}: it must be at least {least}"
+                )
+        if self.images % self.batch_size:
+            raise GradveilError(
+                f"{self.images} images in batches of {self.batch_size}: choose a multiple of the "
+                "batch size"
+            )
+        if self.labels not in LABELS:
+            raise unknown("labels", self.labels, LABELS)
+        if not self.attacks and not self.auto:
+            raise GradveilError("no attack was named: choose at least one")
+        for name in self.attacks:
+            _check_name(name)
+        self._check_cases()
+        for case in self.cases:
+            self.attacks_on(case)
+
+    def _check_cases(self) -> None:
+        if not self.cases:
+            raise GradveilError("no defense was named: choose at least one, such as none")
+        folders: dict[str, Case] = {}
+        for case in self.cases:
+            other = folders.setdefault(case.folder, case)
+            if other is case:
+                continue
+            if str(other.defense) == str(case.defense):
+                raise GradveilError(f"defense {str(case.defense)!r} is named twice")
+            raise GradveilError(
+                f"defenses {other.defense} and {case.defense} would share the folder "
+                f"{case.folder}; audit them one by one"
+            )
+
+    def attacks_on(self, case: Case, model: nn.Module | None = None) -> dict[str, Attack]:
+        """The attacks on this case by name, those of `auto` first, with the job's steps and restarts.
+
+        `auto` also undoes what the model draws by itself, where the model is given.
+        """
+        chosen: dict[str, Attack] = {}
+        if self.auto:
+            drawn = automatic(case.acting, model, self.protocol.train_mode)
+            chosen = {name: find(name) for name in drawn if name not in self.attacks}
+        chosen |= self.attacks
+        for setting in CHANGEABLE:
+            if (value := getattr(self, setting)) is not None:
+                chosen = _changed(chosen, setting, value)
+        return chosen
+
+    @property
+    def known(self) -> Literal["known", "inferred"]:
+        """`labels`, as a type checker wants it."""
+        return "known" if self.labels == "known" else "inferred"
+
+    def on(self, device: torch.device) -> "AuditJob":
+        """The same job with the chunks that suit this device."""
+        if self.victims_at_once:
+            return self
+        usual = VICTIMS_AT_ONCE.get(device.type, VICTIMS_AT_ONCE["cpu"])
+        return replace(self, victims_at_once=usual)
+
+    def settings(self) -> dict[str, Any]:
+        """What all cases have in common, as JSON has it."""
+        left_out = {"attacks", "auto", "cases", "data", "model", "protocol", "public", "positive"}
+        plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
+        named = data_name(self.data), model_name(self.model)
+        return plain | asdict(self.protocol) | dict(zip(("data", "model"), named, strict=True))
+
+
+LEAST = {
+    "images": 1,
+    "batch_size": 1,
+    "first": 0,
+    "victims_at_once": 1,
+    "steps": 1,
+    "restarts": 1,
+}
+
+
+def data_name(data: Images | str) -> str:
+    """The name of a data set, given by name or as images."""
+    return data if isinstance(data, str) else data.name
+
+
+def model_name(model: nn.Module | str) -> str:
+    """The name of a model; of a module its class."""
+    return model if isinstance(model, str) else type(model).__name__
+
+
+def slug(name: str) -> str:
+    """The name with every letter that a file's name should not have replaced by a dash."""
+    return re.sub(r"[^A-Za-z0-9._+-]+", "-", name)
+
+
+def name_attacks(
+    attacks: Iterable[str | Attack | tuple[str, Attack]],
+) -> tuple[bool, dict[str, Attack]]:
+    """Whether `auto` is among the attacks, and the others by name.
+
+    A text is the name of a preset, `A+B` for several in one search, or `package.module:NAME`. An
+    attack without a name takes that of the preset it was made from, or of its class.
+    """
+    auto, found = False, dict[str, Attack]()
+    for attack in attacks:
+        if attack == AUTO:
+            auto = True
+            continue
+        name, value = _named(attack)
+        if name in found:
+            raise GradveilError(f"attack {name!r} is named twice")
+        found[name] = value
+    return auto, found
+
+
+def _named(attack: object) -> tuple[str, Attack]:
+    match attack:
+        case str():
+            return attack.rpartition(":")[2], _find(attack)
+        case Attack():
+            return _name_of(attack), attack
+        case (str() as name, Attack() as value):
+            return name, value
+    raise GradveilError(
+        f"attacks: a {type(attack).__name__}; expected the name of an attack, an Attack, or a pair "
+        "of a name and an Attack"
+    )
+
+
+def _find(name: str) -> Attack:
+    if ":" not in name and any(part not in names() for part in name.split("+")):
+        raise unknown("attack", name, (*names(), AUTO, "package.module:NAME"))
+    return find(name)
+
+
+def _name_of(attack: Attack) -> str:
+    """The name of the preset that differs in steps, restarts or frames alone, or of the class."""
+    for name in names():
+        preset = find(name)
+        if type(preset) is type(attack) and _alike(preset, attack):
+            return name
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "-", type(attack).__name__).lower()
+
+
+def _alike(preset: Attack, attack: Attack) -> bool:
+    kept = [f.name for f in fields(preset) if f.name not in (*CHANGEABLE, "frames")]  # type: ignore[arg-type]  # presets are dataclasses
+    return all(getattr(preset, name) == getattr(attack, name) for name in kept)
+
+
+def _check_name(name: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", name) or len(name) > LONGEST:
+        allowed = f"up to {LONGEST} letters, digits and any of . _ + -"
+        raise GradveilError(f"attack name {name!r}: files are named after it; choose {allowed}")
+
+
+def shortened(attack: Attack) -> Attack:
+    """The attack with one iteration, to see whether it suits; without iterations as it is."""
+    for setting in CHANGEABLE:
+        attack = _with(attack, setting, 1) if _has(attack, setting) else attack
+    return attack
+
+
+def _changed(attacks: Mapping[str, Attack], setting: str, value: int) -> dict[str, Attack]:
+    if not any(_has(attack, setting) for attack in attacks.values()):
+        raise GradveilError(f"{setting} {value}: none of {', '.join(attacks)} has such a setting")
+    return {
+        name: _with(attack, setting, value) if _has(attack, setting) else attack
+        for name, attack in attacks.items()
+    }
+
+
+def _has(attack: Attack, setting: str) -> bool:
+    return is_dataclass(attack) and setting in {f.name for f in fields(attack)}
+
+
+def _with(attack: Attack, setting: str, value: int) -> Attack:
+    return replace(attack, **{setting: value})  # type: ignore[type-var]  # `_has` made sure
+
+
+def make_cases(
+    defenses: Sequence[Defense],
+    *,
+    checkpoints: Mapping[str, Path] | None = None,
+    runs: Mapping[str, Path] | None = None,
+    at: Sequence[str] = (),
+    clean: str = "no",
+) -> tuple[Case, ...]:
+    """The cases of some defenses, in order.
+
+    `checkpoints` are by the defense's text, and under "" for all others; `runs` likewise are
+    folders of trainings whose weights after the steps `at` are audited. `clean`: no, yes, or both
+    for two cases of each defense that acts on gradients.
+    """
+    checkpoints, runs = checkpoints or {}, runs or {}
+    if clean not in CLEAN:
+        raise unknown("clean", clean, CLEAN)
+    if bool(at) != bool(runs):
+        given, absent = ("at", "run") if at else ("run", "at")
+        raise GradveilError(
+            f"--{given} without --{absent}: steps are those of a training's folder; give both"
+        )
+    if at and checkpoints:
+        raise GradveilError(
+            "--checkpoint and --at: the checkpoints are those of the training; give one of them"
+        )
+    found = []
+    for defense in defenses:
+        text = str(defense)
+        acts_on_gradients = str(defense.without_gradients()) != text
+        for cleaned in CLEAN[clean] if acts_on_gradients else (False,):
+            if at:
+                run = runs.get(text, runs.get(""))
+                found += [Case(defense, saved(run, text, s), cleaned, s) for s in at]
+            else:
+                path = checkpoints.get(text, checkpoints.get(""))
+                found.append(Case(defense, path, cleaned))
+    return tuple(found)
+
+
+def saved(run: Path | None, defense: str, step: str) -> Path:
+    """The weights that a training saved after this step; an error that lists those it has."""
+    from gradveil.training.job import FINAL, STEPS, step_path
+
+    if run is None:
+        raise GradveilError(
+            f"defense {defense}: no --run was given for it; give --run {defense}=FOLDER, or one "
+            "for all"
+        )
+    path = run / FINAL if step == END else step_path(run, int(step))
+    if not path.is_file():
+        files = sorted((run / STEPS).glob("step-*.safetensors"))
+        there = [str(int(file.stem.removeprefix("step-"))) for file in files]
+        there += [END] if (run / FINAL).is_file() else []
+        has = f"it has {', '.join(there)}" if there else "it holds no weights"
+        raise GradveilError(f"step {step}: {run} has not saved it: {has}; train with --save-at")
+    return path

@@ -1,0 +1,158 @@
+"""The model of a case: untrained or from a checkpoint, plain or protected, and how accurate it is."""
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from gradveil.audits.job import AuditJob, Case, data_name
+from gradveil.core.errors import GradveilError
+from gradveil.core.files import write_text
+from gradveil.core.seeds import following, generator
+from gradveil.data import Images
+from gradveil.defenses import REGISTRY, Defense
+from gradveil.defenses.chain import THEN
+from gradveil.models import build
+from gradveil.models.bottleneck import at_rest
+from gradveil.models.checkpoints import load_checkpoint, read_settings
+
+MODEL = "model.json"
+PASSED_AT_ONCE = 500
+MEASURED = {"cpu": 2_000, "cuda": 10_000}
+"""Test images at most, where a checkpoint does not say its accuracy."""
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What is known of a checkpoint: its accuracy on `tested` test images, the defense that it was
+    trained under, as text, and after how many steps it was saved."""
+
+    accuracy: float
+    tested: int
+    under: str | None
+    step: int | None
+
+    @property
+    def hits(self) -> int:
+        """The number of test images that it is right on."""
+        return round(self.accuracy * self.tested)
+
+
+def find_model(job: AuditJob, case: Case, split: Images) -> tuple[nn.Module, bool]:
+    """The model to audit, and whether the defense has been built into it already.
+
+    A checkpoint may be of the protected model, trained under the defense, or of the plain one,
+    which is then protected with untrained parts.
+    """
+    plain = plain_model(job.model, split, job.seed)
+    if case.weights is None:
+        return plain, False
+    if not changes_model(case.acting):
+        _refuse_protected(case.weights, case.acting)
+        return load_checkpoint(case.weights, plain), False
+    protected = case.acting.protect_model(plain, (split.channels, split.size, split.size))
+    try:
+        return load_checkpoint(case.weights, protected), True
+    except GradveilError as error:
+        try:
+            return load_checkpoint(case.weights, plain), False
+        except GradveilError:
+            raise error from None
+
+
+def plain_model(model: nn.Module | str, split: Images, seed: int) -> nn.Module:
+    """A copy of the module, or a new model of this name for such images."""
+    if isinstance(model, nn.Module):
+        return copy.deepcopy(model)
+    facts = {"channels": split.channels, "size": split.size, "classes": len(split.classes)}
+    return build(model, **facts, mean=split.mean, std=split.std, seed=seed)
+
+
+def describe_model(
+    job: AuditJob, case: Case, test: Images, device: torch.device
+) -> ModelFacts | None:
+    """What the checkpoint says of itself, or what is measured on the test images.
+
+    None for a model without a checkpoint, and where the defense has parts that were not trained.
+    """
+    if case.weights is None:
+        return None
+    model, protected = find_model(job, case, test)
+    if changes_model(case.acting) and not protected:
+        return None
+    facts = read_settings(case.weights)
+    said = facts.get("test_accuracy")
+    same_images = facts.get("data") == data_name(job.data)
+    if isinstance(said, float) and same_images and facts.get("image_size") in (None, test.size):
+        accuracy, tested = said, len(test)
+    else:
+        most = MEASURED.get(device.type, MEASURED["cpu"])
+        accuracy, tested = measure_accuracy(model.to(device), test, most, job.seed)
+    return ModelFacts(accuracy, tested, trained_under(facts), facts.get("step"))
+
+
+def measure_accuracy(model: nn.Module, test: Images, most: int, seed: int = 0) -> tuple[float, int]:
+    """The share of test images that the model is right on, and how many were passed through it.
+
+    All images are passed, or `most` at even distances. The seed is for a model that draws.
+    """
+    chosen = torch.linspace(0, len(test) - 1, min(most, len(test))).round().long()
+    device, hits, mode = next(model.parameters()).device, 0, model.training
+    model.eval()
+    with torch.no_grad(), at_rest(model), following(generator(seed, "test")):
+        for some in chosen.split(PASSED_AT_ONCE):
+            answers = model(test.images[some].to(device).float() / 255)
+            guesses = answers[:, : len(test.classes)].argmax(1).cpu()
+            hits += int((guesses == test.labels[some]).sum())
+    model.train(mode)
+    return hits / len(chosen), len(chosen)
+
+
+def save_facts(out: Path, found: ModelFacts | None) -> None:
+    """Write them into a case's folder."""
+    write_text(out / MODEL, json.dumps(None if found is None else asdict(found)) + "\n")
+
+
+def read_facts(out: Path) -> ModelFacts | None:
+    """Read them from a case's folder."""
+    try:
+        found = json.loads((out / MODEL).read_text())
+        return None if found is None else ModelFacts(**found)
+    except (OSError, ValueError, TypeError):
+        raise GradveilError(
+            f"{out / MODEL} is missing or damaged: run the same command again"
+        ) from None
+
+
+def changes_model(defense: Defense) -> bool:
+    """Whether a part of the defense lies in the model."""
+    return any(part.acts_on == "model" for part in defense.parts())
+
+
+def trained_under(facts: Mapping[str, Any]) -> str | None:
+    """The text of the defense that a checkpoint says it was trained under.
+
+    Early versions wrote a policy beside the defense, and crop and flip as a setting of the run.
+    """
+    found = facts.get("defense", "none")
+    found = facts.get("policy") if found == "none" else found
+    if not isinstance(found, str):
+        return None
+    alone = found != "none" and ":" not in found
+    return f"policy:{found},augment=no" if alone and facts.get("augment") is False else found
+
+
+def _refuse_protected(path: Path, defense: Defense) -> None:
+    """Refuse weights trained under a defense that lies in the model, which is told by its name."""
+    under = trained_under(read_settings(path)) or "none"
+    kinds = [REGISTRY.get(part.partition(":")[0]) for part in under.split(THEN)]
+    if any(kind is not None and kind.acts_on == "model" for kind in kinds):
+        raise GradveilError(
+            f"checkpoint {path} was trained under {under}, a part of the model: audit it with that "
+            f"defense, not {defense}"
+        )

@@ -1,0 +1,400 @@
+"""A stage: one model with its victims, its attacks and its controls. An audit's case is one; so is a positive control."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Generator, Tensor
+
+from gradveil.attacks import Attack
+from gradveil.attacks.labels import Counted, SingleLabel
+from gradveil.attacks.linear import LinearInversion
+from gradveil.audits.breakers import PUBLIC, check_told, granted, in_words, rounds
+from gradveil.audits.guesses import blind_attacks, class_means
+from gradveil.audits.job import AuditJob, Case, shortened
+from gradveil.audits.model import find_model, plain_model
+from gradveil.audits.records import Key
+from gradveil.clients import Client, Shared
+from gradveil.core.errors import GradveilError
+from gradveil.core.seeds import generator
+from gradveil.core.types import Batch, Gradients, Knowledge, Observation, Reconstruction
+from gradveil.data import Images
+from gradveil.defenses import Defense
+from gradveil.scores import assign, identify
+
+POSITIVES = 4  # images of a positive control
+CANDIDATES = 1_000
+
+
+@dataclass(frozen=True, eq=False)
+class Controls:
+    """The blind guesses of an audit: attacks by their names in the table, and the class means.
+
+    The means (classes, C, H, W) are of public images; None where there are none.
+    """
+
+    attacks: Mapping[str, Attack]
+    means: Tensor | None
+
+    @classmethod
+    def of(cls, public: Images | None) -> "Controls":
+        """Without public images a guess is noise or gray."""
+        if public is None:
+            return cls(blind_attacks(None, None), None)
+        means, color = class_means(public)
+        return cls(blind_attacks(means, color), means)
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Images of the split that a reconstruction is to be identified among, the victims' first.
+
+    By truth: `used` are put through the defense with new draws, `original` are as they are;
+    images are (K, C, H, W) in [0, 1]. `chance` is how often the class mean, or luck where that is
+    better, identifies an image.
+    """
+
+    indices: Tensor
+    images: Mapping[str, Tensor]
+    chance: Mapping[str, float]
+
+    def __len__(self) -> int:
+        return len(self.indices)
+
+    def identified(self, truth: str, found: Tensor, images: Tensor, true: Tensor) -> Tensor:
+        """1 where `found` is nearer to its true image than to any other candidate, else 0.
+
+        `images` are the victims' numbers in the split; each true image replaces its candidate.
+        """
+        rows = torch.stack([(self.indices == image).nonzero()[0, 0] for image in images])
+        candidates = self.images[truth].clone()
+        candidates[rows] = true
+        return identify(found, candidates, rows)
+
+
+def make_candidates(
+    split: Images,
+    victims: Tensor,
+    prepare: Callable[[Tensor, Generator], Tensor] | None,
+    means: Tensor | None,
+    batch_size: int,
+    seed: int,
+) -> Candidates:
+    """Choose 1,000 candidates, all of a smaller split, or the victims alone where they are more."""
+    if len(split) < 2:
+        raise GradveilError(
+            f"{split.name} {split.split} has {len(split)} image: identification needs at least two"
+        )
+    order = torch.randperm(len(split), generator=generator(seed, "candidates", "order"))
+    others = order[~torch.isin(order, victims)]
+    indices = torch.cat([victims, others])[: max(CANDIDATES, len(victims))]
+    pixels = split.images[indices]
+    rng = generator(seed, "candidates", "prepare")
+    used = pixels if prepare is None else prepare(pixels, rng)
+    images = {"used": used.float() / 255, "original": pixels.float() / 255}
+    rates = dict.fromkeys(images, 0.0)
+    if means is not None:
+        guesses, rows = means[split.labels[indices]].float(), torch.arange(len(indices))
+        rates = {
+            truth: float(identify(guesses, some, rows).mean()) for truth, some in images.items()
+        }
+    # Any reconstruction of a batch may be taken for an image, so luck has as many tries.
+    chance = {
+        truth: min(1.0, batch_size * max(rate, 1 / len(indices))) for truth, rate in rates.items()
+    }
+    return Candidates(indices, images, chance)
+
+
+def preparation(defense: Defense) -> Callable[[Tensor, Generator], Tensor]:
+    """What the defense does to uint8 images, as a function of them and a generator."""
+
+    def prepare(images: Tensor, rng: Generator) -> Tensor:
+        batch = Batch(images.float() / 255, torch.zeros(len(images), dtype=torch.long))
+        return (defense.protect_batch(batch, rng).images * 255).round().to(torch.uint8)
+
+    return prepare
+
+
+@dataclass(frozen=True, eq=False)
+class Victim:
+    """One client's batch. `seen` is None where nothing could be shared, and `status` says why."""
+
+    indices: Tensor
+    original: Batch
+    used: Tensor  # the images the gradient was computed from; black where there is none
+    seen: Observation | None
+    status: str = "ok"
+
+    def told(self) -> Observation:
+        """What a control sees, which may always know the labels."""
+        assert self.seen is not None
+        return replace(self.seen, knowledge=Knowledge(labels=self.original.labels))
+
+    def aligned(self, found: Reconstruction) -> tuple[Tensor, Tensor | None, Tensor]:
+        """The images found in the order of the victim's, in [0, 1], their labels, and the order."""
+        images = found.images.detach().cpu().float()
+        order = assign(images, self.used) if len(images) > 1 else torch.zeros(1, dtype=torch.long)
+        labels = None if found.labels is None else found.labels.cpu()[order]
+        return images[order].clamp(0, 1), labels, order
+
+
+@dataclass(frozen=True, eq=False)
+class Stage:
+    """A client's model with victims and attacks; `kind` is attack or positive.
+
+    The controls are rows of their own in the first kind alone, and the measure in both. `victims`
+    are the images of the whole audit, `chunks` those of each victim of this stage, by their
+    numbers in the split. `optional` attacks are left out where they do not suit; the others are
+    an error then.
+    """
+
+    kind: str
+    client: Client
+    split: Images
+    victims: Tensor
+    chunks: tuple[tuple[Tensor, ...], ...]
+    attacks: Mapping[str, Attack]
+    controls: Controls
+    labels: str
+    seed: int
+    optional: frozenset[str] = frozenset()
+    batch_size: int = 1
+
+    @cached_property
+    def candidates(self) -> Candidates:
+        """The images that reconstructions are identified among."""
+        acting = self.client.acting
+        changes = any(part.acts_on == "batch" for part in acting.parts())
+        prepare = preparation(acting) if changes else None
+        return make_candidates(
+            self.split, self.victims, prepare, self.controls.means, self.batch_size, self.seed
+        )
+
+    def rows(self, chunk: int) -> Iterator[tuple[Key, Attack]]:
+        """What is run on this chunk, the controls first."""
+        if self.kind == "attack":
+            blind = self.controls.attacks.items()
+            yield from ((("blind", name, chunk), attack) for name, attack in blind)
+        yield from (((self.kind, name, chunk), attack) for name, attack in self.attacks.items())
+
+    def sizes(self) -> dict[Key, int]:
+        """How many images each part of the work has."""
+        return {
+            key: sum(map(len, chunk))
+            for number, chunk in enumerate(self.chunks)
+            for key, _ in self.rows(number)
+        }
+
+    def batches(self, victims: Sequence[Tensor]) -> list[Batch]:
+        """What these victims have, before any defense."""
+        return [
+            Batch(self.split.images[indices].float() / 255, self.split.labels[indices])
+            for indices in victims
+        ]
+
+    def share(self, victims: Sequence[Tensor]) -> list[Victim]:
+        """Let the victims share, all of them together.
+
+        Each draws from a generator of its own, so what it uses depends on nothing but the seed
+        and its first image. All that can be known of the defense is told; `granted` leaves each
+        attack what it may know.
+        """
+        several = rounds(self.client.acting, self.attacks.values())
+        batches = self.batches(victims)
+        updates = self._updates(victims, batches, several)
+        found = []
+        for indices, batch, update in zip(victims, batches, updates, strict=True):
+            if isinstance(update, str):
+                black = torch.zeros_like(batch.images)
+                found.append(Victim(indices, batch, black, None, f"failed: {update}"))
+            else:
+                found.append(Victim(indices, batch, update.used.float(), update.seen))
+        return found if self.labels == "known" else self._with_inferred_labels(found)
+
+    def _updates(
+        self, victims: Sequence[Tensor], batches: Sequence[Batch], several: int
+    ) -> list[Shared | str]:
+        """Of each victim; the reason where nothing can be shared. Then each is tried alone."""
+        rngs = [generator(self.seed, "share", int(indices[0])) for indices in victims]
+        try:
+            return [
+                *self.client.share_batches(
+                    batches, rngs, tell_defense=True, tell_draws=True, rounds=several
+                )
+            ]
+        except GradveilError as error:
+            if len(victims) == 1:
+                return [str(error).removeprefix("victim 0: ")]
+        pairs = zip(victims, batches, strict=True)
+        return [
+            update
+            for indices, batch in pairs
+            for update in self._updates([indices], [batch], several)
+        ]
+
+    def _with_inferred_labels(self, victims: list[Victim]) -> list[Victim]:
+        seen = [victim.seen for victim in victims if victim.seen is not None]
+        if not seen:
+            return victims
+        finder = SingleLabel() if seen[0].size == 1 else Counted()
+        bare = [replace(s, gradients=_first_round(s), knowledge=Knowledge()) for s in seen]
+        first = int(victims[0].indices[0])
+        inferred = iter(finder.infer(bare, generator(self.seed, "labels", first)).cpu())
+        return [
+            v
+            if v.seen is None
+            else replace(
+                v,
+                seen=replace(v.seen, knowledge=replace(v.seen.knowledge, labels=next(inferred))),
+            )
+            for v in victims
+        ]
+
+    def seen_by(self, attack: Attack, victims: list[Victim]) -> list[Observation]:
+        """What the attack is given of these victims."""
+        means = self.controls.means
+        return [granted(v.seen, attack, means) for v in victims if v.seen is not None]
+
+    def knows(self) -> dict[str, str]:
+        """What each attack is given, in words."""
+        seen = self.sample[0].seen
+        assert seen is not None
+        acting = self.client.acting
+        return {
+            name: in_words(attack, acting, seen.model, seen.size, self.labels)
+            for name, attack in self.attacks.items()
+        }
+
+    @cached_property
+    def sample(self) -> list[Victim]:
+        """One victim that shares something; an error where none of the first chunk's does."""
+        for victims in (self.chunks[0][:1], self.chunks[0]):
+            tried = self.share(victims)
+            alive = [victim for victim in tried if victim.seen is not None]
+            if alive:
+                return alive[:1]
+        raise GradveilError(tried[0].status.removeprefix("failed: "))
+
+    def try_out(self, name: str) -> None:
+        """Refuse an attack that does not suit the model, or what is known of the defense."""
+        attack = self.attacks[name]
+        seen = self.seen_by(attack, self.sample)
+        check_told(name, attack, seen)
+        run_attack(shortened(attack), seen, generator(self.seed, "trial", name))
+
+    def fitted(self) -> tuple["Stage", dict[str, str]]:
+        """The stage without those of its optional attacks that do not suit, and why each is out."""
+        left_out: dict[str, str] = {}
+        _ = self.sample  # where nothing can be shared, that is said once, and not of each attack
+        for name in self.attacks:
+            try:
+                self.try_out(name)
+            except GradveilError as error:
+                if name not in self.optional:
+                    raise
+                left_out[name] = str(error)
+        if len(left_out) == len(self.attacks):
+            reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+            raise GradveilError(f"defense {self.client.defense}: no attack suits it: {reasons}")
+        return self.without(left_out), left_out
+
+    def without(self, left_out: Mapping[str, str]) -> "Stage":
+        """The stage without these attacks."""
+        kept = {name: attack for name, attack in self.attacks.items() if name not in left_out}
+        made = replace(self, attacks=kept)
+        if "sample" in vars(self):  # what it has shared already need not be shared again
+            vars(made)["sample"] = self.sample
+        return made
+
+
+def run_attack(
+    attack: Attack,
+    seen: Sequence[Observation],
+    rng: Generator,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Reconstruction]:
+    """Run the attack; a GPU that is too small for the victims is a one-line error."""
+    try:
+        return attack(seen, rng, progress)
+    except torch.OutOfMemoryError as error:
+        raise GradveilError(
+            f"the GPU's memory is too small for {len(seen)} victims at once: lower "
+            "--victims-at-once"
+        ) from error
+
+
+def _first_round(seen: Observation) -> Gradients:
+    """What was shared in the first of several rounds."""
+    return seen.knowledge.earlier[0] if seen.knowledge.earlier else seen.gradients
+
+
+def make_stage(
+    job: AuditJob, case: Case, split: Images, controls: Controls, device: torch.device
+) -> Stage:
+    """The stage of a case, with every attack that the job has for it."""
+    last = job.first + job.images - 1
+    if last >= len(split):
+        raise GradveilError(
+            f"images {job.first} to {last}: {split.name} {split.split} has {len(split)}, from 0"
+        )
+    if len(split) < 2:
+        raise GradveilError(
+            f"{split.name} {split.split} has {len(split)} image: identification needs at least two"
+        )
+    assert job.victims_at_once is not None
+    victims = torch.arange(job.first, last + 1)
+    each, step = tuple(victims.split(job.batch_size)), job.victims_at_once
+    chunks = tuple(each[start : start + step] for start in range(0, len(each), step))
+    model, protected = find_model(job, case, split)
+    client = Client(
+        model.to(device),
+        classes=len(split.classes),
+        protocol=job.protocol,
+        defense=case.defense,
+        clean=case.clean,
+        protected=protected,
+    )
+    attacks = job.attacks_on(case, client.model)
+    # Several cases have the same list of attacks, and not every attack suits every defense.
+    required = set(job.attacks) if len(job.cases) == 1 else set()
+    return Stage(
+        "attack",
+        client,
+        split,
+        victims,
+        chunks,
+        attacks,
+        controls,
+        job.labels,
+        job.seed,
+        frozenset(set(attacks) - required),
+        job.batch_size,
+    )
+
+
+def positive_stages(job: AuditJob, proper: Stage) -> list[Stage]:
+    """The attacks that need no defense, on untrained models where they are known to work."""
+    few = (tuple(proper.victims[:POSITIVES].split(1)),)
+    stages = []
+    for name in ("lenet", "mlp"):
+        chosen = {
+            key: attack
+            for key, attack in proper.attacks.items()
+            if positive_model(attack) == name and set(attack.needs) <= {*PUBLIC}
+        }
+        if chosen:
+            device = next(proper.client.model.parameters()).device
+            easy = plain_model(name, proper.split, job.seed).to(device)
+            client = Client(easy, classes=len(proper.split.classes))
+            stages.append(
+                replace(
+                    proper, kind="positive", client=client, chunks=few, attacks=chosen, batch_size=1
+                )
+            )
+    return stages
+
+
+def positive_model(attack: Attack) -> str:
+    """The name of the model on which this attack is known to work, untrained."""
+    return "mlp" if isinstance(attack, LinearInversion) else "lenet"
