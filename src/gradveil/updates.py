@@ -229,9 +229,6 @@ def _tell_left_out(
         warnings.warn(text, GradveilWarning, stacklevel=3)
 
 
-ONE_STEP = Protocol()
-
-
 def reconstruct(
     before: Path | str,
     after: Path | str,
@@ -240,34 +237,36 @@ def reconstruct(
     images: Images | str | None = None,
     image_shape: tuple[int, int, int] | None = None,
     size: int = 1,
-    protocol: Protocol = ONE_STEP,
     attack: Attack | str = "dlg",
     steps: int | None = None,
     loss: Loss = cross_entropy,
-    root: Path | str | None = None,
+    train_mode: bool = False,
+    local_steps: int = 1,
+    local_lr: float = 0.01,
     image_size: int | None = None,
     seed: int | Generator = 0,
+    data_root: Path | str | None = None,
     device: str = "auto",
 ) -> Reconstruction:
     """Reconstruct a client's images from the files of its weights before and after its training.
 
-    `model` is a module, which stays as it is, or the name of one or `package.module:factory`; a
-    name needs `images`, or the name of a data set (below `root`, resized to `image_size`), which
-    has the image shape, the classes and the normalization. A module needs these or `image_shape`,
-    (C, H, W). `size` is the number of images that the client trained on. Labels are inferred.
+    `model` is a module, which stays as it is, or a name such as lenet. A name needs `images` of the
+    client's kind, or the name of a data set, for the image shape, the classes and the
+    normalization; a module needs these or `image_shape`, (C, H, W). The client made `local_steps`
+    steps of SGD with rate `local_lr` over its `size` images. Labels are inferred.
     """
     where = find_device(device)
     chosen = _prepared(find(attack) if isinstance(attack, str) else attack, steps)
     if isinstance(images, str):
-        folder = None if root is None else Path(root)
-        images = load(images, "test", root=folder, image_size=image_size)
+        root = None if data_root is None else Path(data_root)
+        images = load(images, "test", root=root, image_size=image_size)
     if images is not None:
         made, classes = build_for(model, images, check=False), len(images.classes)
         image_shape = images.channels, images.size, images.size
     elif isinstance(model, str) or image_shape is None:
         raise GradveilError(
-            "reconstruct: no images to know the image shape by; give images, or a module and "
-            "image_shape, such as (3, 32, 32)"
+            "reconstruct: the image shape is not known; give images of the client's kind, or a "
+            "module and image_shape, such as (3, 32, 32)"
         )
     else:
         made = own_copy(model)
@@ -280,7 +279,7 @@ def reconstruct(
         image_shape=image_shape,
         classes=classes,
         size=size,
-        protocol=protocol,
+        protocol=Protocol(local_steps, local_lr, train_mode),
     )
     (found,) = chosen([seen], as_generator(seed, "reconstruct"))
     return found

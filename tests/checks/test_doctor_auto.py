@@ -18,7 +18,8 @@ with warnings.catch_warnings():
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the self-check, which is tested elsewhere and takes seconds."""
     monkeypatch.setattr(
-        "gradveil.checks.self_check", lambda _: Finding("note", "self-check", "left out", "nothing")
+        "gradveil.checks.doctor.self_check",
+        lambda _: Finding("note", "self-check", "left out", "nothing"),
     )
 
 

@@ -12,6 +12,7 @@ from gradveil.attacks import GradientMatching
 from gradveil.attacks.labels import Counted, Known, LabelFinder, SingleLabel, last_layer
 from gradveil.checks.subject import Finding, Subject, quiet
 from gradveil.core.errors import GradveilError
+from gradveil.core.importing import user_code
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Loss, Observation, Reconstruction
 from gradveil.engine.gradients import cross_entropy, per_sample
@@ -174,7 +175,7 @@ def short_attack(subject: Subject) -> tuple[list[Batch], list[Tensor], list[Tens
     assert subject.attack is not None
     count = max(1, IMAGES // len(subject.few[0]))
     seen = [subject.attacked(shared.seen) for shared in subject.shared[:count]]
-    with quiet():
+    with quiet(), user_code(f"attack {subject.attack.title} failed"):
         found = subject.attack(
             _with_labels(subject, seen), generator(subject.seed, "checks", "attack")
         )

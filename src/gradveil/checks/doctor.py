@@ -1,11 +1,10 @@
 """All checks in order: for a user's model and images, before an audit, and of this machine."""
 
-import json
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,18 +16,20 @@ from gradveil.attacks.presets import SECOND_ORDER
 from gradveil.checks import attack as attacker
 from gradveil.checks import inputs, model
 from gradveil.checks.attack import ScaledCrossEntropy
-from gradveil.checks.subject import VICTIMS, Finding, Subject
+from gradveil.checks.subject import VICTIMS, Diagnosis, Finding, Subject
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.seeds import following, generator
 from gradveil.core.types import Batch, Loss, Protocol
 from gradveil.data import Images, load
+from gradveil.data.images import as_images
 from gradveil.defenses import Defense, parse
 from gradveil.defenses.weights import load_weights
 from gradveil.engine.device import find_device
 from gradveil.engine.gradients import cross_entropy
 from gradveil.models import build_for
 from gradveil.models.checkpoints import read_settings
+from gradveil.models.factories import logits, own_copy
 from gradveil.scores import psnr
 
 Check = Callable[[Subject], Finding | None]
@@ -66,117 +67,78 @@ SLOW: Mapping[str, Check] = {
 CHECKS: Mapping[str, Check] = {**FIRST, **QUICK, **SLOW}
 """Every check, by a name that says what is true where it finds nothing."""
 
-LEVELS = ("error", "warning", "note")
 SPARE = 1_000  # images at most for the accuracy, the candidates and the blind guesses
 STANDARD = "adam-cosine"
 SHORT = 100  # steps of an attack that is given by name
-NO_DEFENSE = Defense()
-ONE_STEP = Protocol()
-
-
-@dataclass(frozen=True, repr=False)
-class Diagnosis:
-    """What the checks found, those that found nothing, and those that could not be made.
-
-    `machine` is what the self-check of this machine found, where it was made. It prints as text,
-    and `plain` gives the same for programs.
-    """
-
-    findings: tuple[Finding, ...]
-    silent: tuple[str, ...]
-    skipped: tuple[str, ...]
-    machine: Finding | None = None
-
-    @property
-    def everything(self) -> tuple[Finding, ...]:
-        """All findings, that of the self-check last."""
-        return self.findings if self.machine is None else (*self.findings, self.machine)
-
-    @property
-    def errors(self) -> int:
-        """The number of findings that are errors."""
-        return sum(found.level == "error" for found in self.everything)
-
-    def plain(self) -> dict[str, Any]:
-        """Return plain values, for JSON."""
-        return {
-            "findings": [found.plain() for found in self.everything],
-            "silent": list(self.silent),
-            "skipped": list(self.skipped),
-            "errors": self.errors,
-        }
-
-    def to_json(self) -> str:
-        """Return one JSON object as text."""
-        return json.dumps(self.plain())
-
-    def __str__(self) -> str:
-        """Two lines for each finding, the worst first, then the silent and the skipped checks."""
-        ordered = sorted(self.findings, key=lambda found: LEVELS.index(found.level))
-        lines = [line for found in ordered for line in _in_words(found)]
-        for word, names in (("well", self.silent), ("skipped", self.skipped)):
-            if names:
-                lines.append(f"{word:<8}{len(names)} checks: {', '.join(names)}")
-        return "\n".join([*lines, *(() if self.machine is None else _in_words(self.machine))])
-
-    __repr__ = __str__
-
-
-def _in_words(found: Finding) -> tuple[str, str]:
-    return f"{found.level:<8}{found.name}: {found.means}", f"{'':<8}{found.do}"
 
 
 def doctor(
     model: nn.Module | str,
-    images: Images | str,
+    images: Any,
+    labels: Tensor | None = None,
     *,
-    defense: Defense | str = NO_DEFENSE,
+    public: Any = None,
+    test: Any = None,
+    defense: Defense | str = "none",
     attack: Attack | str | None = STANDARD,
     steps: int | None = None,
-    public: Images | None = None,
-    test: Images | None = None,
     checkpoint: Path | str | None = None,
     trained: bool = False,
     batch_size: int = 1,
-    labels_known: bool = True,
-    protocol: Protocol = ONE_STEP,
-    root: Path | str | None = None,
+    know_labels: bool = True,
+    train_mode: bool = False,
+    local_steps: int = 1,
+    local_lr: float = 0.01,
+    classes: int | None = None,
     image_size: int | None = None,
     seed: int = 0,
+    data_root: Path | str | None = None,
     device: str = "auto",
     watch: Callable[[str], object] | None = None,
 ) -> Diagnosis:
     """Say what an audit of this model on these images would meet.
 
-    `model` is a module, the name of one or `package.module:factory`; `images` are the clients', or
-    the name of a data set, whose test split is taken (below `root`, resized to `image_size`).
-    `attack` is tried on up to 4 images: `steps` iterations, by default as many as it has, or 100
-    where it is given by name; None tries none. `test` are images that the model was not trained on,
-    by default `images`; `public` are images of the same kind that anyone may have, by default the
-    training split of the data set. `checkpoint` is a file of weights; `trained` says that the
-    module has trained ones. `watch` is called with the name of each check before it is made.
+    `model` is any module on images in [0, 1], or a name such as lenet. `images` are a tensor
+    (N, C, H, W), with their `labels`, a DataLoader or data set of such pairs, `Images`, or the name
+    of a data set, whose test split is meant. `public` are images of the same kind that anyone may
+    have, and `test` images that the model was not trained on, in any of those forms but a name; by
+    default the training split of a named data set, and `images`. `attack` is tried on up to 4 images, with
+    `steps` iterations: by default as many as it has, or 100 where it is named; None tries none.
+    `checkpoint` is a file of weights; `trained` says that the module has trained ones. `watch` is
+    called with the name of each check before it is made. `gradveil doctor --help` says the rest.
     """
     where = find_device(device)
     protection = parse(defense) if isinstance(defense, str) else defense
     tried = _tried(attack, steps)
-    folder = None if root is None else Path(root)
+    root = None if data_root is None else Path(data_root)
     if isinstance(images, str):
-        public = public or load(images, "train", root=folder, image_size=image_size)
-        images = load(images, "test", root=folder, image_size=image_size)
-    if not isinstance(images, Images):
-        raise GradveilError(
-            f"images: a {type(images).__name__}; expected Images or the name of a data set"
-        )
-    batches = _batches(images, batch_size)
-    client = _client(model, images, protection, protocol, checkpoint, seed, where)
+        if public is None:
+            public = load(images, "train", root=root, image_size=image_size)
+        split = load(images, "test", root=root, image_size=image_size)
+    else:
+        split = own_images(images, labels, model, classes)
+    made, protected, scale = build_for(model, split, seed, check=False), False, 1.0
+    if checkpoint is not None:
+        shape = split.channels, split.size, split.size
+        made, protected = load_weights(Path(checkpoint), made, protection, shape)
+        # Clients share what they train with; the published code halves the loss there alone.
+        scale = float(read_settings(Path(checkpoint)).get("loss_scale", 1.0))
+    client = Client(
+        made.to(where),
+        classes=len(split.classes),
+        loss=cross_entropy if scale == 1 else ScaledCrossEntropy(scale),
+        protocol=Protocol(local_steps, local_lr, train_mode),
+        defense=protection,
+        protected=protected,
+    )
     subject = Subject(
         client,
-        batches,
+        _batches(split, batch_size),
         tried,
-        "known" if labels_known else "inferred",
+        "known" if know_labels else "inferred",
         attacker_loss=cross_entropy,
-        public=None if public is None else _first(public),
-        test=_first(images if test is None else test),
+        public=None if public is None else _first(public, "public", split),
+        test=_first(split if test is None else test, "test", split),
         trained=trained or checkpoint is not None,
         seed=seed,
     )
@@ -184,6 +146,19 @@ def doctor(
     if watch is not None:
         watch("self-check")
     return replace(found, machine=self_check(where))
+
+
+def own_images(
+    images: Any, labels: Tensor | None, model: nn.Module | str, classes: int | None = None
+) -> Images:
+    """Make `Images` of a user's, by default with as many classes as a module has logits."""
+    found = as_images(images, labels, name="images", split="test", classes=classes)
+    if classes is None and isinstance(model, nn.Module) and not isinstance(images, Images):
+        example = found.images[:1].float() / 255
+        given = logits(own_copy(model), example, type(model).__name__)
+        if given.dim() == 2 and given.shape[1] >= len(found.classes):
+            return as_images(found, classes=given.shape[1])
+    return found
 
 
 def _tried(attack: Attack | str | None, steps: int | None) -> Attack | None:
@@ -211,34 +186,10 @@ def _batches(split: Images, size: int) -> list[Batch]:
     return [Batch(*pair) for pair in zip(images.split(size), labels.split(size), strict=True)]
 
 
-def _first(split: Images) -> Batch:
+def _first(images: Any, name: str, like: Images) -> Batch:
+    """The first of a user's images, with the classes of these others."""
+    split = as_images(images, name=name, classes=like.classes)
     return Batch(split.images[:SPARE].float() / 255, split.labels[:SPARE])
-
-
-def _client(
-    model: nn.Module | str,
-    split: Images,
-    defense: Defense,
-    protocol: Protocol,
-    checkpoint: Path | str | None,
-    seed: int,
-    device: torch.device,
-) -> Client:
-    made, protected, scale = build_for(model, split, seed, check=False), False, 1.0
-    if checkpoint is not None:
-        path = Path(checkpoint)
-        shape = split.channels, split.size, split.size
-        made, protected = load_weights(path, made, defense, shape)
-        # Clients share what they train with; the published code halves the loss there alone.
-        scale = float(read_settings(path).get("loss_scale", 1.0))
-    return Client(
-        made.to(device),
-        classes=len(split.classes),
-        loss=cross_entropy if scale == 1 else ScaledCrossEntropy(scale),
-        protocol=protocol,
-        defense=defense,
-        protected=protected,
-    )
 
 
 def diagnose(subject: Subject, watch: Callable[[str], object] | None = None) -> Diagnosis:

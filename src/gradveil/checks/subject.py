@@ -1,12 +1,13 @@
 """What a check looks at (a client, some batches and what is known around them) and what it says."""
 
+import json
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +45,61 @@ class Finding:
     def plain(self) -> dict[str, str]:
         """Return the fields as plain values, for JSON."""
         return asdict(self)
+
+
+LEVELS = ("error", "warning", "note")  # the worst first
+
+
+@dataclass(frozen=True, repr=False)
+class Diagnosis:
+    """What the checks found, those that found nothing, and those that could not be made.
+
+    `machine` is what the self-check of this machine found, where it was made. It prints as text,
+    and `plain` gives the same for programs.
+    """
+
+    findings: tuple[Finding, ...]
+    silent: tuple[str, ...]
+    skipped: tuple[str, ...]
+    machine: Finding | None = None
+
+    @property
+    def everything(self) -> tuple[Finding, ...]:
+        """All findings, that of the self-check last."""
+        return self.findings if self.machine is None else (*self.findings, self.machine)
+
+    @property
+    def errors(self) -> int:
+        """The number of findings that are errors."""
+        return sum(found.level == "error" for found in self.everything)
+
+    def plain(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {
+            "findings": [found.plain() for found in self.everything],
+            "silent": list(self.silent),
+            "skipped": list(self.skipped),
+            "errors": self.errors,
+        }
+
+    def to_json(self) -> str:
+        """Return one JSON object as text."""
+        return json.dumps(self.plain())
+
+    def __str__(self) -> str:
+        """Two lines for each finding, the worst first, then the silent and the skipped checks."""
+        ordered = sorted(self.findings, key=lambda found: LEVELS.index(found.level))
+        lines = [line for found in ordered for line in _in_words(found)]
+        for word, names in (("well", self.silent), ("skipped", self.skipped)):
+            if names:
+                lines.append(f"{word:<8}{len(names)} checks: {', '.join(names)}")
+        return "\n".join([*lines, *(() if self.machine is None else _in_words(self.machine))])
+
+    __repr__ = __str__
+
+
+def _in_words(found: Finding) -> tuple[str, str]:
+    return f"{found.level:<8}{found.name}: {found.means}", f"{'':<8}{found.do}"
 
 
 VICTIMS = 8  # batches that are shared at most: enough for a first look

@@ -71,7 +71,6 @@ def group(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line as a program: take signals and warnings over, and exit."""
-    stop_on_signals()
     plain = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *origin: Any, **more: Any) -> None:
@@ -82,7 +81,8 @@ def main(arguments: list[str] | None = None) -> None:
             plain(text, category, *origin, **more)
 
     warnings.showwarning = show
-    sys.exit(run(arguments))
+    with stop_on_signals():
+        sys.exit(run(arguments))
 
 
 def run(arguments: list[str] | None = None) -> int:

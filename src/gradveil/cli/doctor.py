@@ -84,7 +84,6 @@ def doctor_command(
     """
     from gradveil.attacks import find  # torch takes seconds to import
     from gradveil.checks.doctor import TRIAL, doctor
-    from gradveil.core.types import Protocol
     from gradveil.defenses import parse
 
     if labels not in LABELS:
@@ -100,11 +99,13 @@ def doctor_command(
             steps=steps,
             checkpoint=checkpoint,
             batch_size=batch_size,
-            labels_known=labels == "known",
-            protocol=Protocol(local_steps, local_lr, train_mode),
-            root=data_root,
+            know_labels=labels == "known",
+            train_mode=train_mode,
+            local_steps=local_steps,
+            local_lr=local_lr,
             image_size=image_size,
             seed=seed,
+            data_root=data_root,
             device=device,
             watch=lambda name: status.update(f"checking: {name}"),
         )

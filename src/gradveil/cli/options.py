@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from gradveil.core.text import SafeConsole
+from gradveil.core.text import SafeConsole, printable
 
 Json = Annotated[
     bool,
@@ -48,11 +48,11 @@ def say(result: Mapping[str, Any], as_json: bool, *shown: Table | str) -> None:
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     """The first column is never cut: it holds what the user types."""
-    made = Table(title=Text(title), title_justify="left")
+    made = Table(title=Text(printable(title)), title_justify="left")
     for number, column in enumerate(columns):
         made.add_column(column, no_wrap=number == 0)
     for row in rows:
-        made.add_row(*(Text(str(cell)) for cell in row))
+        made.add_row(*(Text(printable(str(cell))) for cell in row))
     return made
 
 

@@ -62,7 +62,6 @@ def reconstruct_command(
     There is no truth to score by: look at the pictures.
     """
     from gradveil.core.files import write_text  # torch takes seconds to import
-    from gradveil.core.types import Protocol
     from gradveil.data import load
     from gradveil.report.pictures import as_picture, save_picture
     from gradveil.updates import reconstruct
@@ -74,9 +73,10 @@ def reconstruct_command(
         model,
         images=split,
         size=size,
-        protocol=Protocol(local_steps, local_lr),
         attack=attack,
         steps=steps,
+        local_steps=local_steps,
+        local_lr=local_lr,
         seed=seed,
         device=device,
     )
