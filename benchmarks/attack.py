@@ -131,7 +131,7 @@ def compare(
     ]
     attack = find("adam-cosine")
     assert isinstance(attack, GradientMatching)
-    attack = replace(attack, initial=Given(starts), frames=0, decay=False)
+    attack = replace(attack, start=Given(starts), frames=0, decay=False)
     few = min(options.loop_victims or victims, victims)
     targets = [list(one.gradients.values()) for one in seen[:few]]
     begin, theirs = starts[:few].to(device), labels[:few].to(device)
@@ -139,7 +139,7 @@ def compare(
         False  # the comparison is in float32 on both sides; the timing below is as torch comes
     )
     exact = [plain_slope(model, x, y, t) for x, y, t in zip(begin, theirs, targets, strict=True)]
-    worst = _check(replace(attack, initial=Given(starts[:few])), seen[:few], begin, exact)
+    worst = _check(replace(attack, start=Given(starts[:few])), seen[:few], begin, exact)
     torch.backends.cudnn.allow_tf32 = True
     plain_loop(model, begin[:1], theirs[:1], targets[:1], 2)
     loop = statistics.median(

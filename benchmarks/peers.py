@@ -360,12 +360,12 @@ def run_gradveil(settings: Settings, model: nn.Module, case: Tensors) -> tuple[f
 
     preset = find("adam-cosine")
     assert isinstance(preset, GradientMatching)
-    prior, initial = TotalVariation(settings.tv), Given(case["start"])
+    prior, start = TotalVariation(settings.tv), Given(case["start"])
     attack = replace(
         preset,
         optimizer=Adam(settings.lr),
         prior=prior,
-        initial=initial,
+        start=start,
         steps=settings.steps,
         frames=0,
     )

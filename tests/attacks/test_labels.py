@@ -88,7 +88,7 @@ def headless(model: nn.Module) -> nn.Module:
 @pytest.mark.parametrize("name", ["lenet", "mlp"])
 def test_counting_finds_the_labels_of_batches_with_repeats(name: str, size: int) -> None:
     images, labels = real_batches(50, size)
-    found = Counted().infer(observe(untrained(name), images, labels), rng())
+    found = Counted().bind(observe(untrained(name), images, labels), rng())
     assert found.shape == labels.shape and found.dtype == torch.int64
     assert share_found(found, labels) >= 0.99  # measured: 1.0 in all four
 
@@ -102,7 +102,7 @@ def test_counting_works_without_a_bias_from_the_row_sums_of_the_weight(
     images, labels = real_batches(20, 4)
     assert (
         share_found(
-            Counted().infer(observe(headless(untrained(name)), images, labels), rng()), labels
+            Counted().bind(observe(headless(untrained(name)), images, labels), rng()), labels
         )
         >= least
     )
@@ -116,9 +116,7 @@ def test_counting_survives_several_local_steps(name: str, steps: int, least: flo
     seen = observe(
         untrained(name), images, labels, protocol=Protocol(local_steps=steps, local_lr=0.01)
     )
-    assert (
-        share_found(Counted().infer(seen, rng()), labels) >= least
-    )  # measured: 0.86, 0.80 and 1.0
+    assert share_found(Counted().bind(seen, rng()), labels) >= least  # measured: 0.86, 0.80 and 1.0
 
 
 def test_counting_fits_the_clients_own_loss_even_scaled_and_smoothed() -> None:
@@ -127,9 +125,7 @@ def test_counting_fits_the_clients_own_loss_even_scaled_and_smoothed() -> None:
 
     images, labels = real_batches(10, 8)
     assert (
-        share_found(
-            Counted().infer(observe(untrained("lenet"), images, labels, odd), rng()), labels
-        )
+        share_found(Counted().bind(observe(untrained("lenet"), images, labels, odd), rng()), labels)
         == 1
     )
 
@@ -142,7 +138,7 @@ def test_counting_is_exact_where_every_image_has_the_same_probabilities() -> Non
     nn.init.zeros_(layer.weight)
     labels = torch.tensor([[0, 0, 0, 7, 9, 9], [1, 2, 3, 4, 5, 6]])
     images = torch.rand(2, 6, 1, 2, 2, generator=rng())
-    assert torch.equal(Counted().infer(observe(model, images, labels), rng()), labels)
+    assert torch.equal(Counted().bind(observe(model, images, labels), rng()), labels)
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -150,7 +146,7 @@ def test_counting_is_exact_where_every_image_has_the_same_probabilities() -> Non
 def test_the_label_of_a_single_image_is_always_found(name: str, bias: bool) -> None:
     model = untrained(name) if bias else headless(untrained(name))
     images, labels = real_batches(30, 1)
-    assert torch.equal(SingleLabel().infer(observe(model, images, labels), rng()), labels)
+    assert torch.equal(SingleLabel().bind(observe(model, images, labels), rng()), labels)
 
 
 def test_known_labels_come_back_unchanged() -> None:
@@ -159,7 +155,7 @@ def test_known_labels_come_back_unchanged() -> None:
     told = [
         replace(one, knowledge=Knowledge(own.int())) for one, own in zip(seen, labels, strict=True)
     ]
-    assert torch.equal(Known().infer(told, rng()), labels)
+    assert torch.equal(Known().bind(told, rng()), labels)
 
 
 def test_counting_leaves_model_and_global_randomness_alone_and_repeats_itself() -> None:
@@ -174,19 +170,29 @@ def test_counting_leaves_model_and_global_randomness_alone_and_repeats_itself() 
     seen = observe(model, images, labels, protocol=Protocol(train_mode=True))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     state = torch.get_rng_state()
-    first = Counted().infer(seen, rng())
+    first = Counted().bind(seen, rng())
     assert torch.equal(torch.get_rng_state(), state)
     torch.rand(3)
-    assert torch.equal(Counted().infer(seen, rng()), first)
+    assert torch.equal(Counted().bind(seen, rng()), first)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert model.training and not any(module._forward_pre_hooks for module in model.modules())
 
 
 def test_joint_labels_start_as_normal_logits_row_by_row() -> None:
-    start = Joint().start(300, 4, CLASSES, rng())
-    assert start.shape == (300, 4, CLASSES)
-    assert abs(float(start.mean())) < 0.05 and abs(float(start.std()) - 1) < 0.05
-    assert torch.equal(Joint().start(3, 4, CLASSES, rng()), start[:3])
+    seen = observe(untrained("lenet"), *real_batches(1, 4)) * 2
+    logits = Joint().bind(seen, rng(), 150)
+    assert logits.shape == (300, 4, CLASSES)
+    assert abs(float(logits.mean())) < 0.05 and abs(float(logits.std()) - 1) < 0.05
+    assert torch.equal(Joint().bind(seen[:1], rng(), 3), logits[:3])
+
+
+@pytest.mark.parametrize("finder", [Known(), SingleLabel(), Counted()])
+def test_every_restart_of_a_victim_has_its_labels(finder: LabelFinder) -> None:
+    images, labels = real_batches(3, 1)
+    seen = observe(untrained("lenet"), images, labels)
+    told = [replace(one, knowledge=Knowledge(own)) for one, own in zip(seen, labels, strict=True)]
+    found = finder.bind(told, rng(), 2)
+    assert torch.equal(found, labels.repeat_interleave(2, 0))
 
 
 @pytest.mark.parametrize("finder", [SingleLabel(), Counted()])
@@ -200,7 +206,7 @@ def test_a_gradient_that_tells_nothing_is_refused(
     good, bad = observe(untrained("lenet"), images, labels)
     bad.gradients["head.bias"].fill_(value)
     with pytest.raises(GradveilError, match=f"'head.bias' of victim 1 is.*{word}"):
-        finder.infer([good, bad], rng())
+        finder.bind([good, bad], rng())
 
 
 @pytest.mark.parametrize("finder", [SingleLabel(), Counted()])
@@ -214,7 +220,7 @@ def test_a_model_without_a_last_linear_layer_is_refused(finder: LabelFinder) -> 
     )
     seen = observe(model, torch.rand(1, 1, 1, 2, 2), torch.zeros(1, 1, dtype=torch.int64))
     with pytest.raises(GradveilError, match="needs a last linear layer with 10 outputs"):
-        finder.infer(seen, rng())
+        finder.bind(seen, rng())
 
 
 def test_a_frozen_last_layer_is_refused() -> None:
@@ -224,7 +230,7 @@ def test_a_frozen_last_layer_is_refused() -> None:
     last.requires_grad_(False)
     images, labels = real_batches(1, 1)
     with pytest.raises(GradveilError, match="frozen"):
-        SingleLabel().infer(observe(model, images, labels), rng())
+        SingleLabel().bind(observe(model, images, labels), rng())
 
 
 def test_an_idle_last_layer_is_refused() -> None:
@@ -240,13 +246,13 @@ def test_an_idle_last_layer_is_refused() -> None:
     (one,) = observe(Idle(), torch.rand(1, 2, 1, 2, 2), torch.zeros(1, 2, dtype=torch.int64))
     one.gradients["idle.bias"].fill_(1.0)
     with pytest.raises(GradveilError, match="plays no part"):
-        Counted().infer([one], rng())
+        Counted().bind([one], rng())
 
 
 def test_a_batch_is_refused_where_one_image_is_needed() -> None:
     images, labels = real_batches(1, 3)
     with pytest.raises(GradveilError, match=r"batch of 3: .*Counted"):
-        SingleLabel().infer(observe(untrained("lenet"), images, labels), rng())
+        SingleLabel().bind(observe(untrained("lenet"), images, labels), rng())
 
 
 @pytest.mark.parametrize(
@@ -264,7 +270,7 @@ def test_known_labels_that_do_not_fit_are_refused(labels: Tensor | None, message
     images, truth = real_batches(1, 2)
     (one,) = observe(untrained("lenet"), images, truth)
     with pytest.raises(GradveilError, match=message):
-        Known().infer([replace(one, knowledge=Knowledge(labels))], rng())
+        Known().bind([replace(one, knowledge=Knowledge(labels))], rng())
 
 
 def test_counting_needs_a_probe() -> None:

@@ -130,14 +130,14 @@ def test_of_the_restarts_the_one_nearest_in_gradient_is_kept_and_a_diverged_one_
     broken = torch.full_like(good, torch.nan)
     starts = torch.stack([broken[0], good[0], good[1], broken[1]])[:, None]
     attack = GradientMatching(
-        l2, Adam(1e-6), initial=Given(starts), steps=1, restarts=2, boxed=False, frames=0
+        l2, Adam(1e-6), start=Given(starts), steps=1, restarts=2, boxed=False, frames=0
     )
     found = attack(seen, generator(1))
     assert [one.status for one in found] == ["ok", "ok"]
     torch.testing.assert_close(
         torch.cat([one.images for one in found]), good.clamp(0, 1), atol=1e-4, rtol=0
     )
-    (lost,) = replace(attack, initial=Given(broken[:1, None].expand(2, 1, 1, 12, 12)), restarts=2)(
+    (lost,) = replace(attack, start=Given(broken[:1, None].expand(2, 1, 1, 12, 12)), restarts=2)(
         seen[:1], generator(1)
     )
     assert lost.status.startswith("failed")
@@ -155,7 +155,7 @@ def test_a_victim_does_not_depend_on_those_beside_it() -> None:
 
 def test_frames_show_the_way_from_the_start_to_the_end() -> None:
     batch = pictures(1)
-    attack = GradientMatching(cosine, Adam(0.1), initial=Normal(), steps=8, frames=4)
+    attack = GradientMatching(cosine, Adam(0.1), start=Normal(), steps=8, frames=4)
     (found,) = attack(observe(batch), generator(1))
     assert found.frame_steps == (0, 2, 4, 6, 8)
     assert found.frames is not None

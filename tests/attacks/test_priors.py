@@ -196,16 +196,6 @@ def test_a_sum_adds_its_parts_and_none_is_nothing() -> None:
     assert torch.equal(none(images(), state()), torch.zeros(ROWS, dtype=torch.float64))
 
 
-def test_a_sum_waits_where_one_of_its_parts_does() -> None:
-    class Waiting(TotalVariation):
-        @property
-        def waits(self) -> bool:
-            return True
-
-    assert not Sum((TotalVariation(0.1),)).waits
-    assert Sum((TotalVariation(0.1), Sum((Waiting(0.1),)))).waits
-
-
 def test_a_model_without_batch_norm_has_no_statistics() -> None:
     model = nn.Sequential(
         nn.Flatten(), nn.Linear(3 * SIDE * SIDE, 8), nn.BatchNorm1d(8, track_running_stats=False)

@@ -1,4 +1,4 @@
-"""Small models of a user's own, attacks that cost nothing, and a quick job on the embedded images."""
+"""Small models that a user might bring, attacks that cost nothing, and a quick job on the embedded images."""
 
 import shutil
 from collections.abc import Iterator, Sequence
@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Generator
 
-from gradveil.attacks import Attack
+from gradveil.attacks import Attack, find
 from gradveil.attacks.base import Progress
-from gradveil.audits import AuditJob, AuditResult, Record, audit
+from gradveil.audits import AuditJob, AuditResult, Case, CaseResult, Record, run_audit
 from gradveil.core.types import Observation, Reconstruction
-from gradveil.transforms import Policy
+from gradveil.defenses import parse
 
 SOURCE = """
 import torch
@@ -101,24 +101,34 @@ def nets(nets_folder: Path) -> Iterator[str]:
 @pytest.fixture(scope="session")
 def job(nets: str) -> AuditJob:
     """Two attacks and five images in chunks of two, with a policy: every source of randomness."""
-    policy = Policy.parse("3-1-7+43-18-18")
-    attacks = (("guess", Guess()), "closed-form")
     return AuditJob(
-        "fashion-mnist-mini", f"{nets}:linear", attacks, 5, policy=policy, victims_at_once=2, seed=3
+        f"{nets}:linear",
+        "fashion-mnist-mini",
+        {"guess": Guess(), "closed-form": find("closed-form")},
+        cases=(Case(parse("3-1-7+43-18-18")),),
+        images=5,
+        victims_at_once=2,
+        seed=3,
     )
 
 
 @pytest.fixture(scope="session")
 def whole(job: AuditJob, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of that job, done."""
-    return audit(job, tmp_path_factory.mktemp("whole") / "run", progress=False).out
+    return run_audit(job, tmp_path_factory.mktemp("whole") / "run", progress=False).out
 
 
 @pytest.fixture
-def result(whole: Path, tmp_path: Path) -> AuditResult:
-    """The same in a folder of the test's own."""
+def done(whole: Path, tmp_path: Path) -> AuditResult:
+    """The same in a folder that the test may change."""
     shutil.copytree(whole, tmp_path / "run")
     return AuditResult.read(tmp_path / "run")
+
+
+@pytest.fixture
+def result(done: AuditResult) -> CaseResult:
+    """The only case of that audit."""
+    return done.cases[0]
 
 
 def plain(records: Sequence[Record]) -> list[dict[str, Any]]:

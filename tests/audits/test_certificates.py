@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from gradveil.audits import AuditResult, Record, Threshold, certify
+from gradveil.audits import CaseResult, Record, Threshold, certify
 from gradveil.audits.certificates import bound
-from gradveil.audits.weights import Trained
+from gradveil.audits.model import ModelFacts
 from gradveil.core import GradveilError
 
 PSNR15 = Threshold("psnr", 15.0)
@@ -41,9 +41,10 @@ def record(
     )
 
 
-def made(records: Sequence[Record], defense: str = "3-1-7") -> AuditResult:
-    blind = [record("blind: grey", image, 10.0, kind="blind") for image in range(4)]
-    return AuditResult(Path("run"), {"policy": "none", "defense": defense}, (*records, *blind))
+def made(records: Sequence[Record], *, changes_images: bool = True) -> CaseResult:
+    blind = [record("blind: gray", image, 10.0, kind="blind") for image in range(4)]
+    settings = {"defense": "3-1-7", "changes_images": changes_images}
+    return CaseResult(Path("run"), settings, (*records, *blind), None)
 
 
 def test_each_attack_is_counted_against_both_truths_and_all_together_once() -> None:
@@ -62,7 +63,9 @@ def test_each_attack_is_counted_against_both_truths_and_all_together_once() -> N
 
 
 def test_images_that_are_used_as_they_are_have_one_truth() -> None:
-    found = certify(made([record("a", i, 20.0, 20.0) for i in range(4)], "prune:0.9"), PSNR15)
+    found = certify(
+        made([record("a", i, 20.0, 20.0) for i in range(4)], changes_images=False), PSNR15
+    )
     assert (
         list(found.claims[0].bounds) == ["used"]
         and found.overall.hits == 4
@@ -136,8 +139,8 @@ def test_private_is_what_keeps_both_delta_and_gamma(
 ) -> None:
     result = made([record("a", i, 20.0 if i < hits else 3.0) for i in range(60)])
     models = {
-        "trained": Trained(accuracy, 10_000, "3-1-7", None),
-        "baseline": Trained(0.9, 10_000, "none", None),
+        "trained": ModelFacts(accuracy, 10_000, "3-1-7", None),
+        "baseline": ModelFacts(0.9, 10_000, "none", None),
     }
     found = certify(result, Threshold("psnr", 15, delta=0.05, gamma=0.1), **models)
     assert found.private is private and found.plain()["private"] is private
@@ -160,10 +163,10 @@ def test_of_blind_guesses_that_reach_epsilon_equally_often_the_best_is_named() -
 
 def test_the_loss_of_accuracy_needs_both_models_and_is_decided_by_its_bounds() -> None:
     result, asked = made([record("a", i, 3.0) for i in range(4)]), Threshold("psnr", 15, gamma=0.02)
-    plain = Trained(0.9, 10_000, "none", None)
+    plain = ModelFacts(0.9, 10_000, "none", None)
     for accuracy, decided in ((0.899, True), (0.80, False), (0.88, None)):
         found = certify(
-            result, asked, trained=Trained(accuracy, 10_000, "3-1-7", None), baseline=plain
+            result, asked, trained=ModelFacts(accuracy, 10_000, "3-1-7", None), baseline=plain
         )
         assert (
             found.loss is not None

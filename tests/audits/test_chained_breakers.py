@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from gradveil.audits.runs import Prepared, audit, prepare
 
-from gradveil.attacks import Attack, find
+from gradveil.attacks import find
 from gradveil.audits import AuditJob
 from gradveil.audits.breakers import STANDARD, automatic, granted, rounds
-from gradveil.audits.runs import Prepared, audit, prepare
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.seeds import generator
@@ -251,8 +251,8 @@ def test_an_attack_that_is_not_told_enough_is_named_as_the_user_did(attack: str,
 
 
 def test_every_need_of_a_breaker_says_under_which_defense_it_is_known() -> None:
-    from gradveil.attacks.presets import BREAKERS
+    from gradveil.attacks import PRESETS
     from gradveil.audits.breakers import PUBLIC, UNDER
 
-    attacks: list[Attack] = list(BREAKERS.values())
-    assert {need for attack in attacks for need in attack.needs} == {*UNDER, *PUBLIC}
+    needs = {need for attack in PRESETS.values() for need in attack.needs}
+    assert needs == {*UNDER, *PUBLIC}

@@ -11,85 +11,99 @@ from typing import Any
 
 import pytest
 
-from gradveil.audits import AuditJob, AuditResult, audit, read_records
-from gradveil.audits.folders import alone
+from gradveil.attacks import find
+from gradveil.audits import AuditJob, AuditResult, Case, read_records, run_audit
+from gradveil.audits.run import _alone
 from gradveil.core import GradveilError
-from gradveil.transforms import Policy
+from gradveil.defenses import parse
 
 SCRIPT = """
 import sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-from gradveil.audits import AuditJob, audit
-from gradveil.transforms import Policy
-job = AuditJob("fashion-mnist-mini", "lenet", ("adam-cosine",), 6, policy=Policy.parse("3-1-7"), victims_at_once=2, steps=40, seed=5)
-audit(job, Path(sys.argv[1]))
+from gradveil.attacks import find
+from gradveil.audits import AuditJob, Case, run_audit
+from gradveil.defenses import parse
+job = AuditJob(
+    "lenet",
+    "fashion-mnist-mini",
+    {"adam-cosine": find("adam-cosine")},
+    cases=(Case(parse("3-1-7")), Case(parse("prune:0.5"))),
+    images=6,
+    victims_at_once=2,
+    steps=20,
+    seed=5,
+)
+run_audit(job, Path(sys.argv[1]))
 """
 
-
 JOB = AuditJob(
-    "fashion-mnist-mini",
     "lenet",
-    ("adam-cosine",),
-    6,
-    policy=Policy.parse("3-1-7"),
+    "fashion-mnist-mini",
+    {"adam-cosine": find("adam-cosine")},
+    cases=(Case(parse("3-1-7")), Case(parse("prune:0.5"))),
+    images=6,
     victims_at_once=2,
-    steps=40,
+    steps=20,
     seed=5,
 )
 
 
 @pytest.fixture(scope="module")
 def unbroken(tmp_path_factory: pytest.TempPathFactory) -> AuditResult:
-    return audit(JOB, tmp_path_factory.mktemp("unbroken") / "run", progress=False)
+    return run_audit(JOB, tmp_path_factory.mktemp("unbroken") / "run", progress=False)
 
 
 def lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.is_file() else 0
 
 
-def start(out: Path, stop: signal.Signals, after: int) -> subprocess.Popen[bytes]:
-    """A process of its own, stopped once it has written more than `after` records."""
+def start(records: Path, stop: signal.Signals, after: int) -> subprocess.Popen[bytes]:
+    """Audit in another process, which is stopped when `records` has more than `after` lines."""
     process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(out)],
+        [sys.executable, "-c", SCRIPT, str(records.parents[1])],
         stderr=subprocess.DEVNULL,
         env=os.environ | {"OMP_NUM_THREADS": "1"},
     )
     until = time.monotonic() + 120
-    while (
-        lines(out / "records.jsonl") <= after
-        and process.poll() is None
-        and time.monotonic() < until
-    ):
+    while lines(records) <= after and process.poll() is None and time.monotonic() < until:
         time.sleep(0.002)
     process.send_signal(stop)
     process.wait(60)
     return process
 
 
-@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(("stop", "case"), [(signal.SIGKILL, 1), (signal.SIGINT, 0)])
 def test_a_stopped_audit_goes_on_and_loses_and_repeats_nothing(
     stop: signal.Signals,
+    case: int,
     unbroken: AuditResult,
     tmp_path: Path,
     without_times: Callable[[Any], list[Any]],
 ) -> None:
     out = tmp_path / "stopped"
-    assert start(out, stop, after=10).returncode != 0
-    kept = read_records(out / "records.jsonl")
-    assert 0 < len(kept) < len(unbroken.records)
-    again = audit(JOB, out, progress=False)
-    assert without_times(again.records) == without_times(unbroken.records)
-    assert again.records[: len(kept) // 2] == tuple(
-        kept[: len(kept) // 2]
-    )  # kept, not made again: the same seconds
-    assert {path.name for path in (out / "images").iterdir()} == {
-        path.name for path in (unbroken.out / "images").iterdir()
-    }
+    folders = [out / one.folder for one in JOB.cases]
+    assert start(folders[case] / "records.jsonl", stop, after=9).returncode != 0
+    kept = read_records(folders[case] / "records.jsonl")
+    assert 0 < len(kept) < len(unbroken.cases[case].records)
+    assert [folder.exists() for folder in folders] == [True, case == 1]
+    assert len(AuditResult.read(out).cases) == case + 1  # what there is can be looked at
+    again = run_audit(JOB, out, progress=False)
+    for ours, theirs in zip(again.cases, unbroken.cases, strict=True):
+        assert without_times(ours.records) == without_times(theirs.records)
+        names = [{path.name for path in (one.out / "images").iterdir()} for one in (ours, theirs)]
+        assert names[0] == names[1]
+    half = len(kept) // 2
+    assert again.cases[case].records[:half] == tuple(kept[:half])  # the same seconds: not repeated
 
 
-def test_two_processes_do_not_audit_into_one_folder(unbroken: AuditResult) -> None:
-    with alone(unbroken.out), pytest.raises(GradveilError, match="another process is auditing"):
-        audit(JOB, unbroken.out, progress=False)
-    assert audit(JOB, unbroken.out, progress=False) == unbroken
+@pytest.mark.parametrize("case", [0, 1])
+def test_two_processes_do_not_audit_into_one_folder(unbroken: AuditResult, case: int) -> None:
+    busy = unbroken.cases[case].out
+    with (
+        _alone(busy),
+        pytest.raises(GradveilError, match=f"another process is auditing into {busy}: wait for it"),
+    ):
+        run_audit(JOB, unbroken.out, progress=False)
+    assert run_audit(JOB, unbroken.out, progress=False) == unbroken

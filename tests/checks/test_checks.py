@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import toys
-from gradveil.attacks import GradientMatching, find
+from gradveil.attacks import GradientMatching, dlg, find
 from gradveil.attacks.labels import SingleLabel
 from gradveil.attacks.optimizers import Adam
 from gradveil.checks import CHECKS, Finding, Subject
@@ -279,7 +279,7 @@ def test_labels_that_cannot_be_inferred_are_an_error_and_wrong_ones_a_warning() 
             attack_checks.labels_not_inferred, subject(unlinear, labels="inferred"), "error"
         ).means
     )
-    single = replace(find("dlg"), labels=SingleLabel())  # type: ignore[type-var]
+    single = replace(dlg, labels=SingleLabel())
     assert (
         "batch of 2"
         in fired(

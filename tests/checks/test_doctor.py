@@ -1,4 +1,4 @@
-"""The doctor takes a user's values: a module, tensors, a defense, an attack; bad ones are one line."""
+"""The doctor takes a user's values: module, tensors, defense, attack; bad ones are one line."""
 
 import json
 import sys
@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 import toys
-from gradveil.attacks import Attack, Progress, find
+from gradveil.attacks import Attack, Progress, dlg, find
 from gradveil.checks import CHECKS, Diagnosis, Finding, Subject
 from gradveil.checks.doctor import TRIAL, doctor
 from gradveil.core.types import Observation, Reconstruction
@@ -83,7 +83,7 @@ def test_an_attack_by_name_is_short_and_one_by_value_as_it_is_set(
 
     monkeypatch.setattr("gradveil.checks.doctor.diagnose", diagnose)
     model = toys.lenet().float()
-    for attack, steps in (("dlg", None), (replace(find("dlg"), steps=7), None), ("dlg", 3)):  # type: ignore[type-var]
+    for attack, steps in (("dlg", None), (replace(dlg, steps=7), None), ("dlg", 3)):
         doctor(model, IMAGES, LABELS, attack=attack, steps=steps, device="cpu")
     doctor(model, IMAGES, LABELS, attack="dlg", steps=0, device="cpu")
     assert [attack and attack.steps for attack in tried] == [100, 7, 3, None]

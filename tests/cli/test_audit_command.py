@@ -1,9 +1,14 @@
 """gradveil audit: one JSON object, progress beside it, and every kind of bad input as one line that costs nothing."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from gradveil.cli.audit import parse_paths, parse_steps
+from gradveil.core import GradveilError
+from gradveil.defenses import parse
 
 QUICK = "audit --data fashion-mnist-mini --model lenet --attack adam-cosine --steps 3 --images 2 --out run"
 
@@ -18,7 +23,8 @@ def error(outcome: Any) -> str:
 def test_json_is_one_object_and_the_files_it_names_are_there(gradveil: Any) -> None:
     outcome = gradveil(f"{QUICK} --policy 3-1-7 --json")
     result = outcome.result
-    rows = {(row["kind"], row["attack"], row["truth"]) for row in result["rows"]}
+    (case,) = result["cases"]
+    rows = {(row["kind"], row["attack"], row["truth"]) for row in case["rows"]}
     assert (
         outcome.status == 0
         and {("attack", "adam-cosine", "used"), ("positive", "adam-cosine", "original")} <= rows
@@ -26,11 +32,13 @@ def test_json_is_one_object_and_the_files_it_names_are_there(gradveil: Any) -> N
     assert (
         len(rows) == 12
         and result["settings"]["steps"] == 3
-        and result["settings"]["policy"] == "3-1-7"
+        and case["defense"] == "3-1-7"
         and len(result["notes"]) == 3
     )
     assert all(Path(path).is_file() for path in result["pictures"]) and len(result["pictures"]) == 2
-    assert (Path(result["out"]) / "records.jsonl").is_file() and "adam-cosine" in outcome.said
+    assert (
+        Path(result["out"]) / case["folder"] / "records.jsonl"
+    ).is_file() and "adam-cosine" in outcome.said
 
 
 def test_a_second_run_says_the_same_and_attacks_nothing(gradveil: Any) -> None:
@@ -44,7 +52,7 @@ def test_people_get_a_table_words_and_the_files(gradveil: Any) -> None:
         "lenet on fashion-mnist-mini",
         "blind: class mean",
         "Positive control: adam-cosine",
-        "run/pictures/grid-adam-cosine.png",
+        "run/none/pictures/grid-adam-cosine.png",
     ):
         assert part in outcome.shown
 
@@ -58,7 +66,10 @@ def test_trained_weights_are_audited(gradveil: Any) -> None:
     )
     found = gradveil(f"{QUICK} --checkpoint trained/model.safetensors --json").result
     plain = gradveil(f"{QUICK}-2 --seed 4 --json").result
-    assert found["settings"]["weights_sha256"] == plain["settings"]["weights_sha256"]
+    settings = [
+        json.loads((Path(one["out"]) / "none/settings.json").read_text()) for one in (found, plain)
+    ]
+    assert settings[0]["weights_sha256"] == settings[1]["weights_sha256"]
 
 
 @pytest.mark.parametrize(
@@ -123,23 +134,23 @@ def test_a_checkpoint_of_another_shape_is_refused(gradveil: Any) -> None:
 
 def test_other_settings_are_refused_and_the_first_run_stays(gradveil: Any) -> None:
     gradveil(QUICK)
-    records = Path("run/records.jsonl").read_bytes()
-    assert "holds an audit with other settings (other attacks, steps 3 there, 4 here)" in error(
+    records = Path("run/none/records.jsonl").read_bytes()
+    assert "holds an audit with other settings (steps 3 there, 4 here)" in error(
         gradveil(f"{QUICK} --steps 4")
     )
-    assert Path("run/records.jsonl").read_bytes() == records
+    assert Path("run/none/records.jsonl").read_bytes() == records
 
 
 def test_ctrl_c_is_one_line_and_the_run_goes_on_later(
     gradveil: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gradveil.audits import runs
+    from gradveil.audits import run
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(runs, "append", interrupted)
+        patch.setattr(run, "append", interrupted)
         outcome = gradveil(QUICK)
     assert (
         outcome.status == 130
@@ -153,12 +164,12 @@ def test_several_defenses_are_one_table_with_their_strongest_attackers(gradveil:
     asked = f"{line} --clean both --certify psnr=15 --delta 0.05"
     outcome = gradveil(f"{asked} --json")
     result = outcome.result
-    assert [(part["defense"], part["clean"], part["folder"]) for part in result["parts"]] == [
+    assert [(part["defense"], part["clean"], part["folder"]) for part in result["cases"]] == [
         ("none", False, "none"),
         ("prune:0.95", True, "prune-0.95-clean"),
         ("prune:0.95", False, "prune-0.95"),
     ]
-    pruned = result["parts"][2]
+    pruned = result["cases"][2]
     assert (
         pruned["knows"] == {"adam-cosine": "labels", "masked": "labels, what is pruned"}
         and "Conv2d" in pruned["left_out"]["closed-form"]
@@ -187,12 +198,12 @@ def test_checkpoints_of_training_steps_are_one_table_and_one_picture(gradveil: A
         == 0
     )
     result = gradveil(f"{QUICK} --run trained --at 0,3,end --json").result
-    assert [(part["step"], part["trained"]["step"]) for part in result["parts"]] == [
+    assert [(part["step"], part["trained"]["step"]) for part in result["cases"]] == [
         ("0", 0),
         ("3", 3),
         ("end", 16),
     ]
-    assert all(part["trained"]["tested"] == 500 for part in result["parts"])
+    assert all(part["trained"]["tested"] == 500 for part in result["cases"])
     assert (
         result["pictures"][-1] == "run/pictures/training-time.png"
         and Path(result["pictures"][-1]).is_file()
@@ -204,10 +215,10 @@ def test_one_defense_is_one_audit_with_an_exact_statement(gradveil: Any) -> None
     outcome = gradveil(f"{QUICK} --defense gaussian:1e-3 --certify ssim=0.5 --json")
     result = outcome.result
     assert (
-        result["settings"]["defense"] == "gaussian:0.001"
-        and result["certificate"]["overall"]["n"] == 2
+        result["cases"][0]["defense"] == "gaussian:0.001"
+        and result["certificates"]["gaussian:0.001"]["overall"]["n"] == 2
     )
-    assert Path("run/records.jsonl").is_file() and any(
+    assert Path("run/gaussian-0.001/records.jsonl").is_file() and any(
         "2 images reached" in note or "n = 2" in note for note in result["notes"]
     )
     assert "delta" in gradveil(f"{QUICK} --defense gaussian:1e-3 --certify ssim=0.5").shown
@@ -221,7 +232,64 @@ def test_as_published_the_clean_gradient_is_attacked(gradveil: Any) -> None:
         )
     )
     scores = [
-        [row["psnr"] for row in one["rows"] if row["kind"] == "attack"]
+        [row["psnr"] for row in one["cases"][0]["rows"] if row["kind"] == "attack"]
         for one in (plain, clean, noisy)
     ]
-    assert scores[0] == scores[1] != scores[2] and clean["settings"]["clean"]
+    assert scores[0] == scores[1] != scores[2] and clean["cases"][0]["clean"]
+
+
+def test_a_checkpoint_is_for_all_or_for_one_defense_whose_text_may_hold_an_equals_sign() -> None:
+    defenses = [parse(text) for text in ("none", "precode:k=8,beta=1e-2", "gaussian:1e-2")]
+    found = parse_paths(
+        ["all.safetensors", "precode:k=8,beta=0.01=a=b.safetensors", "gaussian:0.01=c"],
+        defenses,
+        "checkpoint",
+    )
+    assert found == {
+        "": Path("all.safetensors"),
+        "precode:k=8,beta=0.01": Path("a=b.safetensors"),
+        "gaussian:0.01": Path("c"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        (["a", "b"], "given twice for all defenses: a and b"),
+        (["none=a", "none=b"], "given twice for none"),
+        (["prune:0.5=a"], "prune:0.5 is not among the defenses audited, none"),
+    ],
+)
+def test_checkpoints_of_nobody_are_refused(values: list[str], says: str) -> None:
+    with pytest.raises(GradveilError, match=says):
+        parse_paths(values, [parse("none")], "checkpoint")
+
+
+def test_steps_are_put_in_order() -> None:
+    assert parse_steps("10, end,0,10") == ("0", "10", "end") and parse_steps("") == ()
+
+
+@pytest.mark.parametrize("text", ["1,x", "-1", "1.5", "0;1"])
+def test_steps_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(GradveilError, match="is no step"):
+        parse_steps(text)
+
+
+def test_the_result_has_the_same_shape_for_one_case_and_for_several(gradveil: Any) -> None:
+    asked = "--attack closed-form --model mlp --images 1 --certify psnr=15 --json"
+    line = f"audit --data fashion-mnist-mini {asked}"
+    one = gradveil(f"{line} --out one").result
+    two = gradveil(f"{line} --out two --defense none --defense prune:0.5").result
+    names = {"out", "settings", "cases", "notes", "pictures", "certificates"}
+    assert set(one) == set(two) == names and set(one["settings"]) == set(two["settings"])
+    first, again = one["cases"][0], two["cases"][0]
+    assert set(first) == set(again) and first["folder"] == again["folder"] == "none"
+    times = ("seconds",)
+    rows = [
+        [{key: value for key, value in row.items() if key not in times} for row in case["rows"]]
+        for case in (first, again)
+    ]
+    assert rows[0] == rows[1] and list(two["certificates"]) == ["none", "prune:0.5"]
+    for case in (*one["cases"], *two["cases"]):
+        folder = Path("one" if case is first else "two") / case["folder"]
+        assert (folder / "pictures/grid-closed-form.png").is_file()

@@ -225,7 +225,7 @@ def test_the_head_is_still_the_last_layer_and_tells_the_label(text: str) -> None
     assert (head.in_features, head.out_features) == (10, 10) and any(
         head.weight.equal(p) for p in plain[6].parameters()
     )
-    assert torch.equal(SingleLabel().infer(seen, generator(0)), labels)
+    assert torch.equal(SingleLabel().bind(seen, generator(0)), labels)
 
 
 def test_a_given_draw_of_zero_makes_the_model_deterministic() -> None:

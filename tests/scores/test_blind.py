@@ -62,13 +62,9 @@ def test_the_mean_color_is_the_best_single_color_for_a_data_set() -> None:
     assert scores.mean_color(truth).flatten(2).std(dim=2).max() == 0
 
 
-def test_the_mean_image_and_class_means_are_means() -> None:
-    truth, labels = images(5), torch.tensor([7, 2, 7, 2, 2])
+def test_the_mean_image_is_the_mean() -> None:
+    truth = images(5)
     torch.testing.assert_close(scores.mean_image(truth)[0], sum(truth, torch.zeros(())) / 5)
-    torch.testing.assert_close(
-        scores.class_means(truth, labels),
-        torch.stack([truth[[1, 3, 4]].mean(0), truth[[0, 2]].mean(0)]),
-    )
 
 
 def test_noise_is_uniform_and_drawn_from_the_generator() -> None:
@@ -94,5 +90,3 @@ def test_means_of_nothing_are_refused() -> None:
     for make in (scores.mean_color, scores.mean_image):
         with pytest.raises(GradveilError, match="at least one"):
             make(images(0))
-    with pytest.raises(GradveilError, match="one label for each of 3 images"):
-        scores.class_means(images(), torch.tensor([1, 2]))

@@ -120,7 +120,7 @@ def twin(probe: ProbeScorer, policy: Policy, block: int, image: int) -> Tensor:
     normalize = probe.model.get_submodule("normalize")
     mean, std = normalize.get_buffer("mean"), normalize.get_buffer("std")
     z = torch.randn(1, 1, 28, 28, generator=generator(5, "start", image), dtype=torch.float64)
-    (found,) = replace(FEW, initial=Given(z * std + mean))([seen], generator(0))
+    (found,) = replace(FEW, start=Given(z * std + mean))([seen], generator(0))
     candidates = torch.cat([used.images, policy(others, rng).double() / 255])
     return torch.cat(
         [

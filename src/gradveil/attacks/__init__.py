@@ -1,7 +1,70 @@
-"""What a curious server does with what clients share: one optimizer attack with many presets, a closed form, blind guesses."""
+"""Attacks: reconstruct images from what clients share.
+
+Every named attack is a constant here: `gradveil.attacks.dlg(shared.seen, seed=1)`. To change a
+setting, `dataclasses.replace(gradveil.attacks.dlg, steps=300)`.
+"""
 
 from gradveil.attacks.base import Attack, Progress
 from gradveil.attacks.matching import GradientMatching
-from gradveil.attacks.presets import PRESETS, find, names
+from gradveil.attacks.presets import (
+    PRESETS,
+    adam_cosine,
+    adam_l1,
+    adam_l2,
+    averaged,
+    class_mean,
+    closed_form,
+    cpl,
+    dlg,
+    early_step,
+    find,
+    ig_default,
+    iga,
+    joint_masks,
+    joint_noise,
+    lbfgs_cosine,
+    lbfgs_l2,
+    likelihood,
+    masked,
+    masked_rounds,
+    names,
+    sgd_cosine,
+    transform_drawn,
+    transform_guessed,
+    transform_known,
+    without_defended_layers,
+    without_random_layers,
+)
 
-__all__ = ["PRESETS", "Attack", "GradientMatching", "Progress", "find", "names"]
+__all__ = [
+    "PRESETS",
+    "Attack",
+    "GradientMatching",
+    "Progress",
+    "adam_cosine",
+    "adam_l1",
+    "adam_l2",
+    "averaged",
+    "class_mean",
+    "closed_form",
+    "cpl",
+    "dlg",
+    "early_step",
+    "find",
+    "ig_default",
+    "iga",
+    "joint_masks",
+    "joint_noise",
+    "lbfgs_cosine",
+    "lbfgs_l2",
+    "likelihood",
+    "masked",
+    "masked_rounds",
+    "names",
+    "sgd_cosine",
+    "transform_drawn",
+    "transform_guessed",
+    "transform_known",
+    "without_defended_layers",
+    "without_random_layers",
+]

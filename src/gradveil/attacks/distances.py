@@ -1,11 +1,12 @@
-"""How far found gradients are from the observed ones: one number for each victim, weighted by layer and masked where asked.
+"""Distances between found gradients and the observed ones: one number for each victim.
 
-A distance is a value; `against(target)` prepares what depends on the target alone and gives the function to be minimized.
+A distance is a value. Its `bind` takes the victims at hand and returns a `Measure`, the function
+that an attack minimizes.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import Literal
 
@@ -14,29 +15,69 @@ from torch import Tensor
 
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.types import Gradients, Knowledge, Observation, stacked
-from gradveil.engine.products import Aim, dots, inner_products, products, total
+from gradveil.engine.draws import Draws
+from gradveil.engine.products import Aim, dots, products, total
+from gradveil.engine.shares import Shares
 
-Measure = Callable[[Gradients], Tensor]
+ALIKE = ("random_layers", "defended_layers", "pruned", "noise", "momentum")
+"""Knowledge that must be equal for all victims of one attack."""
+
+
+class Measure(ABC):
+    """Compute the distance of each row from its target."""
+
+    @abstractmethod
+    def __call__(self, found: Gradients) -> Tensor:
+        """Return (rows,) distances of gradients (rows, *parameter shape)."""
+
+    def from_shares(
+        self, shares: Shares, images: Tensor, labels: Tensor, draws: Draws, differentiable: bool
+    ) -> Tensor:
+        """Return (rows,) distances of what clients with these images and labels would share."""
+        return self(shares(images, labels, draws=draws, differentiable=differentiable))
 
 
 @dataclass(frozen=True, eq=False)
-class ByProducts:
-    """A measure that needs the inner products with an aim alone: who can give those need not write out the gradients."""
+class GradientMeasure(Measure):
+    """A measure that is a function of the gradients."""
 
-    aim: Aim
-    of: Callable[[Tensor, Tensor], Tensor]
+    function: Callable[[Gradients], Tensor]
 
     def __call__(self, found: Gradients) -> Tensor:
-        return self.of(*self.aim.pair(found))
+        return self.function(found)
+
+
+@dataclass(frozen=True, eq=False)
+class ProductMeasure(Measure):
+    """A measure that is a function of two inner products, <g', g> and <g', g'>.
+
+    The engine computes those without writing out the gradients, which is much faster.
+    """
+
+    aim: Aim
+    function: Callable[[Tensor, Tensor], Tensor]
+
+    def __call__(self, found: Gradients) -> Tensor:
+        return self.function(*self.aim.pair(found))
+
+    def from_shares(
+        self, shares: Shares, images: Tensor, labels: Tensor, draws: Draws, differentiable: bool
+    ) -> Tensor:
+        pair = shares.compare(images, labels, self.aim, draws=draws, differentiable=differentiable)
+        return self.function(*pair)
 
 
 @dataclass(frozen=True)
 class Distance(ABC):
-    """`weights` are (pattern, factor) pairs: the first pattern that fits a parameter's name decides, 0 leaves it out, no fit means 1.
+    """A distance between gradients. A subclass implements `measure`.
 
-    What an attacker knows enters by three more fields, which `targets` works out for the victims at hand. `leave_out`: the layers
-    that are random, those that are defended, or both. `nonzero`: match only where the observed gradient is not zero, what pruning left.
-    `rounds`: match all that was shared of a batch, where each round adds what those before it cut off.
+    `weights` are (pattern, factor) pairs for parameter names: the first pattern that fits decides,
+    a factor of 0 leaves the parameter out, and 1 is the factor where no pattern fits.
+
+    The other fields say what the attacker makes of its knowledge. `leave_out` ignores the layers
+    that are random, those that are defended, or both. `nonzero` compares only entries that pruning
+    kept. `rounds` compares with the sum of all rounds, where a client adds to each round what it
+    cut off before.
     """
 
     weights: tuple[tuple[str, float], ...] = field(default=(), kw_only=True)
@@ -46,180 +87,116 @@ class Distance(ABC):
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Names of `Knowledge` fields that the three stand for."""
+        """Names of the `Knowledge` fields that these settings use."""
         layers = (
             (f"{kind}_layers", self.leave_out in (kind, "both")) for kind in ("random", "defended")
         )
         wanted = *layers, ("pruned", self.nonzero), ("earlier", self.rounds)
         return tuple(name for name, asked in wanted if asked)
 
-    def against(self, target: Gradients, times: Gradients | None = None) -> Measure:
-        """The function of found gradients, both (victims, *parameter shape). `times`: how often each entry is contained in the target."""
-        chosen = self._chosen(target)
-        wanted = [target[name] for name in chosen]
-        masks = (
-            [(observed != 0).to(observed.dtype) for observed in wanted] if self.nonzero else None
+    def bind(self, seen: Sequence[Observation], restarts: int = 1) -> Measure:
+        """Return the function of found gradients (victims x restarts, ...) to be minimized."""
+        knowledge = _common_knowledge(seen)
+        factors = self._factors(seen[0])
+        target, masks = sum_rounds(seen) if self.rounds else (stacked(list(seen)), None)
+        if masks is None and self.nonzero and knowledge.pruned:
+            masks = {name: (target[name] != 0).to(target[name].dtype) for name in factors}
+        rows = {name: target[name].repeat_interleave(restarts, 0) for name in factors}
+        measure = self.measure(Aim(rows, factors), knowledge)
+        if masks is None:
+            return measure
+        each = {name: masks[name].repeat_interleave(restarts, 0) for name in factors}
+        return GradientMeasure(
+            lambda found: measure({name: found[name] * mask for name, mask in each.items()})
         )
-        masks = masks if times is None else [times[name] for name in chosen]
-        measure = self.measure(wanted, list(chosen.values()))
 
-        def distance(found: Gradients) -> Tensor:
-            parts = [found[name] for name in chosen]
-            return measure(
-                [part * mask for part, mask in zip(parts, masks, strict=True)] if masks else parts
-            )
+    @abstractmethod
+    def measure(self, aim: Aim, knowledge: Knowledge) -> Measure:
+        """Return the distance from `aim`, which holds the target and the factor of each parameter.
 
-        return distance
+        `knowledge` holds what the attacker knows of all victims alike.
+        """
 
-    def _chosen(self, target: Gradients) -> dict[str, float]:
-        """The parameters that count, and how much."""
-        chosen = {name: factor for name in target if (factor := self._factor(name)) > 0}
+    def _factors(self, victim: Observation) -> dict[str, float]:
+        """Return the factor of each parameter that counts."""
+        patterns = (*((name, 0.0) for name in _left_out(self.leave_out, victim)), *self.weights)
+        factors = {
+            name: next((factor for pattern, factor in patterns if fnmatch(name, pattern)), 1.0)
+            for name in victim.gradients
+        }
+        chosen = {name: factor for name, factor in factors.items() if factor > 0}
         if not chosen:
             raise GradveilError(f"the layer weights {self.weights} leave no parameter to match")
         return chosen
-
-    def _factor(self, name: str) -> float:
-        return next((factor for pattern, factor in self.weights if fnmatch(name, pattern)), 1.0)
-
-    @abstractmethod
-    def measure(
-        self, target: Sequence[Tensor], factors: Sequence[float]
-    ) -> Callable[[Sequence[Tensor]], Tensor]:
-        """For the parameters that count, in one order."""
 
 
 @dataclass(frozen=True)
 class Cosine(Distance):
     """1 - <g', g> / (|g'| |g|) over all parameters together (Geiping et al. 2020)."""
 
-    def against(self, target: Gradients, times: Gradients | None = None) -> Measure:
-        if self.nonzero or times is not None:
-            return super().against(target, times)
-        chosen = self._chosen(target)
-        aim = Aim({name: target[name] for name in chosen}, chosen)
-        return ByProducts(aim, self.of_products(list(aim.target.values()), list(chosen.values())))
-
-    def measure(
-        self, target: Sequence[Tensor], factors: Sequence[float]
-    ) -> Callable[[Sequence[Tensor]], Tensor]:
-        of = self.of_products(target, factors)
-        return lambda found: of(*inner_products(found, target, factors))
-
-    def of_products(
-        self, target: Sequence[Tensor], factors: Sequence[float]
-    ) -> Callable[[Tensor, Tensor], Tensor]:
-        """The distance from <g', g> and <g', g'>."""
-        norm = _norm(target, factors)
-        return lambda dot, own: 1 - dot * torch.rsqrt(own * norm)
+    def measure(self, aim: Aim, knowledge: Knowledge) -> Measure:
+        norm = _squared_norm(aim)
+        return ProductMeasure(aim, lambda dot, square: 1 - dot * torch.rsqrt(square * norm))
 
 
 @dataclass(frozen=True)
-class Angle(Cosine):
-    """|g|^2 (1 - cos), the cosine distance in the units of a squared difference: near a match, half of |s g' - g|^2 with the best s."""
+class Angle(Distance):
+    """|g|^2 (1 - cos): the cosine distance in the units of a squared difference.
 
-    def of_products(
-        self, target: Sequence[Tensor], factors: Sequence[float]
-    ) -> Callable[[Tensor, Tensor], Tensor]:
-        norm, cosine = _norm(target, factors), super().of_products(target, factors)
-        return lambda dot, own: norm * cosine(dot, own)
+    Near a match it is half of |s g' - g|^2 with the best length s.
+    """
 
-
-@dataclass(frozen=True)
-class LayerCosine(Distance):
-    """The mean over parameters of each one's own cosine distance."""
-
-    def measure(
-        self, target: Sequence[Tensor], factors: Sequence[float]
-    ) -> Callable[[Sequence[Tensor]], Tensor]:
-        tiny = torch.finfo(target[0].dtype).tiny
-        norms = [dots(part, part) for part in target]
-
-        def distance(found: Sequence[Tensor]) -> Tensor:
-            each = (
-                factor
-                * (1 - dots(one, part) * torch.rsqrt((dots(one, one) * norm).clamp(min=tiny)))
-                for one, part, norm, factor in zip(found, target, norms, factors, strict=True)
-            )
-            return total(list(each)) / sum(factors)
-
-        return distance
+    def measure(self, aim: Aim, knowledge: Knowledge) -> Measure:
+        norm = _squared_norm(aim)
+        return ProductMeasure(
+            aim, lambda dot, square: norm * (1 - dot * torch.rsqrt(square * norm))
+        )
 
 
 @dataclass(frozen=True)
 class L2(Distance):
     """The sum of squared differences (Zhu et al. 2019)."""
 
-    def measure(
-        self, target: Sequence[Tensor], factors: Sequence[float]
-    ) -> Callable[[Sequence[Tensor]], Tensor]:
-        return lambda found: _sums(found, target, factors, torch.square)
+    def measure(self, aim: Aim, knowledge: Knowledge) -> Measure:
+        return GradientMeasure(lambda found: _sum_differences(found, aim, torch.square))
 
 
 @dataclass(frozen=True)
 class L1(Distance):
     """The sum of absolute differences."""
 
-    def measure(
-        self, target: Sequence[Tensor], factors: Sequence[float]
-    ) -> Callable[[Sequence[Tensor]], Tensor]:
-        return lambda found: _sums(found, target, factors, torch.abs)
+    def measure(self, aim: Aim, knowledge: Knowledge) -> Measure:
+        return GradientMeasure(lambda found: _sum_differences(found, aim, torch.abs))
 
 
 @dataclass(frozen=True)
-class FreeL1(L1):
-    """The same of s g' - g, with the length s > 0 that fits best by least squares."""
+class FreeL1(Distance):
+    """The sum of absolute differences |s g' - g|, with the length s > 0 of the least squares."""
 
-    def measure(
-        self, target: Sequence[Tensor], factors: Sequence[float]
-    ) -> Callable[[Sequence[Tensor]], Tensor]:
-        apart = super().measure(target, factors)
-
-        def distance(found: Sequence[Tensor]) -> Tensor:
-            dot, own = (
-                total([dots(one, other) for one, other in zip(found, others, strict=True)])
-                for others in (target, found)
+    def measure(self, aim: Aim, knowledge: Knowledge) -> Measure:
+        def distance(found: Gradients) -> Tensor:
+            dot, square = (
+                total([dots(found[name], others[name]) for name in aim.factors])
+                for others in (aim.target, found)
             )
-            length = dot.abs() / own.clamp(min=torch.finfo(own.dtype).tiny)
-            return apart([one * length.view(-1, *(1,) * (one.dim() - 1)) for one in found])
+            length = dot.abs() / square.clamp(min=torch.finfo(square.dtype).tiny)
+            scaled = {
+                name: found[name] * length.view(-1, *(1,) * (found[name].dim() - 1))
+                for name in aim.factors
+            }
+            return _sum_differences(scaled, aim, torch.abs)
 
-        return distance
-
-
-def _norm(target: Sequence[Tensor], factors: Sequence[float]) -> Tensor:
-    return total(
-        [factor * products(part, part)[1] for part, factor in zip(target, factors, strict=True)]
-    )
-
-
-def _sums(
-    found: Sequence[Tensor],
-    target: Sequence[Tensor],
-    factors: Sequence[float],
-    size: Callable[[Tensor], Tensor],
-) -> Tensor:
-    pairs = zip(found, target, factors, strict=True)
-    return total(
-        [factor * size(one - part).reshape(len(one), -1).sum(1) for one, part, factor in pairs]
-    )
-
-
-cosine = Cosine()
-layer_cosine = LayerCosine()
-l1 = L1()
-l2 = L2()
-angle = Angle()
-free_l1 = FreeL1()
-
-
-SHARED = ("random_layers", "defended_layers", "pruned", "noise", "momentum")
+        return GradientMeasure(distance)
 
 
 @dataclass(frozen=True)
 class Likelihood(Distance):
-    """Minus the logarithm of the noise's density, but for a constant: sum of d^2 / (2 s^2) if Gaussian, of |d| / s if Laplacian.
+    """Minus the log density of the noise that a defense added, up to a constant.
 
-    `free`: the length of the found gradient is left to fit, and only its direction counts. On trained models a search gets stuck on the
-    length (16 images, noise 1e-2: 10.0 dB with it, 15.2 without, 12.2 by the standard attack).
+    With d = g' - g and noise of scale s it is the sum of d^2 / (2 s^2) for Gaussian noise and of
+    |d| / s for Laplacian noise. `free` fits the length of g', so that only its direction counts: on
+    trained models a search gets stuck on the length (16 images, noise 1e-2: 10.0 dB with the
+    length, 15.2 dB without, 12.2 dB by the standard attack).
     """
 
     free: bool = False
@@ -228,21 +205,13 @@ class Likelihood(Distance):
     def needs(self) -> tuple[str, ...]:
         return (*super().needs, "noise")
 
-    def measure(
-        self, target: Sequence[Tensor], factors: Sequence[float]
-    ) -> Callable[[Sequence[Tensor]], Tensor]:
-        raise GradveilError(
-            "a likelihood depends on the noise: use targets.measure(distance, seen, restarts)"
-        )
-
-    def of(self, kind: str, scale: float) -> Distance:
-        """As a distance of its own."""
-        exact: dict[str, tuple[Distance, float]] = {
-            "gaussian": (l2, 2 * scale**2),
-            "laplacian": (l1, scale),
-        }
-        forms = (
-            {"gaussian": (angle, scale**2), "laplacian": (free_l1, scale)} if self.free else exact
+    def measure(self, aim: Aim, knowledge: Knowledge) -> Measure:
+        assert knowledge.noise is not None
+        kind, scale = knowledge.noise
+        forms: dict[str, tuple[Distance, float]] = (
+            {"gaussian": (Angle(), scale**2), "laplacian": (FreeL1(), scale)}
+            if self.free
+            else {"gaussian": (L2(), 2 * scale**2), "laplacian": (L1(), scale)}
         )
         if kind not in forms:
             raise unknown("noise", kind, forms)
@@ -251,109 +220,100 @@ class Likelihood(Distance):
                 f"noise of scale {scale}: a likelihood needs one above 0 and finite"
             )
         form, divisor = forms[kind]
-        weights = (
-            *((pattern, factor / divisor) for pattern, factor in self.weights),
-            ("*", 1 / divisor),
-        )
-        return replace(
-            form,
-            weights=weights,
-            leave_out=self.leave_out,
-            nonzero=self.nonzero,
-            rounds=self.rounds,
-        )
+        factors = {name: factor / divisor for name, factor in aim.factors.items()}
+        return form.measure(Aim(aim.target, factors), knowledge)
 
 
-likelihood = Likelihood()
+cosine = Cosine()
+l1 = L1()
+l2 = L2()
 
 
-def measure(distance: Distance, seen: Sequence[Observation], restarts: int) -> Measure:
-    """The function of found gradients (victims x restarts, ...) that is to be minimized."""
-    knowledge = _alike(seen)
-    if isinstance(distance, Likelihood):
-        assert knowledge.noise is not None
-        distance = distance.of(*knowledge.noise)
-    left_out = tuple((pattern, 0.0) for pattern in _left_out(distance, seen[0]))
-    distance = replace(
-        distance,
-        weights=(*left_out, *distance.weights),
-        leave_out=None,
-        nonzero=distance.nonzero and bool(knowledge.pruned),
+def _squared_norm(aim: Aim) -> Tensor:
+    """Return |g|^2 of each row of the target, weighted by the factors."""
+    parts = ((factor, aim.target[name]) for name, factor in aim.factors.items())
+    return total([factor * products(part, part)[1] for factor, part in parts])
+
+
+def _sum_differences(found: Gradients, aim: Aim, size: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return the weighted sum of size(g' - g) of each row."""
+    return total(
+        [
+            factor * size(found[name] - aim.target[name]).reshape(len(found[name]), -1).sum(1)
+            for name, factor in aim.factors.items()
+        ]
     )
-    target, times = totals(seen) if distance.rounds else (stacked(list(seen)), None)
-    each = {name: part.repeat_interleave(restarts, 0) for name, part in target.items()}
-    often = (
-        None
-        if times is None
-        else {name: part.repeat_interleave(restarts, 0) for name, part in times.items()}
-    )
-    return distance.against(each, often)
 
 
-def totals(seen: Sequence[Observation]) -> tuple[Gradients, Gradients]:
-    """The sum of all that was shared of each victim's batch, and how many times the gradient is contained in it, entry by entry.
+def sum_rounds(seen: Sequence[Observation]) -> tuple[Gradients, Gradients]:
+    """Return the sum of each victim's rounds, and how many gradients each entry of it contains.
 
-    A client with momentum m keeps u <- m u + g and v <- v + u, shares the largest of v, and sets u and v to zero there (deep
-    gradient compression, Lin et al. 2018). The same run with g = 1 says how often g is contained; 0 where nothing was ever shared.
+    A client with momentum m keeps u <- m u + g and v <- v + u, shares the largest entries of v, and
+    sets u and v to zero there (deep gradient compression, Lin et al. 2018). The same recursion with
+    g = 1 gives the count; it is 0 where nothing was ever shared.
     """
-    found = [_total(one) for one in seen]
-    names = seen[0].gradients
-    return {n: torch.stack([total[n] for total, _ in found]) for n in names}, {
-        n: torch.stack([often[n] for _, often in found]) for n in names
+    sums, counts = zip(*(_total(victim) for victim in seen), strict=True)
+    first, second = (
+        {name: torch.stack([victim[name] for victim in each]) for name in seen[0].gradients}
+        for each in (sums, counts)
+    )
+    return first, second
+
+
+def _total(victim: Observation) -> tuple[Gradients, Gradients]:
+    assert victim.knowledge.earlier is not None
+    rounds = [*victim.knowledge.earlier, victim.gradients]
+    momentum = victim.knowledge.momentum or 0.0
+    sums = {name: torch.stack([each[name] for each in rounds]).sum(0) for name in victim.gradients}
+    counts = {
+        name: _count([each[name] != 0 for each in rounds], momentum, sums[name]) for name in sums
     }
+    return sums, counts
 
 
-def _total(one: Observation) -> tuple[Gradients, Gradients]:
-    assert one.knowledge.earlier is not None
-    shared = [*one.knowledge.earlier, one.gradients]
-    momentum = one.knowledge.momentum or 0.0
-    total = {name: torch.stack([own[name] for own in shared]).sum(0) for name in one.gradients}
-    return total, {
-        name: _times([own[name] != 0 for own in shared], momentum, total[name]) for name in total
-    }
-
-
-def _times(masks: Sequence[Tensor], momentum: float, like: Tensor) -> Tensor:
-    times = torch.zeros_like(like)
-    speed, kept = torch.zeros_like(like), torch.zeros_like(like)
+def _count(masks: Sequence[Tensor], momentum: float, like: Tensor) -> Tensor:
+    count, speed, kept = (torch.zeros_like(like) for _ in range(3))
     for mask in masks:
         speed = momentum * speed + 1
         kept = kept + speed
-        times = torch.where(mask, times + kept, times)
+        count = torch.where(mask, count + kept, count)
         speed, kept = (torch.where(mask, 0.0, value) for value in (speed, kept))
-    return times
+    return count
 
 
-def _left_out(distance: Distance, one: Observation) -> tuple[str, ...]:
-    """Patterns of the parameters that do not count."""
-    if distance.leave_out is None:
-        return ()
-    known = {"random": one.knowledge.random_layers, "defended": one.knowledge.defended_layers}
+def _left_out(leave_out: str | None, victim: Observation) -> list[str]:
+    """Return the patterns of the parameters that are ignored."""
+    if leave_out is None:
+        return []
+    known = {"random": victim.knowledge.random_layers, "defended": victim.knowledge.defended_layers}
     found: list[str] = []
     for kind, patterns in known.items():
-        if distance.leave_out not in (kind, "both"):
+        if leave_out not in (kind, "both"):
             continue
         assert patterns is not None
         for pattern in patterns:
-            if not any(fnmatch(name, pattern) for name in one.gradients):
+            if not any(fnmatch(name, pattern) for name in victim.gradients):
                 raise GradveilError(
-                    f"{kind} layers {pattern!r}: no shared gradient has such a name, as {next(iter(one.gradients))!r}"
+                    f"{kind} layers {pattern!r}: no shared gradient has such a name, "
+                    f"as {next(iter(victim.gradients))!r}"
                 )
         found += patterns
-    if all(any(fnmatch(name, pattern) for pattern in found) for name in one.gradients):
-        kinds = "random or defended" if distance.leave_out == "both" else distance.leave_out
+    if all(any(fnmatch(name, pattern) for pattern in found) for name in victim.gradients):
+        kinds = "random or defended" if leave_out == "both" else leave_out
         raise GradveilError(
-            f"every layer with a gradient is {kinds}: to leave them out would leave no parameter to match"
+            f"every layer with a gradient is {kinds}: to leave them out would leave no parameter "
+            "to match"
         )
-    return tuple(found)
+    return found
 
 
-def _alike(seen: Sequence[Observation]) -> Knowledge:
+def _common_knowledge(seen: Sequence[Observation]) -> Knowledge:
+    """Return the first victim's knowledge; refuse victims that differ in what must be alike."""
     first = seen[0].knowledge
-    for one in seen:
-        for name in SHARED:
-            if getattr(one.knowledge, name) != getattr(first, name):
-                both = f"{getattr(first, name)} and {getattr(one.knowledge, name)}"
+    for victim in seen:
+        for name in ALIKE:
+            if getattr(victim.knowledge, name) != getattr(first, name):
+                both = f"{getattr(first, name)} and {getattr(victim.knowledge, name)}"
                 raise GradveilError(
                     f"victims attacked together must be alike in {name}, which is {both}"
                 )

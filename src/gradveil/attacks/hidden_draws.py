@@ -1,7 +1,12 @@
-"""The model's own draws: as further variables of the search, with which an attacker can repeat the pass, or new ones at each step."""
+"""Random numbers that the client's model drew: found along with the images, or drawn anew.
+
+PRECODE's noise and dropout masks change the gradient. An attack can treat them as further variables
+of its search (`HiddenDraws`); draws that it does not look for are new ones at each step
+(`FreshDraws`).
+"""
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
@@ -19,8 +24,8 @@ Variables = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
-class JointDraws(ABC):
-    """`weight` is that of what is believed of the draws beforehand."""
+class HiddenDraws(ABC):
+    """Draws of the model as variables of the search. Multiply the penalty on them by `weight`."""
 
     weight: float
 
@@ -33,46 +38,47 @@ class JointDraws(ABC):
     @property
     @abstractmethod
     def needs(self) -> tuple[str, ...]:
-        """Names of `Knowledge` fields."""
+        """Names of the `Knowledge` fields without which they cannot be found."""
 
     @abstractmethod
     def takes(self, module: nn.Module) -> bool:
-        """Whether this module's draws are looked for."""
+        """Return whether the draws of this module are variables."""
 
     @abstractmethod
     def start(self, shape: tuple[int, ...], module: nn.Module, rng: Generator) -> Tensor:
-        """The variables of one row."""
+        """Draw the variables of one row at the start of the search."""
 
     @abstractmethod
     def values(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """The draws that variables stand for."""
+        """Return the draws that the variables stand for."""
 
     @abstractmethod
     def penalty(self, variables: Mapping[str, Tensor], model: nn.Module) -> Tensor:
-        """One for each row."""
+        """Return (rows,): how unlikely the draws are, times the weight."""
 
-    def begin(self, one: Observation, rows: int, rng: Generator) -> Variables:
-        """Row by row, for every module that draws when the client trains."""
-        example = _example(one)
-        with in_mode(one.model, one.protocol.train_mode), forked():
+    def bind(self, seen: Sequence[Observation], rng: Generator, restarts: int = 1) -> Variables:
+        """Return the variables of all rows, for each module that draws when the client trains."""
+        first, example = seen[0], _example(seen[0])
+        with in_mode(first.model, first.protocol.train_mode), forked():
             modules = {
-                name: module for name, module in drawing(one.model).items() if self.takes(module)
+                name: module for name, module in drawing(first.model).items() if self.takes(module)
             }
-            shapes = draw_shapes(one.model, example, list(modules))
+            shapes = draw_shapes(first.model, example, list(modules))
         if not modules:
             raise GradveilError(
-                f"{type(one.model).__name__} has no such draws to look for: choose an attack without {type(self).__name__}"
+                f"{type(first.model).__name__} has no such draws to look for: "
+                f"choose an attack without {type(self).__name__}"
             )
-        starts = [
-            {name: self.start((one.size, *shapes[name]), modules[name], rng) for name in shapes}
-            for _ in range(rows)
+        rows = [
+            {name: self.start((first.size, *shapes[name]), modules[name], rng) for name in shapes}
+            for _ in range(len(seen) * restarts)
         ]
-        return {name: torch.stack([row[name] for row in starts]).to(example) for name in shapes}
+        return {name: torch.stack([row[name] for row in rows]).to(example) for name in shapes}
 
 
 @dataclass(frozen=True)
-class JointNoise(JointDraws):
-    """Standard normal draws. The weight is that of mean e^2 / 2, their own prior."""
+class JointNoise(HiddenDraws):
+    """Standard normal draws e, with the penalty mean e^2 / 2, their negative log density."""
 
     weight: float = 1e-4
 
@@ -90,14 +96,16 @@ class JointNoise(JointDraws):
         return dict(variables)
 
     def penalty(self, variables: Mapping[str, Tensor], model: nn.Module) -> Tensor:
-        return self.weight * torch.stack(
-            [value.flatten(1).square().mean(1) / 2 for value in variables.values()]
-        ).sum(0)
+        means = [value.flatten(1).square().mean(1) / 2 for value in variables.values()]
+        return self.weight * torch.stack(means).sum(0)
 
 
 @dataclass(frozen=True)
-class JointMasks(JointDraws):
-    """Dropout masks, relaxed to the sigmoid of free logits. The weight is that of (share kept - (1 - p))^2 (Scheliga et al. 2023)."""
+class JointMasks(HiddenDraws):
+    """Dropout masks, relaxed to the sigmoid of logits (Scheliga et al. 2023).
+
+    The penalty is (share kept - (1 - p))^2.
+    """
 
     weight: float = 1e-2
 
@@ -109,42 +117,42 @@ class JointMasks(JointDraws):
         return isinstance(module, DROPOUTS)
 
     def start(self, shape: tuple[int, ...], module: nn.Module, rng: Generator) -> Tensor:
-        middle = torch.logit(torch.tensor(_kept(module)))
+        middle = torch.logit(torch.tensor(_share_kept(module)))
         return middle + 0.1 * torch.randn(shape, generator=rng, device=rng.device)
 
     def values(self, variables: Mapping[str, Tensor]) -> dict[str, Tensor]:
         return {name: value.sigmoid() for name, value in variables.items()}
 
     def penalty(self, variables: Mapping[str, Tensor], model: nn.Module) -> Tensor:
-        shares = [
-            value.sigmoid().flatten(1).mean(1) - _kept(model.get_submodule(name))
+        gaps = [
+            value.sigmoid().flatten(1).mean(1) - _share_kept(model.get_submodule(name))
             for name, value in variables.items()
         ]
-        return self.weight * torch.stack(shares).square().sum(0)
+        return self.weight * torch.stack(gaps).square().sum(0)
 
 
 class FreshDraws:
-    """Of modules whose draws nobody looks for: new ones at each call, from a stream that the attack's generator seeds.
+    """Draw anew at each call for the modules not in `looked_for`, from a stream seeded by `rng`.
 
-    They are handed in, so that victims can share a pass. Several local steps cannot be told theirs, and a prior's pass is not: such
-    passes are made inside `seeded`.
+    The draws are handed to the model, so that victims can share a pass. Several local steps and the
+    pass of a prior cannot be handed any; such passes are made inside `seeded`.
     """
 
-    def __init__(self, one: Observation, looked_for: Collection[str], rng: Generator) -> None:
-        self.example = _example(one)
-        with in_mode(one.model, one.protocol.train_mode), forked():
-            self.modules = drawing(one.model)
+    def __init__(self, victim: Observation, looked_for: Collection[str], rng: Generator) -> None:
+        self.example = _example(victim)
+        with in_mode(victim.model, victim.protocol.train_mode), forked():
+            self.modules = drawing(victim.model)
             free = [name for name in self.modules if name not in looked_for]
             self.shapes = (
-                draw_shapes(one.model, self.example, free)
-                if free and one.protocol.local_steps == 1
+                draw_shapes(victim.model, self.example, free)
+                if free and victim.protocol.local_steps == 1
                 else {}
             )
         if self.modules:  # a model that draws nothing takes nothing from rng
             self.rng = Generator(self.example.device).manual_seed(drawn_seed(rng))
 
     def __call__(self, rows: int) -> dict[str, Tensor]:
-        """(rows, B, ...)."""
+        """Return new draws, (rows, B, ...) by the name of the module."""
         sizes = {name: (rows, len(self.example), *shape) for name, shape in self.shapes.items()}
         return {
             name: draw(self.modules[name], size, self.example, self.rng)
@@ -152,14 +160,14 @@ class FreshDraws:
         }
 
     def seeded(self) -> AbstractContextManager[None]:
-        """Modules that draw by themselves follow the stream for a while."""
+        """Let modules that draw by themselves follow the stream for a while."""
         return following(self.rng)
 
 
-def _example(one: Observation) -> Tensor:
-    return torch.zeros(one.size, *one.image_shape).to(next(one.model.parameters()))
+def _example(victim: Observation) -> Tensor:
+    return torch.zeros(victim.size, *victim.image_shape).to(next(victim.model.parameters()))
 
 
-def _kept(module: nn.Module) -> float:
+def _share_kept(module: nn.Module) -> float:
     assert isinstance(module, DROPOUTS)
     return 1 - module.p

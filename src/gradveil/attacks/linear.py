@@ -1,4 +1,4 @@
-"""The image in closed form, from the gradient of a first linear layer with a bias: nothing to search for."""
+"""Invert a first linear layer in closed form: its gradient contains the image."""
 
 import math
 from collections.abc import Sequence
@@ -12,21 +12,22 @@ from gradveil.attacks.distances import cosine
 from gradveil.attacks.hidden_draws import FreshDraws
 from gradveil.attacks.labels import Known, SingleLabel
 from gradveil.core.errors import GradveilError
-from gradveil.core.types import Observation, Reconstruction, stacked
+from gradveil.core.types import Observation, Reconstruction
 from gradveil.engine.gradients import pixel_frame
 from gradveil.engine.shares import Shares
 
-GREY = 0.5
+GRAY = 0.5
 DEAD = "failed: no unit of the first layer has a bias gradient that is finite and not zero"
 
 
 @dataclass(frozen=True)
 class LinearInversion(Attack):
-    """With y = W x + b, unit i has dW_i = db_i x: any unit with db_i != 0 gives back the input.
+    """Solve dW_i = db_i x for the input x of a first linear layer y = W x + b.
 
-    All active units are used, x = sum_i db_i dW_i / sum_i db_i^2. That is the least-squares solution: it averages rounding and
-    noise, and trusts a unit by the square of its db_i. An entry of dW that pruning set to zero gives no equation: each input has
-    its own sum of db_i^2. For batches of one image and one local step; more would mix images.
+    All units with db_i != 0 are used, x = sum_i db_i dW_i / sum_i db_i^2. This is the least-squares
+    solution: it averages rounding and noise, and trusts a unit by the square of its db_i. An entry
+    of dW that pruning set to zero gives no equation, so each input has a sum of db_i^2 over the
+    entries left. Works for one image and one local step; more would mix images.
     """
 
     def reconstruct(
@@ -39,9 +40,10 @@ class LinearInversion(Attack):
         fresh = FreshDraws(first, (), rng)
         shares = Shares(first.model, first.loss, first.protocol, told=fresh.shapes)
         found = []
-        for done, one in enumerate(seen, 1):
-            z = solve(one.gradients[weight], one.gradients[bias])
-            found.append(_judged(one, z.view(1, *one.image_shape) * std + mean, shares, fresh, rng))
+        for done, victim in enumerate(seen, 1):
+            z = solve(victim.gradients[weight], victim.gradients[bias])
+            images = z.view(1, *victim.image_shape) * std + mean
+            found.append(_reconstruction(victim, images, shares, fresh, rng))
             progress(done, len(seen))
         return found
 
@@ -50,10 +52,11 @@ class LinearInversion(Attack):
 
 
 def solve(weight: Tensor, bias: Tensor) -> Tensor:
-    """The x with weight = bias x^T in the sense of least squares over the entries of weight that are not zero.
+    """Return the least-squares x of weight = bias x^T over the entries of weight that are not zero.
 
-    Zeros are seen, so nobody has to tell that they were cut off. One that was not is of an input that is zero, and so are all in
-    its column: x is zero there. It is not finite where no bias entry is usable.
+    Zeros are taken as cut off, whoever made them. A zero that was not cut off belongs to an input
+    that is zero; then its whole column is zero, and so is the x returned. x is not finite where no
+    entry of bias is usable.
     """
     largest = bias.abs().max()
     scaled = bias / largest  # squares of tiny entries would vanish
@@ -62,52 +65,54 @@ def solve(weight: Tensor, bias: Tensor) -> Tensor:
     return torch.where(kept == 0, 0.0, (scaled @ weight) / kept / largest)
 
 
-def _judged(
-    one: Observation, images: Tensor, shares: Shares, fresh: FreshDraws, rng: Generator
+def _reconstruction(
+    victim: Observation, images: Tensor, shares: Shares, fresh: FreshDraws, rng: Generator
 ) -> Reconstruction:
-    """With its distance, which takes a label: the known one, else the one that the last layer gives away."""
+    """Measure the distance of the images, which takes a label: the known or the inferred one."""
     if not bool(images.isfinite().all()):
-        return Reconstruction(
-            torch.full_like(images, GREY).cpu(), one.knowledge.labels, math.inf, DEAD
-        )
+        gray = torch.full_like(images, GRAY).cpu()
+        return Reconstruction(gray, victim.knowledge.labels, math.inf, DEAD)
     images = images.clamp(0, 1)
-    finder = SingleLabel() if one.knowledge.labels is None else Known()
-    labels = finder.infer([one], rng)
+    finder = SingleLabel() if victim.knowledge.labels is None else Known()
+    labels = finder.bind([victim], rng)
     shared = shares(images[None], labels.to(images.device), draws=fresh(1))
-    distance = float(cosine.against(stacked([one]))(shared))
+    distance = float(cosine.bind([victim])(shared))
     return Reconstruction(
         images.cpu(), labels[0].cpu(), distance if math.isfinite(distance) else math.inf
     )
 
 
-def _check_one_image(one: Observation) -> None:
-    if one.size != 1:
+def _check_one_image(victim: Observation) -> None:
+    if victim.size != 1:
         raise GradveilError(
-            f"batch of {one.size}: linear inversion finds one image; choose a matching attack"
+            f"batch of {victim.size}: linear inversion finds one image; choose a matching attack"
         )
-    if one.protocol.local_steps != 1:
+    if victim.protocol.local_steps != 1:
         raise GradveilError(
-            f"{one.protocol.local_steps} local steps: linear inversion needs the gradient of 1; choose a matching attack"
+            f"{victim.protocol.local_steps} local steps: linear inversion needs the gradient of 1; "
+            "choose a matching attack"
         )
 
 
-def _first_layer(one: Observation) -> tuple[str, str]:
-    """The names of weight and bias of the first module that holds parameters, if it is a linear layer that takes the whole image."""
-    width = math.prod(one.image_shape)
+def _first_layer(victim: Observation) -> tuple[str, str]:
+    """Return the names of weight and bias of the first layer; it must take the whole image."""
+    width = math.prod(victim.image_shape)
     name, layer = next(
-        (name, m)
-        for name, m in one.model.named_modules()
-        if any(True for _ in m.parameters(recurse=False))
+        (name, module)
+        for name, module in victim.model.named_modules()
+        if any(True for _ in module.parameters(recurse=False))
     )
     if not isinstance(layer, nn.Linear) or layer.in_features != width:
         raise GradveilError(
-            f"the first layer, {name!r}, is of type {type(layer).__name__}: linear inversion needs nn.Linear with {width} inputs there"
+            f"the first layer, {name!r}, is of type {type(layer).__name__}: "
+            f"linear inversion needs nn.Linear with {width} inputs there"
         )
     prefix = f"{name}." if name else ""
     weight, bias = f"{prefix}weight", f"{prefix}bias"
-    absent = [parameter for parameter in (weight, bias) if parameter not in one.gradients]
+    absent = [parameter for parameter in (weight, bias) if parameter not in victim.gradients]
     if absent:
         raise GradveilError(
-            f"{' and '.join(absent)} has no gradient: linear inversion needs the first layer's weight and bias"
+            f"{' and '.join(absent)} has no gradient: linear inversion needs the first layer's "
+            "weight and bias"
         )
     return weight, bias

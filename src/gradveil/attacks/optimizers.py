@@ -1,6 +1,6 @@
-"""Optimizers for many independent problems at once: each row of the variables is a problem of its own, with its own state.
+"""Optimizers for many independent problems at once: each row of the variables is one problem.
 
-An optimizer is a value. `minimize` moves the variables in place; what it may do to them comes as a `Search`.
+An optimizer is a value. `minimize` takes a `Search` and moves its variables in place.
 """
 
 from abc import ABC, abstractmethod
@@ -10,19 +10,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gradveil.core.schedule import count_decays
 from gradveil.engine.device import Replayed
 
-DECAY_AT = (3 / 8, 5 / 8, 7 / 8)
-
 Slopes = list[Tensor]
+"""The slope of the loss by each variable, in the shape of the variable."""
 
 
 @dataclass(frozen=True, eq=False)
 class Search:
-    """One search: its variables (rows, ...), the losses of the rows and their slopes there, and the rules of the attack.
+    """A search over variables (rows, ...), with the rules of the attack.
 
-    `signed`: the optimizer sees the sign of the first variable's slope. `confine` keeps the variables where they may be.
-    `replayable`: on a GPU the whole step may be captured. `after(step)` is called after each step, counted from 1.
+    `evaluate` returns the loss (rows,) and the slopes at the present variables. `signed` shows the
+    optimizer the sign of the first variable's slope. `decay` lowers the learning rate on the way.
+    `confine` moves the variables back to where they may be. `after(step)` is called after each
+    step, counted from 1. `replayable` says that a GPU may capture a whole step and replay it.
     """
 
     variables: list[Tensor]
@@ -35,70 +37,73 @@ class Search:
     replayable: bool = False
 
     def losses_and_slopes(self) -> tuple[Tensor, Slopes]:
+        """Return the loss of each row, and the slopes as the optimizer shall see them."""
         losses, slopes = self.evaluate()
         return losses, [slopes[0].sign(), *slopes[1:]] if self.signed else slopes
 
 
 class Optimizer(ABC):
+    """A method to minimize the losses of all rows."""
+
     @abstractmethod
     def minimize(self, search: Search) -> None:
-        """Take the search's steps."""
+        """Take all steps of the search."""
 
 
 @dataclass(frozen=True)
 class FirstOrder(Optimizer):
-    """Elementwise methods: a joint step is every row's own step. The numbers of each step lie in a table on the device, so that a
-    replayed graph reads the right ones."""
+    """An elementwise method: one step for all rows is the step of each row alone.
+
+    The numbers that a step needs lie in a table on the device, so that a replayed graph reads those
+    of the present step.
+    """
 
     lr: float
 
     def minimize(self, search: Search) -> None:
         device = search.variables[0].device
-        table = self.table(self.rates(search.steps, search.decay)).to(
-            device, search.variables[0].dtype
-        )
-        place = torch.zeros(1, dtype=torch.long, device=device)
+        table = self.table(self.rates(search.steps, search.decay))
+        table = table.to(device, search.variables[0].dtype)
+        number = torch.zeros(1, dtype=torch.long, device=device)
         state = [[torch.zeros_like(v) for _ in range(self.slots)] for v in search.variables]
 
         def step() -> None:
             _, slopes = search.losses_and_slopes()
-            numbers = table.index_select(0, place).squeeze(0).unbind()
-            for variable, slope, own in zip(search.variables, slopes, state, strict=True):
-                self.update(variable, slope, own, numbers)
+            numbers = table.index_select(0, number).squeeze(0).unbind()
+            for variable, slope, slots in zip(search.variables, slopes, state, strict=True):
+                self.update(variable, slope, slots, numbers)
             search.confine()
-            place.add_(1)
+            number.add_(1)
 
         run = Replayed(step) if search.replayable else step
-        for number in range(search.steps):
+        for done in range(1, search.steps + 1):
             run()
-            search.after(number + 1)
+            search.after(done)
 
     def rates(self, steps: int, decay: bool) -> Tensor:
-        """The learning rate of each step: divided by ten at 3/8, 5/8 and 7/8 of them, where asked for."""
-        passed = torch.stack([torch.arange(steps) >= part * steps for part in DECAY_AT]).sum(
-            0
-        ) * int(decay)
-        return self.lr * 0.1 ** passed.double()
+        """Return the learning rate of each step, (steps,) in float64."""
+        decays = [count_decays(step, steps) if decay else 0 for step in range(steps)]
+        return self.lr * 0.1 ** torch.tensor(decays).double()
 
     @property
     @abstractmethod
     def slots(self) -> int:
-        """Tensors of state for each variable."""
+        """How many tensors of state each variable has."""
 
     @abstractmethod
     def table(self, rates: Tensor) -> Tensor:
-        """(steps, numbers that a step needs)."""
+        """Return the numbers of all steps, (steps, numbers of a step)."""
 
     @abstractmethod
     def update(
         self, variable: Tensor, slope: Tensor, state: list[Tensor], numbers: tuple[Tensor, ...]
     ) -> None:
-        """One step in place."""
+        """Take one step in place."""
 
 
 @dataclass(frozen=True)
 class Adam(FirstOrder):
-    """Kingma and Ba 2015."""
+    """Adam (Kingma and Ba 2015)."""
 
     lr: float = 0.1
     betas: tuple[float, float] = (0.9, 0.999)
@@ -124,7 +129,7 @@ class Adam(FirstOrder):
 
 @dataclass(frozen=True)
 class SGD(FirstOrder):
-    """With Nesterov momentum."""
+    """Gradient descent with Nesterov momentum."""
 
     lr: float = 0.01
     momentum: float = 0.9
@@ -144,19 +149,21 @@ class SGD(FirstOrder):
         variable.sub_((slope + self.momentum * velocity) * numbers[0])
 
 
-FLAT = 1e-7  # torch's tolerances: a row rests while its largest slope is below this,
-SMALL = 1e-9  # or the slope along the direction above minus this. A line search needs none: it ends where no step brings anything
-CURVED = 1e-10  # pairs with less curvature are not remembered
+# Torch's tolerances without a line search; a line search ends where no step lowers the loss.
+FLAT = 1e-7  # a row rests while its largest slope is below this,
+SMALL = 1e-9  # or the slope along the direction above minus this
+CURVED = 1e-10  # pairs of less curvature are not remembered
 ENOUGH = 1e-4  # the share of the expected decrease that a step must bring (Armijo)
-HALVINGS = 12
+HALVINGS = 12  # of the step in a line search
 
 
 @dataclass(frozen=True)
 class LBFGS(Optimizer):
-    """A step is `inner` iterations, as in torch's optimizer and in the published attacks.
+    """Limited-memory BFGS; a step is `inner` iterations, as in torch and in the published attacks.
 
-    Without a line search each iteration moves by `lr` times the direction: torch's own method, row by row. With one, a row
-    halves its step until it brings enough, and forgets its history where nothing does; a row can then not diverge.
+    Without a line search each iteration moves by `lr` times the direction: torch's method, row by
+    row. With a line search, a row halves its step until the loss falls enough, and forgets its
+    history where it does not; such a row cannot diverge.
     """
 
     lr: float = 1.0
@@ -193,10 +200,8 @@ class LBFGS(Optimizer):
                 memory.remember(direction * length[:, None], slopes - before, active)
                 failed = active & (length == 0)
                 memory.forget(failed)
-                done, stuck = (
-                    done | (failed & stuck),
-                    failed,
-                )  # not even the steepest way leads down: this row has ended
+                # A row that failed twice has ended: not even the steepest direction leads down.
+                done, stuck = done | (failed & stuck), failed
                 if not bool(active.any()):
                     break
             search.confine()
@@ -214,7 +219,7 @@ class LBFGS(Optimizer):
         slopes: Tensor,
         along: Tensor,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Losses and slopes where each row ends up, and how far it went: 0 where no step brings enough."""
+        """Return losses, slopes and lengths after the line search; a failed one has length 0."""
         wanted = length > 0
         for _ in range(HALVINGS):
             rows.move(at, direction, length)
@@ -249,7 +254,7 @@ class _Rows:
         return losses, self._flat(slopes)
 
     def move(self, at: Tensor, direction: Tensor, length: Tensor) -> None:
-        """To at + length * direction; a row of length 0 does not move even where its direction is not finite."""
+        """Move to at + length * direction; length 0 stays, even if the direction is not finite."""
         way = torch.where(length[:, None] > 0, direction * length[:, None], 0.0)
         self.last = at + way
         for variable, part in zip(
@@ -258,7 +263,7 @@ class _Rows:
             variable.copy_(part.view_as(variable))
 
     def moved(self) -> bool:
-        """Whether something else than this optimizer changed the variables: they were confined."""
+        """Return whether `confine` changed the variables since the last move."""
         return not torch.equal(self.last, self.position())
 
     @staticmethod
@@ -267,7 +272,10 @@ class _Rows:
 
 
 class _Memory:
-    """Past moves s and changes of slope y. A pair that a row did not earn has weight 0 there and changes nothing."""
+    """Past moves s and changes of slope y, with the weight 1 / (y s) of each pair in each row.
+
+    The weight is 0, and the pair without effect, where a row did not move or curved too little.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
@@ -288,7 +296,7 @@ class _Memory:
             self.scale = torch.where(rows, 1.0, self.scale)
 
     def direction(self, slopes: Tensor) -> Tensor:
-        """The two-loop recursion."""
+        """Return the direction of descent by the two-loop recursion."""
         way, shares = -slopes, []
         for move, change, weight in reversed(self.pairs):
             share = weight * _dot(move, way)

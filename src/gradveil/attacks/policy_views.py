@@ -1,6 +1,7 @@
-"""What the gradient is taken of: the images looked for, or what the client's policy makes of them.
+"""Policy views: whether a search looks for the images before or after the client's policy.
 
-An attacker who knows the policy looks for the images before it, and matches the gradient of the transformed ones.
+An attacker who knows the policy looks for the images before it: at each step it applies the policy
+to them, and matches the gradient of the result.
 """
 
 from abc import ABC, abstractmethod
@@ -17,90 +18,85 @@ from gradveil.core.seeds import drawn_seed
 from gradveil.core.types import Observation
 
 Transform = Callable[[Tensor], Tensor]
-"""Pixel images (B, C, H, W) of one victim to others."""
+"""From pixel images (B, C, H, W) of one victim to others."""
 
 Views = Callable[[Tensor], list[Tensor]]
-"""Pixel images (rows, B, C, H, W) to one or more versions of them; the mean of their distances counts."""
+"""From pixel images (rows, B, C, H, W) to versions of them; the mean of their distances counts."""
 
 
 @runtime_checkable
 class Joinable(Protocol):
-    """A transform that can take other victims' images along in one call."""
+    """A transform that can transform the images of other victims in the same call."""
 
     def beside(self, others: Sequence[Transform]) -> Transform: ...
 
 
 @runtime_checkable
 class Drawable(Protocol):
-    """A policy that can draw once and keep what it drew."""
+    """A policy that can draw its random numbers once, and keep them."""
 
     def draw(self, images: Tensor, rng: Generator) -> Transform: ...
 
 
 @dataclass(frozen=True)
-class Through(ABC):
-    """A value; `bind` gives the function for the victims at hand, each with so many rows."""
+class PolicyView(ABC):
+    """A way to look through the policy; `bind` returns the function for the victims at hand."""
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Names of `Knowledge` fields."""
+        """Names of the `Knowledge` fields without which it cannot run."""
         return ()
 
     @property
     def aims_at(self) -> Literal["used", "original"]:
+        """Whether the search finds the images that the client used, or those before its policy."""
         return "original"
 
     @abstractmethod
-    def bind(self, seen: Sequence[Observation], restarts: int, rng: Generator) -> Views:
-        """For rows in the order of the victims."""
+    def bind(self, seen: Sequence[Observation], rng: Generator, restarts: int = 1) -> Views:
+        """Return the views of images (victims x restarts, B, C, H, W)."""
 
 
 @dataclass(frozen=True)
-class Itself(Through):
-    """The images as the client used them."""
+class Itself(PolicyView):
+    """Look for the images as the client used them."""
 
     @property
     def aims_at(self) -> Literal["used", "original"]:
         return "used"
 
-    def bind(self, seen: Sequence[Observation], restarts: int, rng: Generator) -> Views:
+    def bind(self, seen: Sequence[Observation], rng: Generator, restarts: int = 1) -> Views:
         return lambda pixels: [pixels]
 
 
 @dataclass(frozen=True)
-class KnownTransform(Through):
-    """The policy with the client's own draws."""
+class KnownTransform(PolicyView):
+    """Apply the policy with the random numbers that the client drew."""
 
     @property
     def needs(self) -> tuple[str, ...]:
         return ("transform",)
 
-    def bind(self, seen: Sequence[Observation], restarts: int, rng: Generator) -> Views:
-        return _one_view(
-            [
-                one.knowledge.transform
-                for one in seen
-                for _ in range(restarts)
-                if one.knowledge.transform
-            ]
-        )
+    def bind(self, seen: Sequence[Observation], rng: Generator, restarts: int = 1) -> Views:
+        known = [victim.knowledge.transform for victim in seen for _ in range(restarts)]
+        return _one_view([transform for transform in known if transform is not None])
 
 
 @dataclass(frozen=True)
-class GuessedTransform(Through):
-    """The policy is known, its draws are not: each restart draws once and keeps it, and the gradient tells which was best."""
+class GuessedTransform(PolicyView):
+    """Draw the policy's random numbers once for each restart; the gradient tells the best guess."""
 
     @property
     def needs(self) -> tuple[str, ...]:
         return ("policy",)
 
-    def bind(self, seen: Sequence[Observation], restarts: int, rng: Generator) -> Views:
-        return _one_view([_drawn(one, rng) for one in seen for _ in range(restarts)])
+    def bind(self, seen: Sequence[Observation], rng: Generator, restarts: int = 1) -> Views:
+        return _one_view([_draw(victim, rng) for victim in seen for _ in range(restarts)])
 
 
 @dataclass(frozen=True)
-class ExpectedTransform(Through):
-    """The policy is known, its draws are not: the mean over `draws` new ones at each step."""
+class ExpectedTransform(PolicyView):
+    """Take the mean distance over `draws` new random numbers of the policy at each step."""
 
     draws: int = 4
 
@@ -112,10 +108,9 @@ class ExpectedTransform(Through):
     def needs(self) -> tuple[str, ...]:
         return ("policy",)
 
-    def bind(self, seen: Sequence[Observation], restarts: int, rng: Generator) -> Views:
-        policies = [
-            one.knowledge.policy for one in seen if one.knowledge.policy for _ in range(restarts)
-        ]
+    def bind(self, seen: Sequence[Observation], rng: Generator, restarts: int = 1) -> Views:
+        known = [victim.knowledge.policy for victim in seen for _ in range(restarts)]
+        policies = [policy for policy in known if policy is not None]
         one_call = all(policy == policies[0] for policy in policies)
 
         def view(pixels: Tensor) -> Tensor:
@@ -128,26 +123,26 @@ class ExpectedTransform(Through):
         return lambda pixels: [view(pixels) for _ in range(self.draws)]
 
 
-def _drawn(one: Observation, rng: Generator) -> Transform:
-    policy = one.knowledge.policy
+def _draw(victim: Observation, rng: Generator) -> Transform:
+    policy = victim.knowledge.policy
     assert policy is not None
     if isinstance(policy, Drawable):
-        return policy.draw(torch.zeros(one.size, *one.image_shape), rng)
+        return policy.draw(torch.zeros(victim.size, *victim.image_shape), rng)
     seed = drawn_seed(rng)
     return lambda images: policy(images, Generator().manual_seed(seed))
 
 
 def _one_view(transforms: Sequence[Transform]) -> Views:
-    run = _joined(transforms) or partial(_each, transforms)
-    return lambda pixels: [run(pixels)]
+    transform_rows = _join(transforms) or partial(_transform_each, transforms)
+    return lambda pixels: [transform_rows(pixels)]
 
 
-def _each(transforms: Sequence[Transform], pixels: Tensor) -> Tensor:
+def _transform_each(transforms: Sequence[Transform], pixels: Tensor) -> Tensor:
     return torch.stack([transform(row) for transform, row in zip(transforms, pixels, strict=True)])
 
 
-def _joined(transforms: Sequence[Transform]) -> Transform | None:
-    """All rows in one call, where the transforms are of one kind; those of different policies refuse."""
+def _join(transforms: Sequence[Transform]) -> Transform | None:
+    """Return one call for all rows where the transforms allow it; different policies do not."""
     first = transforms[0]
     if not isinstance(first, Joinable) or any(
         type(other) is not type(first) for other in transforms

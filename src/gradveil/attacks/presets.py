@@ -1,6 +1,10 @@
-"""The published attacks and those that undo a defense by name, each a composition of parts (settings: the papers' and their code's)."""
+"""The named attacks, each a composition of parts with the settings of its paper or its code.
 
-from collections.abc import Mapping
+Each is a constant, such as `dlg`; every constant of type `Attack` here is in the table `PRESETS`,
+where it is called by the same name with hyphens: `adam-cosine`.
+"""
+
+from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
@@ -14,137 +18,147 @@ from gradveil.attacks.policy_views import ExpectedTransform, GuessedTransform, K
 from gradveil.attacks.priors import LabelTerm, Smoothness, TotalVariation
 from gradveil.attacks.starts import ClassMean, Patterned
 from gradveil.core.errors import GradveilError, unknown
+from gradveil.core.importing import import_named
 
 TV = TotalVariation(1e-4)
 NATS = Smoothness(1.0)  # a likelihood counts in nats, not from 0 to 2
-# A line search needs full precision: with a GPU's shorter formats it stopped at a median of 14 dB (32 images), in float32 on a CPU at 38.
-SECOND_ORDER = GradientMatching(l2, LBFGS(1.0), steps=300, boxed=False, decay=False, fast=False)
 
-INVERTING = GradientMatching(cosine, Adam(0.1), TV, steps=4_800, signed=True)
+# Geiping et al. 2020 ("inversed") as Gao et al. 2021 use it, and with the defaults of their code.
+adam_cosine = GradientMatching(cosine, Adam(0.1), TV, steps=4_800, signed=True)
+ig_default = GradientMatching(cosine, Adam(0.1), TotalVariation(1e-1), steps=4_800)
+# As published, at a learning rate that hardly moves ("zhu"): kept to show it.
+lbfgs_l2 = GradientMatching(
+    l2,
+    LBFGS(1e-4, line_search=False),
+    TotalVariation(1e-3),
+    steps=50,
+    restarts=2,
+    boxed=False,
+    decay=False,
+)
+lbfgs_cosine = GradientMatching(
+    cosine, LBFGS(1e-4, line_search=False), TV, steps=300, restarts=16, signed=True, decay=False
+)
+# Deep Leakage from Gradients, Zhu et al. 2019, as in the paper, with a line search for each victim.
+# That needs full precision: with a GPU's shorter formats it stopped at a median of 14 dB
+# (32 images), in float32 on a CPU at 38.
+dlg = GradientMatching(l2, LBFGS(1.0), steps=300, boxed=False, decay=False, fast=False)
+adam_l1 = GradientMatching(l1, Adam(0.1), TV, steps=4_800, signed=True)
+adam_l2 = GradientMatching(l2, Adam(0.1), TV, steps=4_800, signed=True)
+sgd_cosine = GradientMatching(cosine, SGD(0.01, 0.9), TV, steps=4_800, signed=True)
+# Wei et al. 2020: L2 and a label term, from a pattern.
+cpl = replace(dlg, prior=LabelTerm(1e-3), start=Patterned())
+# IGA: cosine and total variation.
+iga = GradientMatching(cosine, Adam(0.1), TotalVariation(1e-2), steps=4_800, signed=True)
+# Exact, for one image and a first layer that is linear with a bias.
+closed_form = LinearInversion()
 
-PUBLISHED: dict[str, Attack] = {
-    # Geiping et al. 2020 ("inversed") as Gao et al. 2021 use it, and with the defaults of their code.
-    "adam-cosine": INVERTING,
-    "ig-default": GradientMatching(cosine, Adam(0.1), TotalVariation(1e-1), steps=4_800),
-    # As published, at a learning rate that hardly moves ("zhu"): kept to show it.
-    "lbfgs-l2": GradientMatching(
-        l2,
-        LBFGS(1e-4, line_search=False),
-        TotalVariation(1e-3),
-        steps=50,
-        restarts=2,
-        boxed=False,
-        decay=False,
-    ),
-    "lbfgs-cosine": GradientMatching(
-        cosine, LBFGS(1e-4, line_search=False), TV, steps=300, restarts=16, signed=True, decay=False
-    ),
-    # Deep Leakage from Gradients, Zhu et al. 2019, as its own paper sets it, with a line search for each victim.
-    "dlg": SECOND_ORDER,
-    "adam-l1": GradientMatching(l1, Adam(0.1), TV, steps=4_800, signed=True),
-    "adam-l2": GradientMatching(l2, Adam(0.1), TV, steps=4_800, signed=True),
-    "sgd-cosine": GradientMatching(cosine, SGD(0.01, 0.9), TV, steps=4_800, signed=True),
-    # Wei et al. 2020: L2 and a label term, from a pattern. IGA: cosine and total variation.
-    "cpl": replace(SECOND_ORDER, prior=LabelTerm(1e-3), initial=Patterned()),
-    "iga": GradientMatching(cosine, Adam(0.1), TotalVariation(1e-2), steps=4_800, signed=True),
-    # Exact, for one image and a first layer that is linear with a bias.
-    "closed-form": LinearInversion(),
+# Against policies. Balunovic et al. 2022 showed that policies fail early in training; the others
+# know the policy, or what the classes look like.
+early_step = GradientMatching(cosine, Adam(0.1), TotalVariation(1e-5), steps=2_000, signed=True)
+transform_known = replace(adam_cosine, view=KnownTransform())
+transform_drawn = replace(adam_cosine, view=ExpectedTransform(4))
+transform_guessed = replace(adam_cosine, view=GuessedTransform(), restarts=8)
+class_mean = replace(adam_cosine, start=ClassMean())
+# Against PRECODE: leave out the random layers (Balunovic et al. 2022), or find the noise too.
+# Against Soteria: leave out its layer.
+without_random_layers = replace(adam_cosine, distance=Cosine(leave_out="random"))
+without_defended_layers = replace(adam_cosine, distance=Cosine(leave_out="defended"))
+joint_noise = replace(adam_cosine, hidden=JointNoise())
+# Against dropout: Scheliga et al. 2023.
+joint_masks = replace(adam_cosine, hidden=JointMasks())
+# Against pruning: match the entries left of one round, or of all rounds where the client feeds back
+# the rest (Lin et al. 2018).
+masked = replace(adam_cosine, distance=Cosine(nonzero=True))
+masked_rounds = replace(adam_cosine, distance=Cosine(rounds=True))
+# Against noise: the most likely image, and the mean of eight such searches (Balunovic et al. 2022,
+# a Bayesian view).
+likelihood = replace(adam_cosine, distance=Likelihood(free=True), prior=NATS)
+averaged = replace(likelihood, restarts=8, averaged=True)
+
+PRESETS: Mapping[str, Attack] = {
+    name.replace("_", "-"): value for name, value in globals().items() if isinstance(value, Attack)
 }
-
-BREAKERS: dict[str, Attack] = {
-    # Policies. Balunovic et al. 2022 showed that they fail early in training; the rest knows the policy, or the classes' looks.
-    "early-step": GradientMatching(
-        cosine, Adam(0.1), TotalVariation(1e-5), steps=2_000, signed=True
-    ),
-    "transform-known": replace(INVERTING, through=KnownTransform()),
-    "transform-drawn": replace(INVERTING, through=ExpectedTransform(4)),
-    "transform-guessed": replace(INVERTING, through=GuessedTransform(), restarts=8),
-    "class-mean": replace(INVERTING, initial=ClassMean()),
-    # PRECODE: Balunovic et al. 2022 leave out what is random; the noise can be looked for too. Soteria: the same with its layer.
-    "without-random-layers": replace(INVERTING, distance=Cosine(leave_out="random")),
-    "without-defended-layers": replace(INVERTING, distance=Cosine(leave_out="defended")),
-    "joint-noise": replace(INVERTING, joint=JointNoise()),
-    # Dropout: Scheliga et al. 2023.
-    "joint-masks": replace(INVERTING, joint=JointMasks()),
-    # Pruning: match what is left of one round, or of all rounds where the rest is fed back (Lin et al. 2018).
-    "masked": replace(INVERTING, distance=Cosine(nonzero=True)),
-    "masked-rounds": replace(INVERTING, distance=Cosine(rounds=True)),
-    # Noise: what is most likely under it, and the mean of eight such searches (Balunovic et al. 2022, a Bayesian view).
-    "likelihood": replace(INVERTING, distance=Likelihood(free=True), prior=NATS),
-    "averaged": replace(
-        INVERTING, distance=Likelihood(free=True), prior=NATS, restarts=8, averaged=True
-    ),
-}
-
-
-class Presets(dict[str, Attack]):
-    """By name. `A+B` is there too, though not listed: both in one search."""
-
-    def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and all(
-            super(Presets, self).__contains__(part) for part in name.split("+")
-        )
-
-    def __missing__(self, name: str) -> Attack:
-        if name not in self:
-            raise KeyError(name)
-        return combined({part: self[part] for part in name.split("+")}, name)
-
-
-PRESETS = Presets({**PUBLISHED, **BREAKERS})
+"""All named attacks, in the order of this file."""
 
 
 def names() -> tuple[str, ...]:
+    """Return the names of all presets."""
     return tuple(PRESETS)
 
 
-def find(name: str) -> Attack:
-    if name not in PRESETS:
-        raise unknown("attack", name, PRESETS)
-    return PRESETS[name]
+def find(name: str, also: Iterable[str] = ()) -> Attack:
+    """Return the attack of this name.
 
-
-def combined(attacks: Mapping[str, Attack], name: str) -> GradientMatching:
-    """The standard attack with all that sets each of them apart from it."""
-    if len(attacks) <= name.count("+"):
+    That is a preset, such as `dlg`; an attack of the caller's, `package.module:NAME`, which is
+    imported; or a combination of such, `A+B`, which is one search with the settings of both. `also`
+    are further names that the caller understands, for the message about an unknown one.
+    """
+    parts = name.split("+")
+    if not all(part in PRESETS or ":" in part for part in parts):
+        raise unknown("attack", name, (*PRESETS, *also))
+    if len(set(parts)) < len(parts):
         raise GradveilError(f"attack {name!r} names a part twice: name each once")
-    apart: dict[str, dict[str, Any]] = {}  # by setting, then by part
-    for part, attack in attacks.items():
-        if not isinstance(attack, GradientMatching):
-            raise GradveilError(
-                f"attack {name!r}: {part} matches no gradients, so nothing can be added to it; run it by itself"
-            )
-        for setting in fields(attack):
-            if getattr(attack, setting.name) != getattr(INVERTING, setting.name):
-                apart.setdefault(setting.name, {})[part] = getattr(attack, setting.name)
-    distance = _joined(apart.pop("distance", {}), name)
-    return replace(
-        INVERTING,
-        distance=distance,
-        **{setting: _agreed(setting, values, name) for setting, values in apart.items()},
+    attacks = {part: PRESETS[part] if part in PRESETS else _import(part) for part in parts}
+    return attacks[name] if len(parts) == 1 else _combine(attacks, name)
+
+
+def _import(reference: str) -> Attack:
+    value = import_named(reference, "attack")
+    if isinstance(value, Attack):
+        return value
+    if isinstance(value, type) and issubclass(value, Attack):
+        kind = value.__name__
+        raise GradveilError(
+            f"attack {reference!r} is a class: name a value of it, such as NAME = {kind}()"
+        )
+    raise GradveilError(
+        f"attack {reference!r} is of type {type(value).__name__}: expected a value of a subclass "
+        "of gradveil.attacks.Attack"
     )
 
 
-def _joined(distances: Mapping[str, Distance], name: str) -> Distance:
+def _combine(attacks: Mapping[str, Attack], name: str) -> GradientMatching:
+    """Return the standard attack with every setting in which one of the attacks differs from it."""
+    differing: dict[str, dict[str, Any]] = {}  # by setting, then by part
+    for part, attack in attacks.items():
+        if not isinstance(attack, GradientMatching):
+            raise GradveilError(
+                f"attack {name!r}: {part} matches no gradients, so nothing can be added to it; "
+                "run it by itself"
+            )
+        for setting in fields(attack):
+            value = getattr(attack, setting.name)
+            if value != getattr(adam_cosine, setting.name):
+                differing.setdefault(setting.name, {})[part] = value
+    distance = _combine_distances(differing.pop("distance", {}), name)
+    others = {setting: _agree(setting, values, name) for setting, values in differing.items()}
+    return replace(adam_cosine, distance=distance, **others)
+
+
+def _combine_distances(distances: Mapping[str, Distance], name: str) -> Distance:
     kinds = {
         part: type(distance) for part, distance in distances.items() if type(distance) is not Cosine
     }
-    kind: type[Distance] = _agreed("distance", kinds, name) if kinds else Cosine
-    apart: dict[str, dict[str, Any]] = {}
+    kind: type[Distance] = _agree("distance", kinds, name) if kinds else Cosine
+    differing: dict[str, dict[str, Any]] = {}
     for part, distance in distances.items():
         for setting in fields(distance):
-            if (value := getattr(distance, setting.name)) != setting.default:
-                apart.setdefault(setting.name, {})[part] = value
-    if {*apart.get("leave_out", {}).values()} == {"random", "defended"}:
-        apart["leave_out"] = {name: "both"}
-    return kind(**{setting: _agreed(setting, values, name) for setting, values in apart.items()})
+            value = getattr(distance, setting.name)
+            if value != setting.default:
+                differing.setdefault(setting.name, {})[part] = value
+    if {*differing.get("leave_out", {}).values()} == {"random", "defended"}:
+        differing["leave_out"] = {name: "both"}
+    return kind(**{setting: _agree(setting, values, name) for setting, values in differing.items()})
 
 
-def _agreed(setting: str, values: Mapping[str, Any], name: str) -> Any:
+def _agree(setting: str, values: Mapping[str, Any], name: str) -> Any:
+    """Return the value that all parts of a combination have for a setting."""
     (first, value), *others = values.items()
     for part, other in others:
         if other != value:
             raise GradveilError(
-                f"attack {name!r}: {first} and {part} cannot be combined, each has a {setting} of its own"
+                f"attack {name!r}: {first} and {part} cannot be combined, "
+                f"each has a {setting} of its own"
             )
     return value

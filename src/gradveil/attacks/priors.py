@@ -1,7 +1,7 @@
-"""What an attacker believes of images before it looks at the gradient: one penalty for each row, to be added to the distance.
+"""Priors: penalties on unlikely images, added to the distance of each row.
 
-A prior is a value, called with pixel images (rows, B, C, H, W) and a `PriorState`. Rows are independent victims: none changes the
-penalty of another, and the model stays as it is.
+A prior is a value, called with pixel images (rows, B, C, H, W) and a `PriorState`. Rows are
+independent victims: none changes the penalty of another, and the model stays as it is.
 """
 
 import math
@@ -12,17 +12,20 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
-from gradveil.attacks.labels import outputs
+from gradveil.attacks.labels import predict
 from gradveil.core.errors import GradveilError
+
+BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 
 
 @dataclass(frozen=True, eq=False)
 class PriorState:
-    """What a prior may look at besides the images. Labels are (rows, B), or (rows, B, classes) where soft; (mean, std) is the frame.
+    """The values besides the images that a prior may use.
 
-    `train_mode` is the protocol's: a pass of the model is made as the client made it. Of its answers the first `classes` are logits.
+    `labels` are (rows, B), or probabilities (rows, B, classes); `mean` and `std` are those of the
+    model's normalization. `train_mode` is the client's mode in a pass of the model. The first
+    `classes` outputs of the model are logits; all of them where it is None.
     """
 
     model: nn.Module
@@ -35,26 +38,24 @@ class PriorState:
 
 @dataclass(frozen=True)
 class Prior(ABC):
-    """Differentiable by the images."""
+    """A penalty on images, differentiable by them.
 
-    @property
-    def waits(self) -> bool:
-        """Whether it needs values back from a GPU while it runs, so that a step with it cannot be captured and replayed."""
-        return False
+    It must not wait for values from a GPU, so that a step with it can be captured and replayed.
+    """
 
     @property
     def passes(self) -> bool:
-        """Whether it may pass images through the model, which may draw then."""
+        """Whether it may pass images through the model, which may draw random numbers then."""
         return True
 
     @abstractmethod
     def __call__(self, images: Tensor, state: PriorState) -> Tensor:
-        """One penalty for each row."""
+        """Return (rows,) penalties."""
 
 
 @dataclass(frozen=True)
 class Weighted(Prior):
-    """A prior with a factor in front."""
+    """A prior multiplied by `weight`."""
 
     weight: float
 
@@ -67,7 +68,7 @@ class Weighted(Prior):
 
     @abstractmethod
     def penalty(self, images: Tensor, state: PriorState) -> Tensor:
-        """For each row, at weight 1."""
+        """Return (rows,) penalties at weight 1."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +86,10 @@ class TotalVariation(Weighted):
 
 @dataclass(frozen=True)
 class Smoothness(TotalVariation):
-    """Total variation in nats: minus the log density of neighbors whose difference is Laplacian of scale 1, summed over all values.
+    """Total variation in nats, for a distance in nats such as a likelihood.
 
-    It goes with a distance in nats, such as a likelihood: unlike a weight tuned for one size, it holds for images of any size.
+    It is minus the log density of neighbors whose difference is Laplacian of scale 1, summed over
+    all values. Unlike a weight tuned for one image size, it holds for images of any size.
     """
 
     def penalty(self, images: Tensor, state: PriorState) -> Tensor:
@@ -96,15 +98,15 @@ class Smoothness(TotalVariation):
 
 @dataclass(frozen=True)
 class LabelTerm(Weighted):
-    """sum over the batch of |F(x') - onehot(y)|^2 (CPL, Wei et al. 2020).
+    """The sum over the batch of |F(x') - onehot(y)|^2 (CPL, Wei et al. 2020).
 
-    The paper calls F(x') the model's prediction: it is taken as the softmax probabilities, which can meet a one-hot vector.
+    The paper calls F(x') the model's prediction; it is taken as the softmax probabilities, which
+    can meet a one-hot vector.
     """
 
     def penalty(self, images: Tensor, state: PriorState) -> Tensor:
-        probabilities = _by_row(images, state, lambda rows: _logits(state, rows))[
-            ..., : state.classes
-        ].softmax(-1)
+        outputs = _by_row(images, state, lambda rows: _predict(state, rows))
+        probabilities = outputs[..., : state.classes].softmax(-1)
         labels = state.labels
         if labels.dim() == 2:
             labels = labels[..., None] == torch.arange(
@@ -115,34 +117,31 @@ class LabelTerm(Weighted):
 
 @dataclass(frozen=True)
 class NormStatistics(Weighted):
-    """How far the reconstruction's statistics are from those that batch-norm layers keep of the training data (Yin et al. 2021).
+    """The mismatch with the statistics that batch-norm layers keep of the data (Yin et al. 2021).
 
-    Over the layers: sum of mean over the channels of (mean - running mean)^2 + (variance - running variance)^2, with mean and
-    variance over the row's own images and positions.
+    Sum over the layers of the mean over channels of (mean - running mean)^2 + (variance - running
+    variance)^2, with mean and variance over the images of a row and their positions.
     """
 
     def penalty(self, images: Tensor, state: PriorState) -> Tensor:
         norms = [
             m
             for m in state.model.modules()
-            if isinstance(m, _BatchNorm) and m.running_mean is not None
+            if isinstance(m, BatchNorm) and m.running_mean is not None
         ]
         if not norms:
             raise GradveilError(
-                f"{type(state.model).__name__} has no batch norm with running statistics: leave NormStatistics out"
+                f"{type(state.model).__name__} has no batch norm with running statistics: "
+                "leave NormStatistics out"
             )
         return _by_row(images, state, lambda rows: _mismatch(state, norms, rows))
 
 
 @dataclass(frozen=True)
 class Sum(Prior):
-    """All of them together."""
+    """The sum of several priors."""
 
     priors: tuple[Prior, ...]
-
-    @property
-    def waits(self) -> bool:
-        return any(prior.waits for prior in self.priors)
 
     @property
     def passes(self) -> bool:
@@ -158,31 +157,33 @@ none = Sum(())
 
 
 def _mean(values: Tensor) -> Tensor:
-    """For each row; 0 where there are no values, in an image one pixel wide."""
+    """Return the mean of each row; 0 where there are no values, in an image one pixel wide."""
     return values.flatten(1).sum(1) / max(1, values[0].numel())
 
 
 def _by_row(images: Tensor, state: PriorState, function: Callable[[Tensor], Tensor]) -> Tensor:
-    """A function of (rows, B, C, H, W) with a result for each row. Layers in training mode mix all that shares a pass: rows go alone."""
+    """Apply a function of (rows, B, C, H, W) that returns a result for each row.
+
+    In training mode each row has a pass of its own, since batch norm mixes the images of a pass.
+    """
     return (
         torch.cat([function(row[None]) for row in images]) if state.train_mode else function(images)
     )
 
 
-def _logits(state: PriorState, images: Tensor) -> Tensor:
-    """(rows, B, classes and what else the model answers)."""
-    return torch.stack(
-        list(outputs(state.model, images.flatten(0, 1), state.train_mode).chunk(len(images)))
-    )
+def _predict(state: PriorState, images: Tensor) -> Tensor:
+    """Return the model's outputs, (rows, B, outputs)."""
+    outputs = predict(state.model, images.flatten(0, 1), state.train_mode)
+    return torch.stack(list(outputs.chunk(len(images))))
 
 
-def _mismatch(state: PriorState, norms: list[_BatchNorm], images: Tensor) -> Tensor:
-    """The penalty of `NormStatistics` in one pass, after which the hooks are gone."""
+def _mismatch(state: PriorState, norms: list[BatchNorm], images: Tensor) -> Tensor:
+    """Return the penalty of `NormStatistics`, recorded by hooks during one pass."""
     parts: list[Tensor] = []
     kept = {norm: (norm.running_mean, norm.running_var) for norm in norms}
 
     def record(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        assert isinstance(norm, _BatchNorm)
+        assert isinstance(norm, BatchNorm)
         mean, variance = kept[norm]
         assert mean is not None and variance is not None
         values = inputs[0].reshape(
@@ -194,5 +195,5 @@ def _mismatch(state: PriorState, norms: list[_BatchNorm], images: Tensor) -> Ten
     with ExitStack() as hooks:
         for norm in norms:
             hooks.callback(norm.register_forward_pre_hook(record).remove)
-        _logits(state, images)
+        _predict(state, images)
     return torch.stack(parts).sum(0)

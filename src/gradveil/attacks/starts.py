@@ -1,7 +1,7 @@
-"""Where a search starts: images in the model's normalized space z, where pixel = z * std + mean.
+"""Images to start a search from, in the model's normalized space z, where pixel = z * std + mean.
 
-A start is a value. Rows are drawn one after the other, so a row does not depend on how many follow it. Everything is drawn on the
-generator's device and stays there.
+A start is a value; `bind` draws it for the victims at hand. Rows are drawn one after the other, so
+that a row does not depend on how many follow it.
 """
 
 import math
@@ -14,72 +14,60 @@ from torch import Generator, Tensor
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Observation
-from gradveil.engine.gradients import Frame
+from gradveil.engine.gradients import Frame, pixel_frame
 
-Shape = tuple[int, int, int, int]
-"""(B, C, H, W): the batch of one victim."""
+BatchShape = tuple[int, int, int, int]
+"""(B, C, H, W): the images of one victim."""
 
 
 @dataclass(frozen=True)
-class Initial(ABC):
-    """Called with the number of rows, the shape of each, a generator and the frame; gives (rows, B, C, H, W)."""
+class Start(ABC):
+    """Images to start from."""
 
     @property
     def needs(self) -> tuple[str, ...]:
-        """Names of `Knowledge` fields."""
+        """Names of the `Knowledge` fields without which it cannot run."""
         return ()
 
-    def knowing(self, seen: Sequence[Observation], labels: Tensor) -> "Initial":
-        """The start for these victims, with the labels (rows, B) or (rows, B, classes) of the rows."""
-        return self
-
     @abstractmethod
-    def __call__(self, rows: int, shape: Shape, rng: Generator, frame: Frame) -> Tensor:
-        """The start itself."""
+    def bind(
+        self, seen: Sequence[Observation], rng: Generator, restarts: int, labels: Tensor
+    ) -> Tensor:
+        """Return normalized images (victims x restarts, B, C, H, W) on the generator's device.
+
+        `labels` are those of the rows: (rows, B), or (rows, B, classes) where they are optimized.
+        """
 
 
 @dataclass(frozen=True)
-class DrawnStart(Initial):
-    """A start whose rows are alike, each drawn anew."""
+class DrawnStart(Start):
+    """A start that draws every row in the same way."""
 
-    def __call__(self, rows: int, shape: Shape, rng: Generator, frame: Frame) -> Tensor:
-        mean, std = (part.to(rng.device) for part in frame)
-        return torch.stack([self.row(shape, rng, (mean, std)) for _ in range(rows)])
+    def bind(
+        self, seen: Sequence[Observation], rng: Generator, restarts: int, labels: Tensor
+    ) -> Tensor:
+        frame, shape = find_frame(seen[0], rng.device), _shape(seen[0])
+        return torch.stack([self.row(shape, rng, frame) for _ in range(len(seen) * restarts)])
 
     @abstractmethod
-    def row(self, shape: Shape, rng: Generator, frame: Frame) -> Tensor:
-        """One row, (B, C, H, W)."""
+    def row(self, shape: BatchShape, rng: Generator, frame: Frame) -> Tensor:
+        """Draw one row, (B, C, H, W)."""
 
 
 @dataclass(frozen=True)
 class Normal(DrawnStart):
-    """Independent N(0, 1): as much spread as the data has, pixel by pixel."""
+    """Independent N(0, 1) values: as much spread as the data has, pixel by pixel."""
 
-    def row(self, shape: Shape, rng: Generator, frame: Frame) -> Tensor:
+    def row(self, shape: BatchShape, rng: Generator, frame: Frame) -> Tensor:
         return torch.randn(shape, generator=rng, device=rng.device, dtype=frame[0].dtype)
 
 
 @dataclass(frozen=True)
-class Uniform(DrawnStart):
-    """Pixels uniform in [0, 1]."""
-
-    def row(self, shape: Shape, rng: Generator, frame: Frame) -> Tensor:
-        return _normalized(_pixels(shape, rng, frame), frame)
-
-
-@dataclass(frozen=True)
-class Zeros(DrawnStart):
-    """z = 0: the mean color."""
-
-    def row(self, shape: Shape, rng: Generator, frame: Frame) -> Tensor:
-        return torch.zeros(shape, device=rng.device, dtype=frame[0].dtype)
-
-
-@dataclass(frozen=True)
 class Patterned(DrawnStart):
-    """A random tile for each image, `tile` x `tile` pixels uniform in [0, 1], repeated over it and cut off at its edges.
+    """A random tile for each image, repeated over it and cut off at its edges.
 
-    Geometric initialization (Wei et al. 2020).
+    The tile has `tile` x `tile` pixels, uniform in [0, 1]: geometric initialization (Wei et al.
+    2020).
     """
 
     tile: int = 4
@@ -90,62 +78,75 @@ class Patterned(DrawnStart):
                 f"tile {self.tile}: a patterned start needs a tile of at least 1 pixel"
             )
 
-    def row(self, shape: Shape, rng: Generator, frame: Frame) -> Tensor:
+    def row(self, shape: BatchShape, rng: Generator, frame: Frame) -> Tensor:
         batch, channels, height, width = shape
-        tiles = _pixels((batch, channels, self.tile, self.tile), rng, frame)
+        size = (batch, channels, self.tile, self.tile)
+        tiles = torch.rand(size, generator=rng, device=rng.device, dtype=frame[0].dtype)
         down, across = math.ceil(height / self.tile), math.ceil(width / self.tile)
-        return _normalized(tiles.repeat(1, 1, down, across)[..., :height, :width], frame)
+        return _normalize(tiles.repeat(1, 1, down, across)[..., :height, :width], frame)
 
 
 @dataclass(frozen=True, eq=False)
-class Given(Initial):
-    """Pixel images of the caller's choice: (C, H, W) for all, (B, C, H, W) for every row, or (rows, B, C, H, W)."""
+class Given(Start):
+    """Pixel images of the caller's choice.
+
+    (C, H, W) are used for all images, (B, C, H, W) for every row, (rows, B, C, H, W) as they are.
+    """
 
     images: Tensor = field(repr=False)
 
-    def __call__(self, rows: int, shape: Shape, rng: Generator, frame: Frame) -> Tensor:
-        whole = (rows, *shape)
+    def bind(
+        self, seen: Sequence[Observation], rng: Generator, restarts: int, labels: Tensor
+    ) -> Tensor:
+        whole = (len(seen) * restarts, *_shape(seen[0]))
         if tuple(self.images.shape) not in (whole, whole[1:], whole[2:]):
             raise GradveilError(
-                f"start images have shape {tuple(self.images.shape)}: expected {whole[2:]}, {whole[1:]} or {whole}"
+                f"start images have shape {tuple(self.images.shape)}: expected {whole[2:]}, "
+                f"{whole[1:]} or {whole}"
             )
-        mean, std = (part.to(rng.device) for part in frame)
-        return _normalized(self.images.to(mean).expand(whole), (mean, std))
+        frame = find_frame(seen[0], rng.device)
+        return _normalize(self.images.to(frame[0]).expand(whole), frame)
 
 
 @dataclass(frozen=True)
-class ClassMean(Initial):
+class ClassMean(Start):
     """The mean image of the label's class in public data."""
 
     @property
     def needs(self) -> tuple[str, ...]:
         return ("means",)
 
-    def knowing(self, seen: Sequence[Observation], labels: Tensor) -> Initial:
+    def bind(
+        self, seen: Sequence[Observation], rng: Generator, restarts: int, labels: Tensor
+    ) -> Tensor:
         expected = (seen[0].classes, *seen[0].image_shape)
         if labels.dim() != 2:
             raise GradveilError(
                 "a start from class means needs labels: they cannot be optimized along"
             )
         starts = []
-        for one, own in zip(seen, labels.cpu().chunk(len(seen)), strict=True):
-            means = one.knowledge.means
+        for victim, rows in zip(seen, labels.cpu().chunk(len(seen)), strict=True):
+            means = victim.knowledge.means
             assert means is not None
             if tuple(means.shape) != expected:
                 raise GradveilError(
                     f"class means of shape {tuple(means.shape)}: expected {expected}"
                 )
-            starts.append(means.cpu()[own])
-        return Given(torch.cat(starts))
-
-    def __call__(self, rows: int, shape: Shape, rng: Generator, frame: Frame) -> Tensor:
-        raise GradveilError("class means depend on the victims: call knowing(seen, labels) first")
+            starts.append(means.cpu()[rows])
+        return Given(torch.cat(starts)).bind(seen, rng, restarts, labels)
 
 
-def _pixels(shape: Shape, rng: Generator, frame: Frame) -> Tensor:
-    return torch.rand(shape, generator=rng, device=rng.device, dtype=frame[0].dtype)
+def find_frame(victim: Observation, device: torch.device) -> Frame:
+    """Return mean and std of the model's normalization, in the type of the shared gradients."""
+    dtype = next(iter(victim.gradients.values())).dtype
+    mean, std = pixel_frame(victim.model, victim.image_shape)
+    return mean.to(device, dtype), std.to(device, dtype)
 
 
-def _normalized(pixels: Tensor, frame: Frame) -> Tensor:
+def _shape(victim: Observation) -> BatchShape:
+    return (victim.size, *victim.image_shape)
+
+
+def _normalize(pixels: Tensor, frame: Frame) -> Tensor:
     mean, std = frame
     return (pixels - mean) / std

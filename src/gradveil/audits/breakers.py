@@ -93,7 +93,7 @@ def automatic(
         *map(type, defense.parts()),
         *([] if model is None else _drawing_like(model, train_mode)),
     ]
-    breakers = (name for kind in kinds for name in BREAKERS[kind])
+    breakers = (name for kind in kinds for name in BREAKERS.get(kind, ()))
     return tuple(dict.fromkeys((STANDARD, *breakers, *combinations(defense, kinds), "closed-form")))
 
 

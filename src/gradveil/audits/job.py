@@ -112,7 +112,11 @@ class AuditJob:
     def __post_init__(self) -> None:
         for name, least in LEAST.items():
             value = getattr(self, name)
-            if value is not None and value < least:
+            if value is None and name in OPTIONAL:
+                continue
+            if not isinstance(value, int):
+                raise GradveilError(f"{name.replace('_', ' ')} {value!r}: expected a whole number")
+            if value < least:
                 raise GradveilError(
                     f"{name.replace('_', ' ')} {value}: it must be at least {least}"
                 )
@@ -189,6 +193,7 @@ LEAST = {
     "steps": 1,
     "restarts": 1,
 }
+OPTIONAL = ("victims_at_once", "steps", "restarts")
 
 
 def data_name(data: Images | str) -> str:
@@ -229,7 +234,8 @@ def name_attacks(
 def _named(attack: object) -> tuple[str, Attack]:
     match attack:
         case str():
-            return attack.rpartition(":")[2], _find(attack)
+            parts = [part.rpartition(":")[2] for part in attack.split("+")]
+            return "+".join(parts), find(attack, also=(AUTO,))
         case Attack():
             return _name_of(attack), attack
         case (str() as name, Attack() as value):
@@ -238,12 +244,6 @@ def _named(attack: object) -> tuple[str, Attack]:
         f"attacks: a {type(attack).__name__}; expected the name of an attack, an Attack, or a pair "
         "of a name and an Attack"
     )
-
-
-def _find(name: str) -> Attack:
-    if ":" not in name and any(part not in names() for part in name.split("+")):
-        raise unknown("attack", name, (*names(), AUTO, "package.module:NAME"))
-    return find(name)
 
 
 def _name_of(attack: Attack) -> str:

@@ -3,7 +3,7 @@
 import copy
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,8 @@ import torch
 from torch import nn
 
 from gradveil.audits.job import AuditJob, Case, data_name
-from gradveil.core.errors import GradveilError
+from gradveil.audits.records import MODEL
+from gradveil.core.errors import GradveilError, one_line
 from gradveil.core.files import write_text
 from gradveil.core.seeds import following, generator
 from gradveil.data import Images
@@ -21,7 +22,6 @@ from gradveil.models import build
 from gradveil.models.bottleneck import at_rest
 from gradveil.models.checkpoints import load_checkpoint, read_settings
 
-MODEL = "model.json"
 PASSED_AT_ONCE = 500
 MEASURED = {"cpu": 2_000, "cuda": 10_000}
 """Test images at most, where a checkpoint does not say its accuracy."""
@@ -68,7 +68,13 @@ def find_model(job: AuditJob, case: Case, split: Images) -> tuple[nn.Module, boo
 def plain_model(model: nn.Module | str, split: Images, seed: int) -> nn.Module:
     """A copy of the module, or a new model of this name for such images."""
     if isinstance(model, nn.Module):
-        return copy.deepcopy(model)
+        try:
+            return copy.deepcopy(model)
+        except Exception as error:  # the model may be anyone's
+            raise GradveilError(
+                f"{type(model).__name__} cannot be copied, so that it stays as it is: "
+                f"{one_line(error, 200)}"
+            ) from error
     facts = {"channels": split.channels, "size": split.size, "classes": len(split.classes)}
     return build(model, **facts, mean=split.mean, std=split.std, seed=seed)
 
@@ -138,13 +144,25 @@ def trained_under(facts: Mapping[str, Any]) -> str | None:
     """The text of the defense that a checkpoint says it was trained under.
 
     Early versions wrote a policy beside the defense, and crop and flip as a setting of the run.
+    The text is looked at and never parsed: a file does not decide what is made.
     """
     found = facts.get("defense", "none")
     found = facts.get("policy") if found == "none" else found
     if not isinstance(found, str):
         return None
-    alone = found != "none" and ":" not in found
-    return f"policy:{found},augment=no" if alone and facts.get("augment") is False else found
+    if facts.get("augment") is not False:
+        return found
+    return THEN.join(map(_without_augment, found.split(THEN)))
+
+
+def _without_augment(part: str) -> str:
+    """The text of one defense, with crop and flip switched off where it has them."""
+    name, _, settings = part.partition(":")
+    if name not in REGISTRY:
+        return f"policy:{part},augment=no"
+    if "augment" not in {f.name for f in fields(REGISTRY[name])} or "augment=" in settings:
+        return part
+    return f"{part}{',' if settings else ':'}augment=no"
 
 
 def _refuse_protected(path: Path, defense: Defense) -> None:

@@ -18,7 +18,11 @@ from gradveil.core.files import write_bytes
 from gradveil.core.job_folder import SETTINGS, remove_empty
 
 RECORDS = "records.jsonl"
+MODEL = "model.json"
 IMAGES = "images"
+FILES = (RECORDS, MODEL, SETTINGS)
+"""What a case's folder has beside pictures; the settings go last, for they say whose it is."""
+
 Scores = Mapping[str, float]
 Key = tuple[str, str, int]
 """Kind, attack and chunk: what is written in one go."""
@@ -86,6 +90,19 @@ def read_records(path: Path) -> list[Record]:
 
 def recover(path: Path, sizes: Mapping[Key, int]) -> list[Record]:
     """Read the records of whole chunks, `sizes` images each; cut off the file what follows them."""
+    kept, end = _whole(path, sizes)
+    if path.is_file() and path.stat().st_size > end:
+        write_bytes(path, path.read_bytes()[:end])
+    return kept
+
+
+def whole_chunks(path: Path, sizes: Mapping[Key, int]) -> list[Record]:
+    """Read the records of whole chunks, and leave the file as it is."""
+    return _whole(path, sizes)[0]
+
+
+def _whole(path: Path, sizes: Mapping[Key, int]) -> tuple[list[Record], int]:
+    """The records of whole chunks, and the position of their end."""
     kept: list[Record] = []
     part: list[Record] = []
     end = 0
@@ -98,9 +115,7 @@ def recover(path: Path, sizes: Mapping[Key, int]) -> list[Record]:
             )
         if len(part) == sizes[record.key]:
             kept, part, end = kept + part, [], position
-    if path.is_file() and path.stat().st_size > end:
-        write_bytes(path, path.read_bytes()[:end])
-    return kept
+    return kept, end
 
 
 def _read(path: Path) -> list[tuple[Record, int]]:
@@ -151,6 +166,6 @@ def release(out: Path) -> None:
     """Give a case's folder back after a failure, unless it holds records."""
     if (out / RECORDS).exists() and (out / RECORDS).stat().st_size:
         return
-    for path in (*out.glob(f"{IMAGES}/*.safetensors"), out / RECORDS, out / SETTINGS):
+    for path in (*out.glob(f"{IMAGES}/*.safetensors"), *map(out.joinpath, FILES)):
         path.unlink(missing_ok=True)
     remove_empty(out / IMAGES, out)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 
 from gradveil.audits.model import ModelFacts, read_facts
@@ -134,6 +135,10 @@ class CaseResult:
         """The attack that identifies most images, against either truth; of equal ones that with
         the most dB over blind."""
         rows = [row for row in self.rows if row.kind == "attack" and row.truth in self.truths]
+        if not rows:
+            raise GradveilError(
+                f"{self.out} holds no attacked image yet: run the same command again"
+            )
         return max(rows, key=_strength)
 
     def of(self, kind: str, attack: str | None = None) -> list[Record]:
@@ -181,6 +186,11 @@ class AuditResult:
         """Read an audit's folder; cases that were not begun are left out."""
         folder = Path(out)
         settings = AUDIT.read(folder)
+        if settings.get("format") != FORMAT:
+            raise GradveilError(
+                f"{folder} holds nothing that this version can read: its settings.json does not say "
+                f"{FORMAT!r}"
+            )
         if "cases" not in settings:
             raise GradveilError(
                 f"{folder} holds one case of an audit: read the folder above it, {folder.parent}"
@@ -205,9 +215,11 @@ class AuditResult:
                 return case
         raise unknown("case", defense, (case.name for case in self.cases))
 
-    def images(self, attack: str, defense: str | None = None) -> dict[str, Tensor]:
+    def images(self, attack: str, defense: object = None) -> dict[str, Tensor]:
         """Original, used and found images of an attack on the first case, or on that of a defense."""
-        return (self.cases[0] if defense is None else self.case(defense)).images(attack)
+        if not self.cases:
+            raise GradveilError(f"{self.out} holds no case yet: run the same command again")
+        return (self.cases[0] if defense is None else self.case(str(defense))).images(attack)
 
     def plain(self) -> list[dict[str, Any]]:
         """The cases, as JSON has them."""
@@ -258,17 +270,18 @@ class AuditResult:
 
     def __rich__(self) -> Table:
         facts = f"{self.settings['model']} on {self.settings['data']}"
-        table = Table(title=f"{facts}, seed {self.settings['seed']}", title_justify="left")
+        title = Text(f"{facts}, seed {self.settings['seed']}")
+        table = Table(title=title, title_justify="left")
         for number, column in enumerate(COLUMNS):
             table.add_column(column, justify="left" if number in (0, 1, 7) else "right")
         for cells in self._cells():
-            table.add_row(*cells)
+            table.add_row(*map(Text, cells))  # names are a user's: they are no markup
         return table
 
     def __str__(self) -> str:
         console = Console(width=110, color_system=None)
         with console.capture() as text:
-            console.print(self.__rich__(), markup=False)
+            console.print(self.__rich__())
         return text.get()
 
     __repr__ = __str__

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import platform
+import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 from gradveil import __version__
 from gradveil.attacks import Attack
 from gradveil.audits.job import AuditJob, Case, make_cases, name_attacks
-from gradveil.audits.model import MODEL, describe_model, save_facts
+from gradveil.audits.model import describe_model, save_facts
 from gradveil.audits.records import (
+    MODEL,
     RECORDS,
     Key,
     Record,
@@ -28,6 +30,7 @@ from gradveil.audits.records import (
     recover,
     release,
     save_images,
+    whole_chunks,
 )
 from gradveil.audits.results import AUDIT, FORMAT, AuditResult
 from gradveil.audits.stage import (
@@ -59,7 +62,7 @@ MOVING = 4  # images whose frames are kept
 CEILING = 200.0
 """In dB: an exact copy would be infinite, which JSON cannot hold and a mean cannot bear."""
 
-TRIED = ("attacks", "left_out", "knows", "protected")
+TRIED = ("left_out", "knows", "protected")
 """Settings of a case that are known only after its attacks were tried out."""
 
 
@@ -99,22 +102,27 @@ def audit(
     set. The result lies in `out`, a new temporary folder by default; a folder with the same audit
     is gone on with. See `gradveil audit --help` for what the rest means.
     """
-    found = [defense if isinstance(defense, Defense) else _parsed(defense) for defense in defenses]
-    auto, named = name_attacks(attacks)
-    paths = {} if checkpoint is None else {"": Path(checkpoint)}
-    data: Images | str = images if isinstance(images, str) else _own(images, labels, model, classes)
-    others = None
-    if public is not None and not isinstance(data, str):
-        count = len(data.classes)
-        others = as_images(public, name="public", classes=count, mean=data.mean, std=data.std)
-    count = 8 if isinstance(data, str) else (len(data) - first) // batch_size * batch_size
+    if not isinstance(model, nn.Module | str):
+        raise GradveilError(
+            f"model: a {type(model).__name__}; expected a torch.nn.Module or the name of a model"
+        )
+    found = [
+        defense if isinstance(defense, Defense) else _parsed(defense)
+        for defense in _several(defenses, "defenses", "prune:0.95")
+    ]
+    auto, named = name_attacks(_several(attacks, "attacks", "dlg"))
+    root = None if data_root is None else Path(data_root)
+    data = _victims(images, labels, model, classes)
+    others = _public(public, root)
     job = AuditJob(
         model,
         data,
         named,
         auto,
-        make_cases(found, checkpoints=paths, clean=clean),
-        count if victims is None else victims,
+        make_cases(
+            found, checkpoints={} if checkpoint is None else {"": Path(checkpoint)}, clean=clean
+        ),
+        _count(data, first, batch_size) if victims is None else victims,
         others,
         batch_size=batch_size,
         steps=steps,
@@ -124,9 +132,22 @@ def audit(
         first=first,
         seed=seed,
     )
-    folder = Path(tempfile.mkdtemp(prefix="gradveil-audit-")) if out is None else Path(out)
-    root = None if data_root is None else Path(data_root)
-    return run_audit(job, folder, root=root, device=device, progress=progress)
+    if out is not None:
+        return run_audit(job, Path(out), root=root, device=device, progress=progress)
+    folder = Path(tempfile.mkdtemp(prefix="gradveil-audit-"))
+    try:
+        return run_audit(job, folder, root=root, device=device, progress=progress)
+    finally:
+        remove_empty(folder)  # where nothing could be audited
+
+
+def _several(values: object, name: str, example: str) -> Sequence[Any]:
+    """The values of an argument that takes a list of them."""
+    if isinstance(values, list | tuple):
+        return values
+    raise GradveilError(
+        f"{name}: a {type(values).__name__}; expected a list, such as [{example!r}]"
+    )
 
 
 def _parsed(defense: object) -> Defense:
@@ -138,15 +159,34 @@ def _parsed(defense: object) -> Defense:
     return parse(defense)
 
 
-def _own(images: Any, labels: Tensor | None, model: nn.Module | str, classes: int | None) -> Images:
-    """A user's images, with as many classes as the model has logits."""
-    if isinstance(images, Images):
+def _victims(
+    images: Any, labels: Tensor | None, model: nn.Module | str, classes: int | None
+) -> Images | str:
+    """The images to attack, with as many classes as the model has logits; a name stays a name."""
+    if isinstance(images, str):
+        if labels is not None or classes is not None:
+            given = "classes" if labels is None else "labels"
+            raise GradveilError(f"{given}: the data set {images} has its own; leave them out")
         return images
     found = as_images(images, labels, name="images", classes=classes)
-    if classes is None and isinstance(model, nn.Module):
+    if classes is None and isinstance(model, nn.Module) and not isinstance(images, Images):
         count = Client(model).count_classes(found.images[:1].float() / 255)
-        found = as_images(images, labels, name="images", classes=count)
+        found = as_images(found, name="images", classes=count)
     return found
+
+
+def _public(public: Any, root: Path | None) -> Images | None:
+    """Images that anyone may have; the name of a data set stands for its training split."""
+    if isinstance(public, str):
+        return load(public, "train", root=root)
+    return None if public is None else as_images(public, name="public")
+
+
+def _count(data: Images | str, first: int, batch_size: int) -> int:
+    """How many images are attacked where that is not said: few of a data set, else all."""
+    most = 8 if isinstance(data, str) else len(data) - first
+    size = max(batch_size, 1)  # a wrong one is refused by the job
+    return max(most // size, 1) * size
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,6 +221,7 @@ def prepare(
         "format": FORMAT,
         "attacks": [*(["auto"] if job.auto else []), *map(str, job.attacks)],
         "cases": [case.plain() for case in job.cases],
+        "public_sha256": _digest(job.public),
     }
     AUDIT.refuse_other(out, settings)
     split, public, test = _splits(job, root)
@@ -197,12 +238,19 @@ def prepare(
 def _splits(job: AuditJob, root: Path | None) -> tuple[Images, Images | None, Images]:
     """The victims' split, public images, and images to measure accuracy on."""
     if isinstance(job.data, Images):
-        return job.data, job.public, job.data
-    named = [
-        load(job.data, name, root=root, image_size=job.image_size)
-        for name in (job.split, "train", "test")
-    ]
-    return named[0], job.public or named[1], named[2]
+        split, public, test = job.data, job.public, job.data
+    else:
+        split, train, test = (
+            load(job.data, name, root=root, image_size=job.image_size)
+            for name in (job.split, "train", "test")
+        )
+        public = train if job.public is None else job.public
+    if public is not None and public.images.shape[1:] != split.images.shape[1:]:
+        theirs, ours = (tuple(some.images.shape[1:]) for some in (public, split))
+        raise GradveilError(f"public: images of shape {theirs}; those attacked have {ours}")
+    if job.public is not None:
+        public = as_images(job.public, name="public", classes=len(split.classes))
+    return split, public, test
 
 
 def _prepare_case(
@@ -222,17 +270,24 @@ def _prepare_case(
     )
     if (folder / SETTINGS).is_file():
         kept = AUDIT.read(folder)
-        AUDIT.refuse_other(folder, settings | {name: kept.get(name) for name in TRIED})
         left_out = {name: str(reason) for name, reason in dict(kept.get("left_out", {})).items()}
-        return PreparedCase(case, stage.without(left_out), kept)
+        stage = stage.without(left_out)
+        settings |= {name: kept.get(name) for name in TRIED}
+        AUDIT.refuse_other(folder, settings | {"attacks": _written(stage.attacks)})
+        return PreparedCase(case, stage, kept)
     stage, left_out = stage.fitted()
     tried = {
-        "attacks": {name: repr(attack) for name, attack in stage.attacks.items()},
+        "attacks": _written(stage.attacks),
         "left_out": left_out,
         "knows": stage.knows(),
         "protected": stage.client.protected,
     }
     return PreparedCase(case, stage, settings | tried)
+
+
+def _written(attacks: Mapping[str, Attack]) -> dict[str, str]:
+    """What each attack is, without addresses in memory, which another process would not have."""
+    return {name: re.sub(r" at 0x[0-9a-f]+", "", repr(attack)) for name, attack in attacks.items()}
 
 
 @contextmanager
@@ -242,9 +297,15 @@ def _naming(case: Case, cases: int) -> Iterator[None]:
         yield
     except GradveilError as error:
         text = str(error)
-        if cases == 1 or str(case.defense) in text:
+        if cases == 1 or f"defense {case.defense}" in text:
             raise
         raise GradveilError(f"defense {case.defense}: {text}") from error
+
+
+def _digest(images: Images | None) -> str | None:
+    if images is None:
+        return None
+    return digest({"images": images.images, "labels": images.labels})
 
 
 def _facts(stage: Stage, device: torch.device) -> dict[str, Any]:
@@ -279,16 +340,16 @@ def run_audit(
     machines do that share the cases of an audit; the result has the cases that are there.
     """
     prepared = prepare(job, out, root, find_device(device), only)
-    if not all((out / p.case.folder / RECORDS).is_file() for p in prepared.cases):
-        _look_first(prepared)
-    claim(out, prepared.settings)
+    _look_first(prepared, out)
+    claim(out, prepared.settings, parts=(".*.part",))  # those of cases belong to their processes
     bar = Bar(progress)
     try:
         runs = [_CaseRun(prepared, p, out / p.case.folder, bar) for p in prepared.cases]
         total = sum(run.left for run in runs)
         bar.start("audit", total)
         for run in runs:
-            run.go()
+            with _naming(run.case.case, len(job.cases)):
+                run.go()
     except Exception:
         if not any((out / case.folder).exists() for case in job.cases):
             (out / SETTINGS).unlink(missing_ok=True)
@@ -299,9 +360,11 @@ def run_audit(
     return AuditResult.read(out)
 
 
-def _look_first(prepared: Prepared) -> None:
-    """Warn of what would make the figures misleading."""
+def _look_first(prepared: Prepared, out: Path) -> None:
+    """Warn of what would make the figures of a case misleading that has none yet."""
     for prepared_case in prepared.cases:
+        if (out / prepared_case.case.folder / RECORDS).is_file():
+            continue
         stage = prepared_case.stage
         few = stage.batches(stage.chunks[0][:LOOKED_AT])
         before_audit(stage.client, few, labels=prepared.job.known, seed=prepared.job.seed)
@@ -318,23 +381,26 @@ class _CaseRun:
         first = case.case is job.cases[0]
         easy = positive_stages(job, case.stage) if job.positive and first else []
         self.stages = [*easy, case.stage]
-        sizes = {key: size for stage in self.stages for key, size in stage.sizes().items()}
-        self.sizes = sizes
-        done = {r.key for r in recover(out / RECORDS, sizes)}
-        self.done = done
+        self.sizes = {key: size for stage in self.stages for key, size in stage.sizes().items()}
+        self.done = {record.key for record in whole_chunks(out / RECORDS, self.sizes)}
         self.left = sum(
-            _work(attack, sizes[key])
+            _work(attack, self.sizes[key])
             for stage in self.stages
             for number in range(len(stage.chunks))
             for key, attack in stage.rows(number)
-            if key not in done
+            if key not in self.done
         )
 
     def go(self) -> None:
         """Do what is left; a failure gives the folder back unless it holds records."""
-        claim(self.out, self.case.settings)
+        claim(self.out, self.case.settings, parts=())
         with _alone(self.out):
+            # Only now is nobody else writing here: what a killed run tore off can be cut away,
+            # and what another process did since this one began is not done again.
+            claim(self.out, self.case.settings)
+            self.done = {record.key for record in recover(self.out / RECORDS, self.sizes)}
             try:
+                self._describe()
                 for stage in self.stages:
                     for number in range(len(stage.chunks)):
                         if any(key not in self.done for key, _ in stage.rows(number)):
@@ -342,13 +408,14 @@ class _CaseRun:
             except Exception:
                 release(self.out)
                 raise
-        if not (self.out / MODEL).is_file():
-            prepared = self.prepared
-            case = self.case.case
-            found = describe_model(prepared.job, case, prepared.test, prepared.device)
-            save_facts(self.out, found)
         for stage in self.stages:
             vars(stage).pop("candidates", None)  # as large as a thousand images, twice
+
+    def _describe(self) -> None:
+        """Write what is known of the model, first of all: then it is there for every record."""
+        if not (self.out / MODEL).is_file():
+            prepared, case = self.prepared, self.case.case
+            save_facts(self.out, describe_model(prepared.job, case, prepared.test, prepared.device))
 
     def chunk(self, stage: Stage, number: int) -> None:
         """Share, guess blindly and attack; write the records and pictures of each attack.

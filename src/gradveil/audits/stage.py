@@ -8,10 +8,10 @@ import torch
 from torch import Generator, Tensor
 
 from gradveil.attacks import Attack
+from gradveil.attacks.blind import find_means, make_blind_attacks
 from gradveil.attacks.labels import Counted, SingleLabel
 from gradveil.attacks.linear import LinearInversion
 from gradveil.audits.breakers import PUBLIC, check_told, granted, in_words, rounds
-from gradveil.audits.guesses import blind_attacks, class_means
 from gradveil.audits.job import AuditJob, Case, shortened
 from gradveil.audits.model import find_model, plain_model
 from gradveil.audits.records import Key
@@ -41,9 +41,9 @@ class Controls:
     def of(cls, public: Images | None) -> "Controls":
         """Without public images a guess is noise or gray."""
         if public is None:
-            return cls(blind_attacks(None, None), None)
-        means, color = class_means(public)
-        return cls(blind_attacks(means, color), means)
+            return cls(make_blind_attacks(), None)
+        found = find_means(public.images, public.labels, len(public.classes))
+        return cls(make_blind_attacks(found), found.classes)
 
 
 @dataclass(frozen=True, eq=False)
@@ -240,7 +240,7 @@ class Stage:
         finder = SingleLabel() if seen[0].size == 1 else Counted()
         bare = [replace(s, gradients=_first_round(s), knowledge=Knowledge()) for s in seen]
         first = int(victims[0].indices[0])
-        inferred = iter(finder.infer(bare, generator(self.seed, "labels", first)).cpu())
+        inferred = iter(finder.bind(bare, generator(self.seed, "labels", first)).cpu())
         return [
             v
             if v.seen is None
@@ -279,6 +279,8 @@ class Stage:
     def try_out(self, name: str) -> None:
         """Refuse an attack that does not suit the model, or what is known of the defense."""
         attack = self.attacks[name]
+        if "means" in attack.needs and self.controls.means is None:
+            raise GradveilError(f"attack {name} needs class means: give public images")
         seen = self.seen_by(attack, self.sample)
         check_told(name, attack, seen)
         run_attack(shortened(attack), seen, generator(self.seed, "trial", name))

@@ -29,7 +29,7 @@ def labels_not_inferred(subject: Subject) -> Finding | None:
     used = [shared.batch.labels.tolist() for shared in subject.shared]
     try:
         with quiet():
-            found = finder.infer(seen, generator(subject.seed, "checks", "labels")).tolist()
+            found = finder.bind(seen, generator(subject.seed, "checks", "labels")).tolist()
     except GradveilError as error:
         return Finding(
             "error", "labels", str(error), "until then no attack that infers labels can run"
@@ -192,7 +192,7 @@ def _with_labels(subject: Subject, seen: Sequence[Observation]) -> list[Observat
     finder = chosen(subject)
     if finder is None or "labels" not in subject.attack.needs:
         return list(seen)
-    inferred = finder.infer(seen, generator(subject.seed, "checks", "labels"))
+    inferred = finder.bind(seen, generator(subject.seed, "checks", "labels"))
     return [
         replace(each, knowledge=replace(each.knowledge, labels=labels))
         for each, labels in zip(seen, inferred, strict=True)

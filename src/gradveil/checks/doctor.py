@@ -11,8 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from gradveil.attacks import Attack, GradientMatching, find
-from gradveil.attacks.presets import SECOND_ORDER
+from gradveil.attacks import Attack, GradientMatching, dlg, find
 from gradveil.checks import attack as attacker
 from gradveil.checks import inputs, model
 from gradveil.checks.attack import ScaledCrossEntropy
@@ -268,7 +267,7 @@ def self_check(device: str | torch.device = "auto", *, steps: int = STEPS) -> Fi
         (shared,) = Client(victim, len(split.classes)).share_batches(
             [Batch(image, split.labels[:1])], generator(0, "self-check")
         )
-        (found,) = replace(SECOND_ORDER, steps=steps, frames=0)(
+        (found,) = replace(dlg, steps=steps, frames=0)(
             [shared.seen], generator(0, "self-check", "attack")
         )
     reached, seconds = float(psnr(found.images.cpu(), image)), time.perf_counter() - started

@@ -95,7 +95,7 @@ def doctor_command(
             model,
             data,
             defense=protection,
-            attack=find(names[0]),
+            attack=find(names[0], also=(AUTO,)),
             steps=steps,
             checkpoint=checkpoint,
             batch_size=batch_size,

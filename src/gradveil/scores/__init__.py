@@ -1,7 +1,7 @@
 """How much of the private images a reconstruction shows, one number for each image; and what a policy is worth."""
 
 from gradveil.scores.accuracy import AccuracyScorer, accuracy_score
-from gradveil.scores.blind import class_means, gray, mean_color, mean_image, noise, over_blind
+from gradveil.scores.blind import gray, mean_color, mean_image, noise, over_blind
 from gradveil.scores.identification import assign, identify, rank, signatures
 from gradveil.scores.images import mse, psnr, psnr_affine, ssim
 from gradveil.scores.privacy import PrivacyScorer, privacy_score
@@ -14,7 +14,6 @@ __all__ = [
     "Scorer",
     "accuracy_score",
     "assign",
-    "class_means",
     "gray",
     "identify",
     "mean_color",

@@ -13,16 +13,15 @@ import torch
 from torch import Generator, Tensor, nn
 
 from gradveil.attacks import Attack, GradientMatching, find
+from gradveil.attacks.blind import find_means
 from gradveil.attacks.labels import Joint
-from gradveil.attacks.starts import Initial, Shape
-from gradveil.audits.guesses import class_means
+from gradveil.attacks.starts import Start
 from gradveil.audits.scoring import CEILING
 from gradveil.clients import Client, check_batch
 from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Observation
 from gradveil.data import Images
-from gradveil.engine.gradients import Frame
 from gradveil.scores import gray, mean_color, noise, over_blind, signatures, ssim
 from gradveil.scores.identification import TIE
 from gradveil.scores.scorer import Estimate, Scorer, image_blocks, prepared
@@ -30,19 +29,25 @@ from gradveil.transforms import Policy, Preparation
 
 
 @dataclass(frozen=True, eq=False)
-class OwnStarts(Initial):
+class OwnStarts(Start):
     """For each victim a start from its own generator, so that it depends on the seed and the victim's number alone."""
 
-    initial: Initial
+    start: Start
     seed: int
     numbers: tuple[int, ...] = field(repr=False)
 
-    def __call__(self, rows: int, shape: Shape, rng: Generator, frame: Frame) -> Tensor:
-        restarts = rows // len(self.numbers)
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return self.start.needs
+
+    def bind(
+        self, seen: Sequence[Observation], rng: Generator, restarts: int, labels: Tensor
+    ) -> Tensor:
+        victims = zip(seen, self.numbers, labels.split(restarts), strict=True)
         return torch.cat(
             [
-                self.initial(restarts, shape, generator(self.seed, "start", number), frame)
-                for number in self.numbers
+                self.start.bind([one], generator(self.seed, "start", number), restarts, rows)
+                for one, number, rows in victims
             ]
         )
 
@@ -115,9 +120,7 @@ class Strike:
     def _started(self, numbers: Sequence[int]) -> Attack:
         if not isinstance(self.attack, GradientMatching):
             return self.attack
-        return replace(
-            self.attack, initial=OwnStarts(self.attack.initial, self.seed, tuple(numbers))
-        )
+        return replace(self.attack, start=OwnStarts(self.attack.start, self.seed, tuple(numbers)))
 
     def _shared(self, batches: Sequence[Batch]) -> list[Observation | None]:
         """None for a victim whose gradient is zero or not finite, which the client refuses to share."""
@@ -375,7 +378,8 @@ def make_probe(
         raise GradveilError(
             f"{split.name} {split.split} has {len(split)} images: none is left to tell the probed ones from"
         )
-    means, color = class_means(train)
+    found = find_means(train.images, train.labels, len(train.classes))
+    means, color = found.classes, found.color
     model = model if device is None else model.to(device)
     place = next(model.parameters()).device.type
     at_once = victims_at_once or AT_ONCE.get(place, AT_ONCE["cpu"])

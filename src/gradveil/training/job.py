@@ -14,6 +14,7 @@ from torch.nn.functional import cross_entropy
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.job_folder import SETTINGS, Kind, remove_empty
 from gradveil.core.job_folder import claim as claim  # a part of this module too
+from gradveil.core.schedule import count_decays
 from gradveil.defenses import DPSGD, Defense, parse
 from gradveil.defenses.policies import Transforming
 from gradveil.transforms import Policy, Preparation
@@ -46,7 +47,6 @@ def release(out: Path) -> None:
 
 
 LARGEST = torch.finfo(torch.float32).max  # the optimizer's step cannot use a larger number
-DECAY_AT = (3 / 8, 5 / 8, 7 / 8)
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Recipe:
 
     def rate(self, epoch: int) -> float:
         """The learning rate of this epoch, counted from 0."""
-        return self.lr * 0.1 ** sum(epoch >= part * self.epochs for part in DECAY_AT)
+        return self.lr * 0.1 ** count_decays(epoch, self.epochs)
 
     def optimizer(self, model: nn.Module) -> torch.optim.SGD:
         nesterov = self.momentum > 0

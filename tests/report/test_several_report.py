@@ -1,4 +1,4 @@
-"""Tables of a grid from fabricated records: whole in eighty columns, the strongest attacker named, what is unusual put in words."""
+"""Tables of several cases from fabricated records: whole in eighty columns, the strongest attacker named, what is unusual put in words."""
 
 import io
 from pathlib import Path
@@ -10,13 +10,14 @@ from PIL import Image
 from rich.console import Console
 from rich.table import Table
 
-from gradveil.audits import AuditResult, Case, GridResult, Part, Record, Threshold, certify
-from gradveil.audits.weights import Trained
+from gradveil.audits import AuditResult, CaseResult, Record, Threshold, certify
+from gradveil.audits.job import slug
+from gradveil.audits.model import ModelFacts
 from gradveil.report.audit import (
     certificate_table,
     certificates_in_words,
-    grid_in_words,
-    grid_tables,
+    several_in_words,
+    several_tables,
 )
 from gradveil.report.pictures import draw_timeline
 
@@ -24,7 +25,6 @@ N = 16
 SETTINGS = {
     "model": "lenet",
     "data": "fashion-mnist-mini",
-    "policy": "none",
     "labels": "known",
     "seed": 0,
     "images": N,
@@ -74,8 +74,8 @@ def part(
     *,
     clean: bool = False,
     step: str | None = None,
-    trained: Trained | None = None,
-) -> Part:
+    trained: ModelFacts | None = None,
+) -> CaseResult:
     knows = {
         "masked": "labels, what is pruned",
         "transform-known": "labels, policy and its draws",
@@ -84,6 +84,9 @@ def part(
     more = {
         "defense": defense,
         "clean": clean,
+        "step": step,
+        "checkpoint": None if trained is None else "model.safetensors",
+        "changes_images": defense.startswith("3-1-7"),
         "knows": knows,
         "left_out": {"closed-form": "the first layer is of type Conv2d"},
     }
@@ -91,37 +94,36 @@ def part(
         *records("blind", "blind: class mean", 0, 0.0),
         *(record for attack in attacks for record in attack),
     )
-    case = Case(defense, clean, step, None if trained is None else Path("model.safetensors"))
-    return Part(case, AuditResult(Path("run") / case.folder, SETTINGS | more, rows), trained)
+    return CaseResult(Path("run") / slug(defense), SETTINGS | more, rows, trained)
 
 
 @pytest.fixture
-def result() -> GridResult:
+def result() -> AuditResult:
     positive = records("positive", "adam-cosine", 4, 3.0, 4)
-    return GridResult(
+    return AuditResult(
         Path("run"),
         dict(SETTINGS),
         (
             part(
                 "none",
                 [positive, records("attack", "adam-cosine", 12, 130.0)],
-                trained=Trained(0.912, 10_000, "none", 400),
+                trained=ModelFacts(0.912, 10_000, "none", 400),
             ),
             part(
                 "prune:0.95",
                 [records("attack", "adam-cosine", 12, 2.0)],
                 clean=True,
-                trained=Trained(0.9, 10_000, "prune:0.95", 400),
+                trained=ModelFacts(0.9, 10_000, "prune:0.95", 400),
             ),
             part(
                 "prune:0.95",
                 [records("attack", "adam-cosine", 0, -5.0), records("attack", "masked", 9, -3.0)],
-                trained=Trained(0.9, 10_000, "prune:0.95", 400),
+                trained=ModelFacts(0.9, 10_000, "prune:0.95", 400),
             ),
             part(
                 "3-1-7+43-18-18",
                 [records("attack", "transform-known", 0, -5.0, original=7)],
-                trained=Trained(0.88, 10_000, "none", 400),
+                trained=ModelFacts(0.88, 10_000, "none", 400),
             ),
             part(
                 "gaussian:0.001,then,prune:0.9",
@@ -149,8 +151,8 @@ def line(text: str, *parts: str) -> str:
 
 
 @pytest.mark.parametrize("width", [80, 100])
-def test_no_name_or_number_is_cut(result: GridResult, width: int) -> None:
-    text = shown(grid_tables(result), width)
+def test_no_name_or_number_is_cut(result: AuditResult, width: int) -> None:
+    text = shown(several_tables(result), width)
     assert max(map(len, text.splitlines())) <= width and "…" not in text
     for whole in (
         "without-defended-layers",
@@ -183,11 +185,11 @@ def test_defenses_take_the_room_there_is_and_are_broken_at_commas(width: int) ->
         records("attack", "without-defended-layers", 9, 130.0),
         records("attack", "averaged", 1, 10.0),
     ]
-    grid = GridResult(
+    found_all = AuditResult(
         Path("run"), dict(SETTINGS), tuple(part(defense, attacks) for defense in LONG)
     )
-    found = {one.case.defense: certify(one.audit, Threshold("psnr", 15)) for one in grid.parts}
-    for table in [*grid_tables(grid)[:2], certificate_table(found)]:
+    found = {one.defense: certify(one, Threshold("psnr", 15)) for one in found_all.cases}
+    for table in [*several_tables(found_all)[:2], certificate_table(found)]:
         text = shown([table], width)
         assert max(map(len, text.splitlines())) <= width
         for defense in LONG:
@@ -197,16 +199,16 @@ def test_defenses_take_the_room_there_is_and_are_broken_at_commas(width: int) ->
 
 @pytest.mark.parametrize("width", [78, 80, 100])
 def test_a_title_is_broken_at_a_comma_and_only_where_the_terminal_ends(
-    result: GridResult, width: int
+    result: AuditResult, width: int
 ) -> None:
-    (first, *_) = shown(grid_tables(result), width).splitlines()
+    (first, *_) = shown(several_tables(result), width).splitlines()
     assert first == "What is left of each defense: lenet on fashion-mnist-mini, labels known," + (
         " seed 0" if width >= 80 else ""
     )
 
 
-def test_the_result_of_a_defense_is_its_strongest_attacker(result: GridResult) -> None:
-    text = shown(grid_tables(result)[:1])
+def test_the_result_of_a_defense_is_its_strongest_attacker(result: AuditResult) -> None:
+    text = shown(several_tables(result)[:1])
     assert line(text, "none").split() == [
         "none",
         "91.2%",
@@ -234,15 +236,17 @@ def test_the_result_of_a_defense_is_its_strongest_attacker(result: GridResult) -
     )  # as many identified, more decibels
 
 
-def test_every_attacker_has_a_row_and_those_no_better_than_blind_a_mark(result: GridResult) -> None:
-    used, original = (shown([table]) for table in grid_tables(result)[1:])
+def test_every_attacker_has_a_row_and_those_no_better_than_blind_a_mark(
+    result: AuditResult,
+) -> None:
+    used, original = (shown([table]) for table in several_tables(result)[1:])
     assert len([row for row in used.splitlines() if "blind: class mean" in row]) == 5
     assert "positive: adam-cosine" in used and "0/16 ≤" in line(used, "adam-cosine", "0/16")
     assert "9/16 ≤" not in used and "transform-known" in original and "masked" not in original
 
 
-def test_words_name_what_a_reader_would_not_expect(result: GridResult) -> None:
-    lines = grid_in_words(result)
+def test_words_name_what_a_reader_would_not_expect(result: AuditResult) -> None:
+    lines = several_in_words(result)
     assert all("\n" not in one for one in lines)
     assert line("\n".join(lines), "left out: closed-form").startswith("All: ")
     assert line("\n".join(lines), "as published").startswith("prune:0.95, clean gradient: ")
@@ -254,20 +258,18 @@ def test_words_name_what_a_reader_would_not_expect(result: GridResult) -> None:
     )
 
 
-def test_a_certificate_shows_counts_bounds_and_what_is_open(result: GridResult) -> None:
+def test_a_certificate_shows_counts_bounds_and_what_is_open(result: AuditResult) -> None:
     asked = Threshold("psnr", 15, delta=0.05, gamma=0.05)
     found = {
-        one.case.defense: certify(
-            one.audit, asked, trained=one.own, baseline=result.baselines[None]
-        )
-        for one in result.parts
+        one.defense: certify(one, asked, trained=one.trained_so, baseline=result.baselines[None])
+        for one in result.cases
     }
     text = shown([certificate_table(found)])
     assert max(map(len, text.splitlines())) <= 80 and "16/16" in line(
         text, "transform-known", "original"
     )
     assert "0.171" in line(text, "masked") and "16/16" in line(text, "any of them", "either")
-    lines = certificates_in_words(found, result.parts[0].audit)
+    lines = certificates_in_words(found, result.cases[0])
     pruned = line("\n".join(lines), "prune:0.95: ")
     assert (
         "0 of n = 16 images reached psnr=15" in pruned
@@ -296,20 +298,20 @@ def test_a_certificate_shows_counts_bounds_and_what_is_open(result: GridResult) 
     ],
 )
 def test_only_delta_and_gamma_together_decide_on_privacy(
-    result: GridResult, delta: float | None, gamma: float | None, says: str
+    result: AuditResult, delta: float | None, gamma: float | None, says: str
 ) -> None:
-    one = result.parts[0]  # without a defense, and reconstructed
+    one = result.cases[0]  # without a defense, and reconstructed
     found = certify(
-        one.audit, Threshold("psnr", 15, delta, gamma), trained=one.own, baseline=one.own
+        one, Threshold("psnr", 15, delta, gamma), trained=one.trained_so, baseline=one.trained_so
     )
-    (said, *_) = certificates_in_words({"none": found}, one.audit)
+    (said, *_) = certificates_in_words({"none": found}, one)
     assert says in said and ("private" in said) == (delta is not None and gamma is not None)
-    assert certificates_in_words({"none": found}, one.audit)[0].endswith(says)
+    assert certificates_in_words({"none": found}, one)[0].endswith(says)
 
 
-def test_a_threshold_that_a_guess_reaches_is_flagged(result: GridResult) -> None:
-    audit = result.parts[0].audit
-    (said, *_) = certificates_in_words({"none": certify(audit, Threshold("psnr", 12))}, audit)
+def test_a_threshold_that_a_guess_reaches_is_flagged(result: AuditResult) -> None:
+    case = result.cases[0]
+    (said, *_) = certificates_in_words({"none": certify(case, Threshold("psnr", 12))}, case)
     assert "Mind that blind: class mean reaches it on 16 of 16 without a gradient" in said
 
 
@@ -338,7 +340,7 @@ def test_the_axis_of_training_starts_at_the_first_step_asked_for_and_shows_every
         for defense in many
         for step in steps
     ]
-    draw_timeline(GridResult(tmp_path, dict(SETTINGS), tuple(parts)))
+    draw_timeline(AuditResult(tmp_path, dict(SETTINGS), tuple(parts)))
     for axis in figures[0].axes:
         low, high = axis.get_xlim()
         assert axis.get_xscale() == scale and low == pytest.approx(first)
@@ -353,14 +355,14 @@ def test_leakage_over_training_is_a_picture_with_a_line_for_each_defense_and_att
             defense,
             [records("attack", attack, 16 - 5 * place, 3.0 - place)],
             step=step,
-            trained=Trained(0.1, 500, "none", at),
+            trained=ModelFacts(0.1, 500, "none", at),
         )
         for defense, attack in (("none", "adam-cosine"), ("prune:0.95", "masked"))
         for place, (step, at) in enumerate((("0", 0), ("10", 10), ("end", 400)))
     ]
-    result = GridResult(tmp_path, dict(SETTINGS), tuple(parts))
-    assert [one.step for one in result.parts] == [0, 10, 400] * 2
-    assert "step end (400)" in shown(grid_tables(result))
+    result = AuditResult(tmp_path, dict(SETTINGS), tuple(parts))
+    assert [one.step for one in result.cases] == [0, 10, 400] * 2
+    assert "step end (400)" in shown(several_tables(result))
     with Image.open(draw_timeline(result)) as picture:
         colors = {
             tuple(color) for color in np.asarray(picture.convert("RGB")).reshape(-1, 3).tolist()

@@ -152,5 +152,5 @@ def test_draws_of_model_and_policy_both_come_from_the_generator() -> None:
         replace(one, knowledge=replace(one.knowledge, policy=jitter))
         for one in seen("lenet", "precode:k=8")
     ]
-    attack = short("adam-cosine", through=ExpectedTransform(2))
+    attack = short("adam-cosine", view=ExpectedTransform(2))
     assert same(at(0, attack, victims), at(1, attack, victims))

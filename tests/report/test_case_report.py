@@ -10,10 +10,11 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
-from gradveil.audits import AuditJob, AuditResult, Record, audit
+from gradveil.attacks import find
+from gradveil.audits import AuditJob, Case, CaseResult, Record, run_audit
+from gradveil.defenses import parse
 from gradveil.report.audit import audit_tables, controls_in_words
-from gradveil.report.pictures import draw_audit
-from gradveil.transforms import Policy
+from gradveil.report.pictures import draw_case
 
 
 def record(
@@ -50,12 +51,13 @@ def record(
 
 
 def made(
-    out: Path, *, works: bool, policy: str = "3-1-7", extra: Sequence[Record] = ()
-) -> AuditResult:
+    out: Path, *, works: bool, defense: str = "3-1-7", extra: Sequence[Record] = ()
+) -> CaseResult:
     settings = {
         "model": "lenet",
         "data": "fashion-mnist-mini",
-        "policy": policy,
+        "defense": defense,
+        "changes_images": defense != "none",
         "labels": "known",
         "seed": 0,
     }
@@ -67,10 +69,10 @@ def made(
     positive = [
         record("positive", "adam-cosine", i, 5.0 if works else -5.0, works) for i in range(4)
     ]
-    return AuditResult(out, settings, (*positive, *blind, *attack, *extra))
+    return CaseResult(out, settings, (*positive, *blind, *attack, *extra), None)
 
 
-def shown(result: AuditResult, width: int = 80) -> str:
+def shown(result: CaseResult, width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width)
     for table in audit_tables(result):
         console.print(table)
@@ -97,7 +99,7 @@ def test_a_policy_brings_a_second_table_against_the_originals(tmp_path: Path) ->
     assert "Against the original images" in shown(
         made(tmp_path, works=True)
     ) and "5.00 ± 0.00" in shown(made(tmp_path, works=True))
-    assert "original" not in shown(made(tmp_path, works=True, policy="none"))
+    assert "original" not in shown(made(tmp_path, works=True, defense="none"))
 
 
 def test_an_attack_that_works_is_not_flagged_against_the_images_it_saw(tmp_path: Path) -> None:
@@ -115,7 +117,7 @@ def test_failed_images_are_flagged_and_counted(tmp_path: Path) -> None:
 
 
 def test_an_attack_of_failures_alone_has_no_numbers(tmp_path: Path) -> None:
-    result = made(tmp_path, works=True, policy="none")
+    result = made(tmp_path, works=True, defense="none")
     failed = tuple(
         replace(one, status="failed: x", scores={}) if one.kind == "attack" else one
         for one in result.records
@@ -187,15 +189,17 @@ def test_flags_stand_on_one_line_where_there_is_room(tmp_path: Path) -> None:
 
 def test_pictures_show_truth_and_reconstructions_over_several_chunks(tmp_path: Path) -> None:
     job = AuditJob(
-        "fashion-mnist-mini",
         "lenet",
-        ("adam-cosine",),
-        3,
-        policy=Policy.parse("3"),
+        "fashion-mnist-mini",
+        {"adam-cosine": find("adam-cosine")},
+        cases=(Case(parse("3")),),
+        images=3,
         victims_at_once=2,
         steps=3,
     )
-    paths = draw_audit(audit(job, tmp_path / "run", progress=False))
+    (result,) = run_audit(job, tmp_path / "run", progress=False).cases
+    paths = draw_case(result)
+    assert {path.parent for path in paths} == {result.out / "pictures"}
     assert [path.name for path in paths] == ["grid-adam-cosine.png", "frames-adam-cosine.png"]
     for path in paths:
         with Image.open(path) as picture:

@@ -9,27 +9,32 @@ from typing import Any
 import pytest
 import torch
 
+from gradveil.attacks import find
 from gradveil.attacks.linear import LinearInversion
-from gradveil.audits import AuditJob, AuditResult, Row, audit
-from gradveil.audits.folders import images_path, load_images
+from gradveil.audits import AuditJob, AuditResult, Case, CaseResult, Row, run_audit
+from gradveil.audits.records import images_path, load_images
 from gradveil.core import GradveilError
 from gradveil.core.errors import GradveilWarning
 from gradveil.core.types import Protocol
 from gradveil.data import load
 from gradveil.scores import psnr
-from gradveil.transforms import Policy
 
-BLIND = {"blind: noise", "blind: grey", "blind: mean color", "blind: class mean"}
+BLIND = {"blind: noise", "blind: gray", "blind: mean color", "blind: class mean"}
 
 
-def row(result: AuditResult, name: str, kind: str = "attack", truth: str = "used") -> Row:
+def row(result: CaseResult, name: str, kind: str = "attack", truth: str = "used") -> Row:
     (found,) = (
         row for row in result.rows if (row.attack, row.kind, row.truth) == (name, kind, truth)
     )
     return found
 
 
-def test_every_image_has_a_record_of_every_attack_and_control(result: AuditResult) -> None:
+def only_case(job: AuditJob, out: Path, **more: Any) -> CaseResult:
+    (found,) = run_audit(job, out, progress=False, **more).cases
+    return found
+
+
+def test_every_image_has_a_record_of_every_attack_and_control(result: CaseResult) -> None:
     for name in ("guess", "closed-form", *BLIND):
         assert [
             record.image
@@ -44,7 +49,7 @@ def test_every_image_has_a_record_of_every_attack_and_control(result: AuditResul
     )
 
 
-def test_an_exact_attack_finds_the_used_images_and_noise_finds_nothing(result: AuditResult) -> None:
+def test_an_exact_attack_finds_the_used_images_and_noise_finds_nothing(result: CaseResult) -> None:
     exact, noise = row(result, "closed-form"), row(result, "guess")
     assert (
         exact.identified == 5
@@ -61,7 +66,7 @@ def test_an_exact_attack_finds_the_used_images_and_noise_finds_nothing(result: A
 
 
 def test_positive_controls_tell_attacks_that_work_from_those_that_do_not(
-    result: AuditResult,
+    result: CaseResult,
 ) -> None:
     assert (
         row(result, "closed-form", "positive").verdict.better
@@ -69,7 +74,7 @@ def test_positive_controls_tell_attacks_that_work_from_those_that_do_not(
     )
 
 
-def test_blind_rows_are_never_over_the_best_blind_guess(result: AuditResult) -> None:
+def test_blind_rows_are_never_over_the_best_blind_guess(result: CaseResult) -> None:
     for record in result.of("blind"):
         assert all(scores["over_blind"] <= 1e-9 for scores in record.scores.values())
     best = [
@@ -82,7 +87,7 @@ def test_blind_rows_are_never_over_the_best_blind_guess(result: AuditResult) -> 
         )
 
 
-def test_the_saved_pictures_are_the_ones_that_were_scored(result: AuditResult) -> None:
+def test_the_saved_pictures_are_the_ones_that_were_scored(result: CaseResult) -> None:
     truth = load("fashion-mnist-mini", "test").images
     for chunk, images in enumerate(([0, 1], [2, 3], [4])):
         tensors, facts = load_images(images_path(result.out, "attack", "guess", chunk))
@@ -97,12 +102,11 @@ def test_the_saved_pictures_are_the_ones_that_were_scored(result: AuditResult) -
 
 
 def test_what_an_image_was_made_into_depends_on_neither_chunks_nor_attacks(
-    job: AuditJob, result: AuditResult, tmp_path: Path, guess: Any
+    job: AuditJob, result: CaseResult, tmp_path: Path, guess: Any
 ) -> None:
-    other = audit(
-        replace(job, attacks=(("other", guess()),), victims_at_once=5, first=1, images=4),
+    other = only_case(
+        replace(job, attacks={"other": guess()}, victims_at_once=5, first=1, images=4),
         tmp_path / "other",
-        progress=False,
     )
     theirs = load_images(images_path(other.out, "attack", "other", 0))[0]["used"]
     ours = torch.cat(
@@ -115,18 +119,18 @@ def test_what_an_image_was_made_into_depends_on_neither_chunks_nor_attacks(
 
 
 def test_a_run_that_is_done_is_read_back(
-    job: AuditJob, result: AuditResult, monkeypatch: pytest.MonkeyPatch
+    job: AuditJob, result: CaseResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LinearInversion, "reconstruct", lambda *_: pytest.fail("attacked again"))
-    assert audit(job, result.out, progress=False) == result
+    assert only_case(job, result.out.parent) == result
 
 
 def test_the_seed_decides_everything(
-    job: AuditJob, result: AuditResult, tmp_path: Path, without_times: Callable[[Any], list[Any]]
+    job: AuditJob, result: CaseResult, tmp_path: Path, without_times: Callable[[Any], list[Any]]
 ) -> None:
-    again = audit(job, tmp_path / "again", progress=False)
+    again = only_case(job, tmp_path / "again")
     assert without_times(again.records) == without_times(result.records)
-    other = audit(replace(job, seed=4), tmp_path / "other", progress=False)
+    other = only_case(replace(job, seed=4), tmp_path / "other")
     assert other.records[0].experiment != result.records[0].experiment
     assert [r.scores for r in other.of("attack", "guess")] != [
         r.scores for r in result.of("attack", "guess")
@@ -135,13 +139,13 @@ def test_the_seed_decides_everything(
 
 @pytest.mark.parametrize("part", [0.0, 0.3, 0.5, 0.77, 0.999])
 def test_an_audit_cut_off_anywhere_goes_on_to_the_same_records(
-    part: float, job: AuditJob, result: AuditResult, without_times: Callable[[Any], list[Any]]
+    part: float, job: AuditJob, result: CaseResult, without_times: Callable[[Any], list[Any]]
 ) -> None:
     path = result.out / "records.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole[: int(part * len(whole))])
     (result.out / "images" / ".guess-0000.safetensors.x.part").write_bytes(b"half")
-    again = audit(job, result.out, progress=False)
+    again = only_case(job, result.out.parent)
     assert without_times(again.records) == without_times(result.records) and not [
         *result.out.rglob("*.part")
     ]
@@ -150,10 +154,8 @@ def test_an_audit_cut_off_anywhere_goes_on_to_the_same_records(
 def test_a_failed_image_is_counted_and_has_no_scores(
     job: AuditJob, tmp_path: Path, guess: Any
 ) -> None:
-    attacks = (("guess", guess(fails=(1,), breaks=(0,))),)
-    result = audit(
-        replace(job, attacks=attacks, victims_at_once=5), tmp_path / "run", progress=False
-    )
+    attacks = {"guess": guess(fails=(1,), breaks=(0,))}
+    result = only_case(replace(job, attacks=attacks, victims_at_once=5), tmp_path / "run")
     found = row(result, "guess")
     assert (found.n, found.failed, found.psnr.n) == (5, 2, 3) and "2 failed" in found.flags
     lines = [json.loads(line) for line in (result.out / "records.jsonl").read_text().splitlines()]
@@ -172,18 +174,17 @@ def test_a_victim_whose_gradient_is_zero_fails_alone(
         load("fashion-mnist-mini", "test").images[:10].float().div(255).mean(dim=(1, 2, 3)) <= 0.2
     )
     assert 0 < dark.sum() < 10
-    attacks = (("guess", guess()),)
-    result = audit(
+    attacks = {"guess": guess()}
+    result = only_case(
         replace(
             job,
             model=f"{nets}:sometimes",
             attacks=attacks,
             images=10,
-            policy=Policy(),
+            cases=(Case(),),
             victims_at_once=3,
         ),
         tmp_path / "run",
-        progress=False,
     )
     for kind in ("attack", "blind"):
         statuses = {record.image: record.status for record in result.of(kind)}
@@ -194,11 +195,11 @@ def test_a_victim_whose_gradient_is_zero_fails_alone(
 
 
 def test_batches_are_lined_up_with_their_images(job: AuditJob, tmp_path: Path, guess: Any) -> None:
-    attacks = (("guess", guess()), "adam-cosine")
+    attacks = {"guess": guess(), "adam-cosine": find("adam-cosine")}
     settings = replace(
-        job, attacks=attacks, images=8, batch_size=4, labels="inferred", steps=60, policy=Policy()
+        job, attacks=attacks, images=8, batch_size=4, labels="inferred", steps=60, cases=(Case(),)
     )
-    result = audit(settings, tmp_path / "run", progress=False)
+    result = only_case(settings, tmp_path / "run")
     found = row(result, "adam-cosine")
     assert found.n == 8 and found.labels_right is not None and found.identified >= 4
     assert found.verdict.chance == pytest.approx(
@@ -213,10 +214,9 @@ def test_inferred_labels_are_not_the_told_ones(
 
     monkeypatch.setattr(SingleLabel, "infer", lambda self, seen, rng: torch.full((len(seen), 1), 9))  # noqa: ARG005
     with pytest.warns(GradveilWarning, match="labels"):  # as the doctor does before an audit
-        result = audit(
-            replace(job, attacks=(("guess", guess()),), labels="inferred"),
+        result = only_case(
+            replace(job, attacks={"guess": guess()}, labels="inferred"),
             tmp_path / "run",
-            progress=False,
         )
     assert {record.label_found for record in result.of("attack")} == {9} and row(
         result, "guess"
@@ -226,9 +226,13 @@ def test_inferred_labels_are_not_the_told_ones(
 
 def test_several_local_steps_are_audited_too(job: AuditJob, tmp_path: Path) -> None:
     settings = replace(
-        job, attacks=("adam-cosine",), steps=3, images=2, protocol=Protocol(local_steps=2)
+        job,
+        attacks={"adam-cosine": find("adam-cosine")},
+        steps=3,
+        images=2,
+        protocol=Protocol(local_steps=2),
     )
-    assert row(audit(settings, tmp_path / "run", progress=False), "adam-cosine").n == 2
+    assert row(only_case(settings, tmp_path / "run"), "adam-cosine").n == 2
 
 
 @pytest.mark.parametrize(
@@ -238,49 +242,83 @@ def test_several_local_steps_are_audited_too(job: AuditJob, tmp_path: Path) -> N
         ({"model": "own_audit_nets:diverged"}, "'1.weight' has values that are not finite"),
         ({"model": "own_audit_nets:wide"}, "one logit for each of 10 classes"),
         (
-            {"model": "own_audit_nets:headless", "labels": "inferred", "attacks": ("adam-cosine",)},
+            {
+                "model": "own_audit_nets:headless",
+                "labels": "inferred",
+                "attacks": {"adam-cosine": find("adam-cosine")},
+            },
             "label inference needs a last linear layer",
         ),
         ({"model": "lenet"}, "linear inversion needs nn.Linear"),
         ({"model": "nope"}, "unknown model 'nope'"),
         ({"images": 501}, "images 0 to 500: fashion-mnist-mini test has 500"),
         ({"first": 497}, "images 497 to 501"),
-        ({"checkpoint": Path("none.safetensors")}, "no checkpoint at none.safetensors"),
+        ({"cases": (Case(weights=Path("none.safetensors")),)}, "no checkpoint at none.safetensors"),
     ],
 )
 def test_what_cannot_be_audited_leaves_nothing_behind(
     job: AuditJob, tmp_path: Path, changes: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(GradveilError, match=says.replace("(", r"\(")) as caught:
-        audit(replace(job, **changes), tmp_path / "run", progress=False)
+        only_case(replace(job, **changes), tmp_path / "run")
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
 
 def test_a_folder_with_another_audit_is_refused_with_the_differences(
-    job: AuditJob, result: AuditResult
+    job: AuditJob, done: AuditResult, guess: Any
 ) -> None:
-    before = (result.out / "records.jsonl").read_bytes()
-    with pytest.raises(
-        GradveilError,
-        match=r"other settings \(images 5 there, 4 here, other images_sha256, seed 3 there, 9 here and 1 more\): choose",
-    ):
-        audit(replace(job, images=4, seed=9), result.out, progress=False)
-    assert (result.out / "records.jsonl").read_bytes() == before
+    files = {path: path.read_bytes() for path in done.out.rglob("*") if path.is_file()}
+    others = {
+        "images 5 there, 4 here, seed 3 there, 9 here": replace(job, images=4, seed=9),
+        "other cases": replace(job, cases=(Case(),)),
+        r"attacks \['guess', 'closed-form'\] there, \['guess'\] here": replace(
+            job, attacks={"guess": guess()}
+        ),
+    }
+    for says, other in others.items():
+        with pytest.raises(GradveilError, match=rf"other settings \({says}\): choose"):
+            run_audit(other, done.out, progress=False)
+    assert files == {path: path.read_bytes() for path in done.out.rglob("*") if path.is_file()}
+
+
+def test_the_same_names_for_other_images_weights_or_attacks_are_another_audit(
+    job: AuditJob, guess: Any, tmp_path: Path
+) -> None:
+    images = load("fashion-mnist-mini", "test")
+    model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
+    other_model = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(784, 10))
+    brought = replace(job, model=model, data=images, attacks={"guess": guess()}, images=2)
+    first = run_audit(brought, tmp_path / "run", progress=False)
+    others = {
+        "other images_sha256": replace(
+            brought, data=replace(images, images=images.images.roll(1, 0))
+        ),
+        "other weights_sha256": replace(brought, model=other_model),
+        r"attacks .*fails=\(\).* there, .*fails=\(1,\).* here": replace(
+            brought, attacks={"guess": guess(fails=(1,))}
+        ),
+    }
+    for says, other in others.items():
+        with pytest.raises(GradveilError, match=rf"other settings \({says}\): choose"):
+            run_audit(other, first.out, progress=False)
+    assert run_audit(brought, first.out, progress=False) == first
 
 
 def test_a_folder_of_something_else_is_refused(job: AuditJob, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(GradveilError, match="is not empty and holds no audit"):
-        audit(job, tmp_path, progress=False)
+        run_audit(job, tmp_path, progress=False)
     with pytest.raises(GradveilError, match="is a file"):
-        audit(job, tmp_path / "notes.txt", progress=False)
+        run_audit(job, tmp_path / "notes.txt", progress=False)
 
 
 def test_color_images_are_audited_among_a_thousand_candidates(
     data_root: Path, tmp_path: Path
 ) -> None:
-    job = AuditJob("cifar100", "lenet", ("adam-cosine",), 2, steps=2, first=7)
-    result = audit(job, tmp_path / "run", root=data_root, progress=False)
+    job = AuditJob(
+        "lenet", "cifar100", {"adam-cosine": find("adam-cosine")}, images=2, steps=2, first=7
+    )
+    result = only_case(job, tmp_path / "run", root=data_root)
     assert [record.image for record in result.of("attack")] == [7, 8] and all(
         record.candidates == 1_000 for record in result.records
     )

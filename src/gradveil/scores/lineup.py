@@ -1,0 +1,149 @@
+"""The line-up: does a reconstruction resemble the true picture more than other pictures of its kind?
+
+All candidates of a line-up are of the victim's class and went through the victim's own draws of
+crop, flip and policy, so nothing but the picture can win it: the label, a class mean, or the black
+border that a policy leaves are the same for every candidate. Whatever does not depend on the
+picture is picked out in 1 of N line-ups, N being the number of candidates.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from gradveil.core.errors import GradveilError
+from gradveil.core.seeds import generator
+from gradveil.scores.identification import TIE, signatures
+
+SIZES = (100, 50, 20)
+"""Numbers of candidates, the best first: the largest that the smallest class allows is taken."""
+
+SPARE = 10  # images of each class that stand in no line-up, for shams
+SHIFT = 2  # pixels that a reconstruction may be moved by
+SAME = 0.98  # likeness from which two pictures count as the same
+
+
+@dataclass(frozen=True, eq=False)
+class Lineups:
+    """Who stands beside each victim: `candidates` (images, N), numbers in the split.
+
+    The true image is candidate `true[i]` of line-up i. `spare` are images by class that stand in
+    no line-up, and are no victims.
+    """
+
+    candidates: Tensor
+    true: Tensor
+    spare: dict[int, Tensor]
+
+    @property
+    def size(self) -> int:
+        """N, the number of candidates of every line-up."""
+        return self.candidates.shape[1]
+
+
+def distinct(images: Tensor, labels: Tensor) -> Tensor:
+    """True for images (uint8, NCHW) that are no copy of an earlier one of their class, or nearly so."""
+    kept = torch.ones(len(images), dtype=torch.bool)
+    for label in labels.unique().tolist():
+        members = (labels == label).nonzero().flatten()
+        known = signatures(images[members].float() / 255)
+        alike = (known @ known.T > SAME).tril(-1)
+        flat = ~known.any(dim=1)
+        if bool(flat.any()):  # flat pictures have no signature: they are compared by their pixels
+            pixels = images[members[flat]].flatten(1).float()
+            same = torch.cdist(pixels, pixels) == 0
+            rows = flat.nonzero().flatten()
+            alike[rows[:, None], rows] = same.tril(-1)
+        kept[members[alike.any(dim=1)]] = False
+    return kept
+
+
+def choose(labels: Tensor, victims: Sequence[Tensor], allowed: Tensor, seed: int) -> Lineups | None:
+    """Draw the line-ups of the victims; None where a victim's class has too few images for 20.
+
+    `victims` are the images of each update by their numbers, in order; images of one update stand
+    in no line-up of each other. `allowed` says which images of the split may stand in line-ups.
+    """
+    everyone = torch.cat(list(victims))
+    classes = sorted(set(labels[everyone].tolist()))
+    rng = generator(seed, "line-up")
+    members: dict[int, Tensor] = {}
+    mates = max(map(len, victims)) - 1
+    for label in classes:
+        there = ((labels == label) & allowed).nonzero().flatten()
+        members[label] = there[torch.randperm(len(there), generator=rng)]
+    fewest = min(len(there) for there in members.values())
+    size = next((n for n in SIZES if n + SPARE + mates <= fewest), None)
+    if size is None:
+        return None
+    spare = {}
+    for label, there in members.items():
+        others = there[~torch.isin(there, everyone)]
+        spare[label] = others[:SPARE]
+        members[label] = there[~torch.isin(there, spare[label])]
+    rows, true = [], []
+    for batch in victims:
+        for image in batch.tolist():
+            there = members[int(labels[image])]
+            others = there[~torch.isin(there, batch)]
+            order = torch.randperm(len(others), generator=rng)[: size - 1]
+            if len(order) < size - 1:
+                return None
+            row = torch.cat([others[order], torch.tensor([image])])
+            order = torch.randperm(size, generator=rng)
+            rows.append(row[order])
+            true.append(int((order == size - 1).nonzero()[0, 0]))
+    return Lineups(torch.stack(rows), torch.tensor(true), spare)
+
+
+def replay(
+    transform: Callable[[Tensor], Tensor] | None, batch: Tensor, row: int, candidates: Tensor
+) -> Tensor:
+    """Put every candidate (N, C, H, W) in the place of image `row` of the victim's batch.
+
+    `transform` is what the defense did to the batch (B, C, H, W), its draws included; None where
+    it changes no images. Returns what it makes of the candidates there, (N, C, H, W).
+    """
+    if transform is None:
+        return candidates
+    beside = getattr(transform, "beside", None)
+    if beside is not None and len(batch) == 1:
+        together: Tensor = beside([transform] * (len(candidates) - 1))(candidates)
+        return together
+    made = []
+    for candidate in candidates:
+        changed = batch.clone()
+        changed[row] = candidate
+        made.append(transform(changed)[row])
+    return torch.stack(made)
+
+
+def likeness(found: Tensor, candidates: Tensor) -> Tensor:
+    """How much each candidate (N, C, H, W) resembles the best of the reconstructions (R, C, H, W).
+
+    The best over shifts of up to 2 pixels and the mirror image, for every candidate alike. Pictures
+    are compared by their locally normalized luminance; the edge of 2 pixels is left out.
+    """
+    height, width = candidates.shape[2] - 2 * SHIFT, candidates.shape[3] - 2 * SHIFT
+    if height < 1 or width < 1:
+        raise GradveilError(
+            f"images of {candidates.shape[2]} x {candidates.shape[3]} pixels: a line-up needs at "
+            f"least {2 * SHIFT + 1} a side"
+        )
+    both = torch.cat([found, found.flip(3)])
+    windows = both.unfold(2, height, 1).unfold(3, width, 1)  # (2R, C, 5, 5, h, w)
+    moved = windows.permute(0, 2, 3, 1, 4, 5).flatten(0, 2)
+    known = signatures(candidates[:, :, SHIFT : SHIFT + height, SHIFT : SHIFT + width])
+    return (signatures(moved) @ known.T).amax(dim=0)
+
+
+def rank(found: Tensor, candidates: Tensor, true: int, rng: Generator) -> int:
+    """The rank of the true candidate by likeness, 1 for the nearest; a lot decides among equals.
+
+    So a picture that resembles no candidate more than another has rank 1 in 1 of N line-ups.
+    """
+    alike = likeness(found.float(), candidates.float()).nan_to_num(0.0)
+    nearer = int((alike > alike[true] + TIE).sum())
+    equal = int(((alike - alike[true]).abs() <= TIE).sum())
+    return nearer + 1 + int(torch.randint(equal, (), generator=rng))

@@ -1,0 +1,384 @@
+"""The audit of what a user brings: tensors, a module, a defense and an attack that no registry knows."""
+
+import copy
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Generator, Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from gradveil.attacks import Attack, find
+from gradveil.attacks.base import Progress
+from gradveil.audits import AuditResult, audit
+from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilWarning
+from gradveil.core.types import Gradients, Observation, Reconstruction
+from gradveil.data import load
+from gradveil.defenses import Defense, Moment, Pruning, State
+
+
+@dataclass(frozen=True)
+class Rounding(Defense):
+    """Rounds gradients to multiples of `step`; its name is hostile to a page and a terminal."""
+
+    name: ClassVar[str] = "<b>[/x]&"
+    first: ClassVar[str | None] = "step"
+    acts_on = "gradients"
+
+    step: float = 0.01
+
+    def protect_gradients(
+        self, gradients: Gradients, moment: Moment, state: State, rng: Generator
+    ) -> tuple[Gradients, State]:
+        rounded = {name: (g / self.step).round() * self.step for name, g in gradients.items()}
+        return rounded, state
+
+
+class Checkered(Attack):
+    """Always the same picture; no dataclass, so its repr is an address."""
+
+    def reconstruct(
+        self, seen: Sequence[Observation], rng: Generator, progress: Progress
+    ) -> list[Reconstruction]:
+        rows, columns = torch.meshgrid(torch.arange(8), torch.arange(8), indexing="ij")
+        image = ((rows + columns) % 2).float()
+        images = [image.expand(one.size, *one.image_shape) for one in seen]
+        return [Reconstruction(found, None, 0.5, "ok") for found in images]
+
+
+@pytest.fixture(scope="module")
+def images() -> Tensor:
+    return torch.rand(6, 1, 8, 8, generator=Generator().manual_seed(1))
+
+
+@pytest.fixture(scope="module")
+def labels() -> Tensor:
+    return torch.tensor([0, 1, 2, 0, 1, 2])
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    """Four logits, three of which have images."""
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
+
+
+QUICK: dict[str, Any] = {"progress": False, "device": "cpu"}
+
+
+def test_values_that_no_registry_knows_give_a_table(
+    model: nn.Module, images: Tensor, labels: Tensor, tmp_path: Path
+) -> None:
+    public = torch.rand(9, 1, 8, 8, generator=Generator().manual_seed(2))
+    result = audit(
+        model,
+        images,
+        labels,
+        public=(public, torch.arange(9) % 4),
+        defenses=["none", Pruning(0.5), Rounding(0.25)],
+        attacks=["auto", Checkered(), ("short", replace(find("dlg"), steps=2))],  # type: ignore[type-var]
+        steps=2,
+        victims=2,
+        out=str(tmp_path / "run"),
+        **QUICK,
+    )
+    assert [case.defense for case in result.cases] == ["none", "prune:0.5", "<b>[/x]&:0.25"]
+    for case in result.cases:
+        names = dict.fromkeys(record.attack for record in case.of("attack"))
+        assert {"adam-cosine", "closed-form", "checkered", "short"} <= set(names)
+    assert {r.attack for r in result.cases[0].of("blind")} == {
+        "blind: noise",
+        "blind: gray",
+        "blind: mean color",
+        "blind: class mean",
+    }
+    text = str(result)
+    assert "Sequential on images, seed 0" in text and "<b>[/x]&:0.25" in text
+    assert repr(result) == text and max(map(len, text.splitlines())) <= 110
+    page = result._repr_html_()
+    assert "&lt;b&gt;[/x]&amp;:0.25" in page and "<b>" not in page
+    assert page.count("<tr>") == 1 + sum(
+        row.truth == "used" for case in result.cases for row in case.rows
+    )
+    found = result.images("checkered")
+    assert set(found) == {"original", "used", "found"} and found["found"].shape == (2, 1, 8, 8)
+    assert torch.equal(found["original"], found["used"])
+    assert float((found["original"] - images[:2]).abs().max()) <= 0.5 / 255 + 1e-6
+    assert torch.equal(result.images("short", Pruning(0.5))["original"], found["original"])
+    again = audit(  # in the same folder nothing is attacked again, though a repr is an address
+        model,
+        images,
+        labels,
+        public=(public, torch.arange(9) % 4),
+        defenses=["none", Pruning(0.5), Rounding(0.25)],
+        attacks=["auto", Checkered(), ("short", replace(find("dlg"), steps=2))],  # type: ignore[type-var]
+        steps=2,
+        victims=2,
+        out=tmp_path / "run",
+        **QUICK,
+    )
+    assert again == result
+
+
+def test_without_public_images_only_noise_and_gray_are_guesses(
+    model: nn.Module, images: Tensor, labels: Tensor, tmp_path: Path
+) -> None:
+    result = audit(model, images, labels, attacks=["closed-form"], out=tmp_path / "run", **QUICK)
+    (case,) = result.cases
+    blind = [row.attack for row in case.rows if (row.kind, row.truth) == ("blind", "used")]
+    assert blind == ["blind: noise", "blind: gray"] and case.rows[0].n == 6
+    assert case.records[0].chance["used"] == pytest.approx(1 / 6)  # luck among six candidates
+
+
+@pytest.mark.parametrize("form", ["loader", "pairs", "generator", "named"])
+def test_images_come_in_any_form(
+    form: str, model: nn.Module, images: Tensor, labels: Tensor, tmp_path: Path
+) -> None:
+    pairs = TensorDataset(images, labels)
+    brought = {
+        "loader": DataLoader(pairs, batch_size=4),
+        "pairs": pairs,
+        "generator": (pair for pair in pairs),
+        "named": "fashion-mnist-mini",
+    }[form]
+    named = form == "named"
+    result = audit(
+        "mlp" if named else model,
+        brought,
+        attacks=["closed-form"],
+        out=tmp_path / "run",
+        **QUICK,
+    )
+    assert result.cases[0].rows[0].n == (8 if named else 6)
+    if not named:
+        plain = audit(
+            model, images, labels, attacks=["closed-form"], out=tmp_path / "plain", **QUICK
+        )
+        ours, theirs = (one.cases[0].of("attack") for one in (result, plain))
+        assert [r.scores for r in ours] == [r.scores for r in theirs]
+
+
+def test_public_images_may_stand_beside_a_named_data_set_or_be_one(tmp_path: Path) -> None:
+    def blind(public: Any, name: str) -> list[float | None]:
+        result = audit(
+            "mlp",
+            "fashion-mnist-mini",
+            public=public,
+            attacks=["closed-form"],
+            victims=1,
+            out=tmp_path / name,
+            **QUICK,
+        )
+        rows = result.cases[0].rows
+        return [row.psnr.mean for row in rows if row.attack == "blind: class mean"]
+
+    train = load("fashion-mnist-mini")
+    few = train.select(range(20))
+    assert blind(None, "usual") == blind("fashion-mnist-mini", "named") == blind(train, "given")
+    assert blind((few.images, few.labels), "few") != blind(None, "usual")
+
+
+def test_other_public_images_are_another_audit(
+    model: nn.Module, images: Tensor, labels: Tensor, tmp_path: Path
+) -> None:
+    def run(public: Any) -> AuditResult:
+        asked: dict[str, Any] = QUICK | {"attacks": ["closed-form"], "out": tmp_path / "run"}
+        return audit(model, images, labels, public=public, **asked)
+
+    first = run((images, labels))
+    with pytest.raises(GradveilError, match="other public_sha256"):
+        run((images.flip(0), labels))
+    assert run((images, labels)) == first
+
+
+def test_a_module_that_is_handed_in_is_never_changed(
+    model: nn.Module, images: Tensor, labels: Tensor, tmp_path: Path
+) -> None:
+    model.train()
+    model[2].eval()  # type: ignore[index]  # each module keeps its mode
+    calls: list[int] = []
+    hook = model[1].register_forward_hook(lambda *_: calls.append(1))  # type: ignore[index]
+    before = copy.deepcopy(model.state_dict())
+    modes = [module.training for module in model.modules()]
+    hooks = dict(model[1]._forward_hooks)  # type: ignore[index]
+    generator_before = torch.random.get_rng_state()
+    with pytest.warns(GradveilWarning, match="hooks of its own"):  # a copy has them too
+        audit(
+            model,
+            images,
+            labels,
+            defenses=["none", "precode:k=4", "dropout:0.5", "soteria:0.5"],
+            attacks=["auto"],
+            steps=1,
+            victims=1,
+            out=tmp_path / "run",
+            **QUICK,
+        )
+    after = model.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert modes == [module.training for module in model.modules()]
+    assert dict(model[1]._forward_hooks) == hooks  # type: ignore[index]
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert torch.equal(torch.random.get_rng_state(), generator_before)
+    hook.remove()
+
+
+class Uncopyable(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(64, 4)
+        self.made = self.layer.weight * 2  # no leaf: torch refuses to copy it
+
+    def forward(self, pixels: Tensor) -> Tensor:
+        found: Tensor = self.layer(pixels.flatten(1))
+        return found
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Where temporary folders are made; a test that ends well leaves it empty."""
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    yield tmp_path
+    assert not (tmp_path / "run").exists() and not [*(tmp_path / "temporary").iterdir()]
+
+
+WRONG: list[tuple[dict[str, Any], str]] = [
+    ({"model": 3}, "model: a int; expected a torch.nn.Module or the name of a model"),
+    ({"model": nn.Linear}, "model: a type; expected a torch.nn.Module"),
+    ({"model": "nope"}, "unknown model 'nope'"),
+    ({"model": nn.Sequential(nn.Flatten(), nn.Linear(3, 4))}, "do not fit"),
+    ({"model": nn.Identity()}, "no parameter"),
+    ({"model": nn.Conv2d(1, 4, 3)}, "expected (1, classes)"),
+    ({"model": Uncopyable()}, "Uncopyable cannot be copied"),
+    ({"images": [1, 2]}, "images: a list; expected a tensor (N, C, H, W)"),
+    ({"images": None}, "images: a NoneType; expected a tensor (N, C, H, W)"),
+    ({"images": torch.rand(6, 8, 8)}, "images: images of shape (6, 8, 8)"),
+    ({"images": torch.rand(6, 1, 8, 7)}, "8 x 7 pixels; expected square"),
+    ({"images": torch.rand(0, 1, 8, 8)}, "N at least 1"),
+    ({"images": torch.rand(6, 1, 8, 8) * 255}, "expected [0, 1], or uint8"),
+    ({"images": torch.rand(6, 1, 8, 8) - 0.5}, "expected [0, 1], or uint8"),
+    ({"images": torch.full((6, 1, 8, 8), float("nan"))}, "values from nan to nan"),
+    ({"images": torch.ones(6, 1, 8, 8, dtype=torch.long)}, "images of type torch.int64"),
+    ({"images": torch.rand(1, 1, 8, 8), "labels": torch.tensor([0])}, "at least two"),
+    ({"labels": None}, "images: a tensor of images without labels; give labels too"),
+    ({"labels": torch.zeros(5, dtype=torch.long)}, "6 images and labels of shape (5,)"),
+    ({"labels": torch.zeros(6)}, "labels of type torch.float32"),
+    ({"labels": torch.tensor([0, 1, 2, 0, 1, 4])}, "label 4; there are 4 classes, 0 to 3"),
+    ({"labels": torch.tensor([0, 1, 2, 0, 1, -1])}, "label -1; class indices start at 0"),
+    ({"labels": "abc"}, "images: labels are a str"),
+    ({"classes": 2}, "label 2; there are 2 classes, 0 to 1"),
+    ({"classes": 9}, "one logit for each of 9 classes"),
+    ({"attacks": "dlg"}, "attacks: a str; expected a list, such as ['dlg']"),
+    ({"attacks": [3]}, "attacks: a int; expected the name of an attack, an Attack"),
+    ({"attacks": find("dlg")}, "attacks: a GradientMatching; expected a list"),
+    ({"attacks": ["nope"]}, "unknown attack 'nope'"),
+    ({"attacks": []}, "no attack was named"),
+    ({"attacks": ["class-mean"]}, "attack class-mean needs class means: give public images"),
+    ({"defenses": "none"}, "defenses: a str; expected a list, such as ['prune:0.95']"),
+    ({"defenses": Pruning(0.5)}, "defenses: a Pruning; expected a list"),
+    ({"defenses": [0.95]}, "defenses: a float; expected a Defense or its name"),
+    ({"defenses": [Pruning]}, "defenses: a type; expected a Defense or its name"),
+    ({"defenses": ["nope"]}, "unknown defense 'nope'"),
+    ({"defenses": []}, "no defense was named"),
+    ({"public": torch.rand(2, 1, 8, 8)}, "public: a tensor of images without labels"),
+    ({"public": (torch.rand(2, 3, 8, 8), torch.zeros(2).long())}, "public: images of shape (3, 8"),
+    ({"public": (torch.rand(1, 1, 8, 8), torch.tensor([7]))}, "public: label 7; there are 4"),
+    ({"public": "nope"}, "unknown dataset 'nope'"),
+    ({"victims": 7}, "images 0 to 6: images train has 6, from 0"),
+    ({"victims": 0}, "images 0: it must be at least 1"),
+    ({"victims": "3"}, "images '3': expected a whole number"),
+    ({"first": 6}, "images 6 to 6: images train has 6, from 0"),
+    ({"batch_size": 0}, "batch size 0: it must be at least 1"),
+    ({"batch_size": 4, "victims": 6}, "6 images in batches of 4: choose a multiple"),
+    ({"steps": 0}, "steps 0: it must be at least 1"),
+    ({"local_steps": 0}, "local steps 0"),
+    ({"clean": "maybe"}, "unknown clean 'maybe': choose from no, yes, both"),
+    ({"checkpoint": "none.safetensors"}, "no checkpoint at none.safetensors"),
+    ({"device": "tpu"}, "unknown device 'tpu'"),
+    ({"images": "fashion-mnist-mini"}, "labels: the data set fashion-mnist-mini has its own"),
+    (
+        {"images": "fashion-mnist-mini", "labels": None, "classes": 3},
+        "classes: the data set fashion-mnist-mini has its own",
+    ),
+    ({"images": "nope", "labels": None}, "unknown dataset 'nope'"),
+]
+
+
+@pytest.mark.parametrize(("changes", "says"), WRONG)
+def test_wrong_input_is_one_line_and_writes_nothing(
+    folders: Path,
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    changes: dict[str, Any],
+    says: str,
+) -> None:
+    asked = {"model": model, "images": images, "labels": labels, "attacks": ["adam-cosine"]}
+    for out in (None, folders / "run"):
+        with pytest.raises(GradveilError) as caught:
+            audit(**({"out": out, "steps": 1} | QUICK | asked | changes))
+        assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_table_for_pandas_has_a_line_for_each_case_attack_and_truth(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    result = audit(
+        model,
+        images,
+        labels,
+        defenses=["none", "3-1-7"],
+        attacks=["closed-form"],
+        out=tmp_path / "run",
+        **QUICK,
+    )
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(GradveilError, match="to_pandas needs pandas: pip install pandas"):
+        result.to_pandas()
+    stand_in = ModuleType("pandas")
+    stand_in.DataFrame = list  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pandas", stand_in)
+    lines = result.to_pandas()
+    keys = [(line["defense"], line["kind"], line["truth"]) for line in lines]
+    assert keys.count(("none", "blind", "used")) == 2 and ("none", "attack", "original") not in keys
+    assert keys.count(("3-1-7", "attack", "used")) == keys.count(("3-1-7", "attack", "original"))
+    first = next(line for line in lines if line["kind"] == "attack")
+    row = next(row for row in result.cases[0].rows if row.kind == "attack")
+    assert (first["n"], first["psnr"], first["identified"]) == (6, row.psnr.mean, row.identified)
+    assert (
+        first["psnr_std"] == row.psnr.std and first["identified_high"] == row.identified_bounds[1]
+    )
+
+
+def test_a_data_frame_has_a_column_for_each_value(
+    model: nn.Module, images: Tensor, labels: Tensor, tmp_path: Path
+) -> None:
+    pandas = pytest.importorskip("pandas")
+    result = audit(model, images, labels, attacks=["closed-form"], out=tmp_path / "run", **QUICK)
+    frame = result.to_pandas()
+    assert isinstance(frame, pandas.DataFrame) and set(frame["kind"]) >= {"attack", "blind"}
+
+
+def test_the_result_lies_in_a_temporary_folder_unless_one_is_named(
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    result = audit(model, images, labels, attacks=["closed-form"], **QUICK)
+    assert result.out.parent == tmp_path and AuditResult.read(result.out) == result

@@ -1,0 +1,232 @@
+"""The model of a case: whose weights it has, what is known of its training, how its accuracy is measured."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from gradveil.attacks import find
+from gradveil.audits import AuditJob, Case, make_cases, run_audit
+from gradveil.audits.model import (
+    ModelFacts,
+    describe_model,
+    measure_accuracy,
+    plain_model,
+    read_facts,
+    save_facts,
+)
+from gradveil.core import GradveilError
+from gradveil.core.seeds import following, generator
+from gradveil.data import load
+from gradveil.defenses import parse
+from gradveil.models import build
+from gradveil.models.checkpoints import save_checkpoint
+from gradveil.training.job import TrainingJob
+from gradveil.transforms import Policy
+
+
+def describe(case: Case, model: str = "lenet") -> ModelFacts | None:
+    """What an audit knows of the model of this case."""
+    job = AuditJob(model, "fashion-mnist-mini", auto=True, cases=(case,))
+    return describe_model(job, case, load("fashion-mnist-mini", "test"), torch.device("cpu"))
+
+
+def told(folder: Path, **settings: Any) -> ModelFacts:
+    """What an audit reads in a checkpoint of such a training."""
+    settings = TrainingJob("fashion-mnist-mini", "mlp", **settings).settings() | {
+        "image_size": 28,
+        "test_accuracy": 0.5,
+        "step": 1,
+    }
+    save_checkpoint(
+        folder / "model.safetensors", build("mlp", channels=1, size=28, classes=10), settings
+    )
+    case = Case(parse("3-1-7"), folder / "model.safetensors")
+    found = describe(case, "mlp")
+    assert found is not None
+    return found
+
+
+@pytest.mark.parametrize(
+    ("defense", "without"),
+    [
+        ("3-1-7", "policy:3-1-7,augment=no"),
+        ("3-1-7+43-18-18", "policy:3-1-7+43-18-18,augment=no"),
+        ("random", "random:augment=no"),
+        ("random:4,seed=2", "random:4,seed=2,augment=no"),
+        ("3-1-7,then,prune:0.9", "policy:3-1-7,augment=no,then,prune:0.9"),
+        ("prune:0.9", "prune:0.9"),
+        ("none", "none"),
+    ],
+)
+def test_a_training_without_crop_and_flip_was_under_the_policy_without_them(
+    tmp_path: Path, defense: str, without: str
+) -> None:
+    assert told(tmp_path, defense=defense).under == defense
+    assert told(tmp_path, defense=defense, augment=False).under == without
+    assert str(parse(without)) == without  # as an audit of that defense calls it
+
+
+def test_a_policy_given_as_such_is_read_like_a_defense(tmp_path: Path) -> None:
+    policy = Policy.parse("3-1-7")
+    assert told(tmp_path, policy=policy).under == "3-1-7"
+    assert told(tmp_path, policy=policy, augment=False).under == "policy:3-1-7,augment=no"
+
+
+def test_the_accuracy_of_a_model_that_draws_follows_from_the_seed_alone() -> None:
+    test = load("fashion-mnist-mini", "test")
+    plain = build("lenet", channels=1, size=28, classes=10, mean=test.mean, std=test.std, seed=5)
+    model = parse("precode:k=8").protect_model(plain, (1, 28, 28))
+    found = []
+    for number, seed in enumerate((3, 3, 4)):
+        torch.manual_seed(number)
+        state = torch.random.get_rng_state()
+        found.append(measure_accuracy(model, test, 500, seed))
+        assert torch.equal(torch.random.get_rng_state(), state)
+    assert found[0] == found[1] != found[2]
+    with torch.no_grad(), following(generator(3, "test")):
+        right = model.eval()(test.images.float() / 255)[:, :10].argmax(1) == test.labels
+    assert found[0] == (float(right.double().mean()), 500)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A plain mlp-like lenet, the same as PRECODE protects it, and one that says nothing of its training."""
+    folder = tmp_path_factory.mktemp("weights")
+    plain = build("lenet", channels=1, size=28, classes=10, seed=5)
+    facts = {"data": "fashion-mnist-mini", "model": "lenet", "image_size": 28, "policy": "none"}
+    protected = parse("precode:k=8,seed=7").protect_model(plain, (1, 28, 28))
+    save_checkpoint(
+        folder / "plain.safetensors",
+        plain,
+        facts | {"defense": "none", "test_accuracy": 0.8, "step": 40},
+    )
+    save_checkpoint(
+        folder / "precode.safetensors",
+        protected,
+        facts | {"defense": "precode:k=8", "test_accuracy": 0.7},
+    )
+    save_checkpoint(folder / "silent.safetensors", plain, {})
+    return {name: folder / f"{name}.safetensors" for name in ("plain", "precode", "silent")}
+
+
+def small(*cases: Case) -> AuditJob:
+    attacks = {"adam-cosine": find("adam-cosine")}
+    return AuditJob("lenet", "fashion-mnist-mini", attacks, cases=cases, images=1, steps=1)
+
+
+def test_a_checkpoint_of_the_protected_model_is_audited_as_it_is(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    by_defense = {"": checkpoints["plain"], "precode:k=8": checkpoints["precode"]}
+    defenses = [parse(text) for text in ("none", "precode:k=8", "prune:0.5", "precode:k=4")]
+    cases = make_cases(defenses, checkpoints=by_defense)
+    result = run_audit(small(*cases), tmp_path / "run", progress=False)
+    none, protected, pruned, added = result.cases
+    assert [case.settings["protected"] for case in result.cases] == [False, True, False, False]
+    assert none.trained_so == ModelFacts(0.8, 500, "none", 40)
+    assert result.baselines == {None: none.model}
+    assert protected.trained_so == ModelFacts(0.7, 500, "precode:k=8", None)
+    assert pruned.model == none.model and pruned.trained_so is None  # not trained under pruning
+    assert added.model is None  # the bottleneck is untrained
+    assert json.loads(json.dumps(result.plain()))[1]["trained"]["accuracy"] == 0.7
+
+
+def test_a_model_with_a_defense_in_it_is_not_taken_for_a_plain_one(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    job = small(Case(parse("prune:0.5"), checkpoints["precode"]))
+    with pytest.raises(
+        GradveilError,
+        match="was trained under precode:k=8, a part of the model: audit it with that defense",
+    ):
+        run_audit(job, tmp_path / "run", progress=False)
+    other = small(Case(parse("precode:k=9"), checkpoints["precode"]))
+    with pytest.raises(GradveilError, match="does not fit the model"):
+        run_audit(other, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_accuracy_that_no_file_tells_is_measure_accuracy(checkpoints: dict[str, Path]) -> None:
+    test = load("fashion-mnist-mini", "test")
+    model = build("lenet", channels=1, size=28, classes=10, seed=5, mean=test.mean, std=test.std)
+    found = describe(Case(weights=checkpoints["silent"]))
+    with torch.no_grad():
+        right = (
+            (
+                build("lenet", channels=1, size=28, classes=10, seed=5)
+                .eval()(test.images.float() / 255)
+                .argmax(1)
+                == test.labels
+            )
+            .float()
+            .mean()
+        )
+    assert (
+        found is not None
+        and found.accuracy == pytest.approx(float(right))
+        and (found.tested, found.under) == (500, None)
+    )
+    assert measure_accuracy(model, test, 100)[1] == 100 and model.training
+
+
+def test_accuracy_is_measured_without_dropout_and_counts_logits_alone() -> None:
+    test = load("fashion-mnist-mini", "test")
+
+    class Knows(nn.Module):
+        """Answers with the hidden label of each image; a last column that is no logit is the largest."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(()))
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            places = [
+                int((test.images.float() / 255 == image).flatten(1).all(1).nonzero()[0, 0])
+                for image in images
+            ]
+            return (
+                torch.cat(
+                    [
+                        nn.functional.one_hot(test.labels[places], 10).float(),
+                        torch.full((len(images), 1), 9.0),
+                    ],
+                    1,
+                )
+                * self.weight
+            )
+
+    assert measure_accuracy(Knows(), test, 20) == (1.0, 20)
+
+
+def test_a_model_as_it_is_has_no_training_to_tell_of() -> None:
+    assert describe(Case()) is None
+
+
+def test_a_module_is_copied_and_a_name_is_built_by_the_seed() -> None:
+    test = load("fashion-mnist-mini", "test")
+    given = build("lenet", channels=1, size=28, classes=10, seed=5)
+    copied = plain_model(given, test, seed=3)
+    assert copied is not given
+    for ours, theirs in zip(copied.parameters(), given.parameters(), strict=True):
+        assert ours is not theirs and torch.equal(ours, theirs)
+    first, again, other = (plain_model("lenet", test, seed) for seed in (3, 3, 4))
+    pairs = zip(first.parameters(), again.parameters(), other.parameters(), strict=True)
+    assert all(torch.equal(a, b) and (a.dim() < 2 or not torch.equal(a, c)) for a, b, c in pairs)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"accuracy": 0.5}', "3"])
+def test_facts_that_are_damaged_are_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "model.json").write_text(text)
+    with pytest.raises(GradveilError, match=r"model\.json is missing or damaged: run the same"):
+        read_facts(tmp_path)
+
+
+def test_facts_are_read_back(tmp_path: Path) -> None:
+    for facts in (None, ModelFacts(0.5, 10, "none", 4), ModelFacts(0.5, 10, None, None)):
+        save_facts(tmp_path, facts)
+        assert read_facts(tmp_path) == facts
+    assert ModelFacts(1 / 3, 30, None, None).hits == 10

@@ -1,0 +1,177 @@
+"""What is read back of an audit: whole, stopped, of another format, and the records that RESULTS.md quotes."""
+
+import importlib.util
+import json
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gradveil.audits import AuditResult, CaseResult
+from gradveil.audits.results import FORMAT
+from gradveil.core import GradveilError
+from gradveil.data import load
+from gradveil.report.audit import several_in_words, several_tables
+
+ROOT = Path(__file__).parents[2]
+COMMITTED = sorted(path.parent for path in ROOT.glob("benchmarks/results/grids/*/settings.json"))
+
+
+def test_the_folder_of_an_audit_has_settings_and_a_folder_for_each_case(done: AuditResult) -> None:
+    names = {path.relative_to(done.out).as_posix() for path in done.out.rglob("*")}
+    case = "3-1-7+43-18-18"
+    files = ("settings.json", "records.jsonl", "model.json", "images")
+    assert {"settings.json", case, *(f"{case}/{name}" for name in files)} <= names
+    assert {name for name in names if name.count("/") < 2} == {
+        "settings.json",
+        case,
+        *(f"{case}/{name}" for name in files),
+    }
+    settings = json.loads((done.out / "settings.json").read_text())
+    assert settings["format"] == done.cases[0].settings["format"] == FORMAT
+    assert settings["cases"] == [
+        {"defense": case, "checkpoint": None, "clean": False, "step": None, "folder": case}
+    ]
+    assert settings["attacks"] == ["guess", "closed-form"]
+
+
+def test_a_folder_is_read_by_its_path_as_text_too(done: AuditResult) -> None:
+    assert AuditResult.read(str(done.out)) == AuditResult.read(done.out) == done
+
+
+def test_images_are_those_of_all_chunks_in_order(done: AuditResult) -> None:
+    found = done.images("guess")
+    truth = load("fashion-mnist-mini", "test").images[:5].float() / 255
+    assert torch.equal(found["original"], truth) and found["found"].shape == truth.shape
+    assert not torch.equal(found["used"], truth)
+    assert torch.equal(done.images("guess", "3-1-7+43-18-18")["used"], found["used"])
+
+
+@pytest.mark.parametrize(
+    ("attack", "defense", "says"),
+    [
+        ("dlg", None, "unknown attack 'dlg': choose from guess, closed-form"),
+        ("guess", "none", "unknown case 'none': choose from 3-1-7"),
+    ],
+)
+def test_images_of_what_was_not_audited_are_refused(
+    done: AuditResult, attack: str, defense: str | None, says: str
+) -> None:
+    with pytest.raises(GradveilError) as caught:
+        done.images(attack, defense)
+    assert says in str(caught.value)
+
+
+def test_a_case_without_an_attacked_image_has_no_strongest_attack(result: CaseResult) -> None:
+    stopped = replace(result, records=tuple(r for r in result.records if r.kind != "attack"))
+    with pytest.raises(GradveilError, match="holds no attacked image yet: run the same command"):
+        _ = stopped.strongest
+    assert "blind: gray" in str(
+        AuditResult(result.out, {"model": "m", "data": "d", "seed": 0}, (stopped,))
+    )
+
+
+def test_an_audit_of_which_no_case_was_begun_is_empty(done: AuditResult) -> None:
+    shutil.rmtree(done.cases[0].out)
+    read = AuditResult.read(done.out)
+    assert read.cases == () and read.plain() == []
+    with pytest.raises(GradveilError, match="holds no case yet"):
+        read.images("guess")
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        (None, "holds no audit: there is no settings.json in it"),
+        ("{", "settings.json is no JSON object of settings"),
+        ('{"epochs": 3}', "its settings.json does not say 'gradveil audit 2'"),
+        ('{"cases": [{"defense": "none"}]}', "does not say 'gradveil audit 2'"),
+        ('{"format": "gradveil audit 1", "cases": []}', "does not say 'gradveil audit 2'"),
+        ('{"format": "gradveil audit 2"}', "holds one case of an audit: read the folder above it"),
+    ],
+)
+def test_a_folder_that_is_no_audit_is_one_line(
+    tmp_path: Path, settings: str | None, says: str
+) -> None:
+    if settings is not None:
+        (tmp_path / "settings.json").write_text(settings)
+    with pytest.raises(GradveilError) as caught:
+        AuditResult.read(tmp_path)
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_a_damaged_record_is_one_line(result: CaseResult) -> None:
+    path = result.out / "records.jsonl"
+    path.write_bytes(path.read_bytes().replace(b'"image": 1', b'"imag', 1))
+    with pytest.raises(GradveilError, match=r"line \d+ of .* is damaged"):
+        AuditResult.read(result.out.parent)
+
+
+@pytest.mark.parametrize("folder", COMMITTED, ids=lambda path: path.name)
+def test_the_committed_records_are_read(folder: Path) -> None:
+    result = AuditResult.read(folder)
+    assert len(result.cases) == len(result.settings["cases"]) > 1
+    assert several_tables(result) and several_in_words(result)
+    for case in result.cases:
+        assert case.strongest.n == result.settings["images"]
+        assert len(case.truths) == 1 + case.defense.startswith(("policy:", "random", *"0123456789"))
+
+
+def test_there_are_committed_records() -> None:
+    assert len(COMMITTED) == 6
+
+
+@pytest.fixture
+def tool() -> Any:
+    path = ROOT / "tools" / "convert_results.py"
+    spec = importlib.util.spec_from_file_location("convert_results", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_grid_of_the_first_version_becomes_an_audit(
+    done: AuditResult, tool: Any, tmp_path: Path
+) -> None:
+    """The old layout is made from the new one by leaving out what the first version did not write."""
+    old = tmp_path / "old"
+    shutil.copytree(done.out, old)
+    top, case = dict(done.settings), dict(done.cases[0].settings)
+    for name in ("format", "public_sha256"):
+        del top[name]
+    del top["cases"][0]["folder"]
+    for name in ("format", "step", "changes_images"):
+        del case[name]
+    case |= {"policy": case["defense"], "defense": "none", "fitting": True, "positive": True}
+    (old / "settings.json").write_text(json.dumps(top))
+    (old / done.cases[0].out.name / "settings.json").write_text(json.dumps(case))
+    with pytest.raises(GradveilError, match="does not say"):
+        AuditResult.read(old)
+    assert tool.convert(old) and not tool.convert(old)
+    read, again = AuditResult.read(old), AuditResult.read(done.out)
+    assert read.settings == again.settings
+    assert read.cases[0].settings == again.cases[0].settings
+    assert read.cases[0].records == again.cases[0].records
+
+
+@pytest.mark.parametrize(
+    ("defense", "changed"),
+    [
+        ("none", False),
+        ("prune:0.9", False),
+        ("3-1-7", True),
+        ("invert(3)", True),
+        ("policy:3,augment=no", True),
+        ("random:4,seed=2", True),
+        ("precode:k=4,then,gaussian:0.1", False),
+        ("3-1-7,then,prune:0.9", True),
+    ],
+)
+def test_whether_images_were_changed_is_told_by_the_names_of_defenses(
+    tool: Any, defense: str, changed: bool
+) -> None:
+    assert tool.changes_images(defense) is changed

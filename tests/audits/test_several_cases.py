@@ -1,0 +1,385 @@
+"""Several cases: each attacker told what it may know, prepared and tried out once, gone on with anywhere."""
+
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gradveil.attacks import find
+from gradveil.audits import (
+    AuditJob,
+    AuditResult,
+    Case,
+    make_cases,
+    name_attacks,
+    run,
+    run_audit,
+    stage,
+)
+from gradveil.audits.records import images_path, load_images
+from gradveil.core import GradveilError
+from gradveil.core.progress import Bar
+from gradveil.defenses import parse
+
+DEFENSES = ("none", "prune:0.95", "precode:k=16", "3-1-7")
+
+
+def cases(*defenses: str, clean: str = "both") -> tuple[Case, ...]:
+    return make_cases([parse(text) for text in defenses], clean=clean)
+
+
+@pytest.fixture(scope="module")
+def job(nets: str) -> AuditJob:
+    return AuditJob(
+        f"{nets}:linear",
+        "fashion-mnist-mini",
+        auto=True,
+        cases=cases(*DEFENSES),
+        images=3,
+        steps=4,
+        restarts=2,
+        victims_at_once=2,
+        seed=3,
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(job: AuditJob, tmp_path_factory: pytest.TempPathFactory) -> AuditResult:
+    return run_audit(job, tmp_path_factory.mktemp("several") / "run", progress=False)
+
+
+def test_each_defense_meets_the_standard_attack_and_its_own_breakers(whole: AuditResult) -> None:
+    attacks = {one.out.name: set(one.settings["attacks"]) for one in whole.cases}
+    policy = {"early-step", "transform-known", "transform-drawn", "transform-guessed", "class-mean"}
+    standard = {"adam-cosine", "closed-form"}
+    assert attacks == {
+        "none": standard,
+        "prune-0.95-clean": standard,
+        "prune-0.95": standard | {"masked"},
+        "precode-k-16": standard | {"joint-noise"},
+        "3-1-7": standard | policy,
+    }
+    assert {folder.name for folder in whole.out.iterdir()} == {*attacks, "settings.json"}
+
+
+def test_attacks_that_do_not_suit_are_left_out_with_the_reason(whole: AuditResult) -> None:
+    left = whole.case("precode:k=16").settings["left_out"]
+    assert set(left) == {"without-random-layers"}  # the bottleneck comes first in this model
+    assert "leave no parameter to match" in left["without-random-layers"]
+    assert whole.case("none").settings["left_out"] == {}
+
+
+def test_the_strongest_attack_is_the_one_that_identifies_most_then_that_with_most_decibels(
+    whole: AuditResult,
+) -> None:
+    strongest = {one.defense: one.strongest for one in whole.cases if not one.clean}
+    assert strongest["none"].attack == "closed-form" and strongest["none"].identified == 3
+    assert (strongest["3-1-7"].attack, strongest["3-1-7"].truth) == ("closed-form", "used")
+    rows = [
+        row for row in whole.case("prune:0.95").rows if row.kind == "attack" and row.truth == "used"
+    ]
+    assert strongest["prune:0.95"].identified == max(row.identified for row in rows)
+
+
+def test_the_clean_gradient_is_that_of_no_defense(whole: AuditResult) -> None:
+    clean, none, pruned = (
+        whole.case("prune:0.95", clean=True),
+        whole.case("none"),
+        whole.case("prune:0.95"),
+    )
+    scores = [
+        [record.scores for record in one.of("attack", "closed-form")]
+        for one in (clean, none, pruned)
+    ]
+    assert scores[0] == scores[1] != scores[2]
+
+
+def test_one_part_alone_has_positive_controls_and_all_have_blind_ones(whole: AuditResult) -> None:
+    assert [bool(one.of("positive")) for one in whole.cases] == [
+        True,
+        False,
+        False,
+        False,
+        False,
+    ]
+    assert all(len({record.attack for record in one.of("blind")}) == 4 for one in whole.cases)
+
+
+def test_a_case_is_the_same_alone_and_beside_others(
+    job: AuditJob, whole: AuditResult, tmp_path: Path, without_times: Callable[[Any], list[Any]]
+) -> None:
+    (alone,) = run_audit(replace(job, cases=cases("3-1-7")), tmp_path / "run", progress=False).cases
+    beside = whole.case("3-1-7")
+    for kind in ("attack", "blind"):
+        assert without_times(alone.of(kind)) == without_times(beside.of(kind))
+    ours, theirs = (
+        load_images(images_path(c.out, "attack", "closed-form", 0))[0] for c in (alone, beside)
+    )
+    assert torch.equal(ours["used"], theirs["used"]) and torch.equal(ours["found"], theirs["found"])
+
+
+def test_auto_changes_which_attacks_run_and_nothing_else(
+    job: AuditJob, whole: AuditResult, tmp_path: Path
+) -> None:
+    auto, named = name_attacks(["adam-cosine", "closed-form"])
+    plain = run_audit(
+        replace(job, attacks=named, auto=auto, cases=cases("prune:0.95", clean="no")),
+        tmp_path / "run",
+        progress=False,
+    )
+    assert list(plain.cases[0].settings["attacks"]) == ["adam-cosine", "closed-form"]
+    for name in named:
+        ours, theirs = (
+            case.of("attack", name) for case in (plain.cases[0], whole.case("prune:0.95"))
+        )
+        assert [r.scores for r in ours] == [r.scores for r in theirs] and len(ours) == 3
+
+
+def test_an_audit_that_is_done_is_read_back(job: AuditJob, whole: AuditResult) -> None:
+    assert run_audit(job, whole.out, progress=False) == whole == AuditResult.read(whole.out)
+
+
+@pytest.fixture
+def quick(job: AuditJob, guess: Any) -> AuditJob:
+    """Three cases whose attack costs nothing."""
+    return replace(
+        job,
+        attacks={"guess": guess()},
+        auto=False,
+        cases=cases("none", "prune:0.5", clean="both"),
+        images=2,
+        steps=None,
+        restarts=None,
+    )
+
+
+def test_an_audit_killed_between_its_cases_goes_on_to_the_same_records(
+    quick: AuditJob,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    without_times: Callable[[Any], list[Any]],
+) -> None:
+    expected = run_audit(quick, tmp_path / "whole", progress=False)
+    go, calls = run._CaseRun.go, []
+
+    def killed(self: Any) -> None:
+        calls.append(self)
+        if len(calls) > 2:
+            raise KeyboardInterrupt
+        go(self)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run._CaseRun, "go", killed)
+        with pytest.raises(KeyboardInterrupt):
+            run_audit(quick, tmp_path / "again", progress=False)
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "again").glob("*/records.jsonl")}
+    assert len(times) == 2
+    again = run_audit(quick, tmp_path / "again", progress=False)
+    assert [without_times(case.records) for case in again.cases] == [
+        without_times(case.records) for case in expected.cases
+    ]
+    assert all(path.stat().st_mtime_ns == time for path, time in times.items())
+
+
+@pytest.mark.parametrize(
+    ("defense", "changes", "says"),
+    [
+        ("precode:k=4,position=nowhere", {}, "unknown position of defense precode"),
+        ("dp:norm=1,multiplier=1", {"model": "resnet20-4"}, "GroupNorm"),
+        (
+            "prune:0.5",
+            {"attacks": {"masked-rounds": find("masked-rounds")}, "auto": False},
+            "no attack suits it",
+        ),
+        ("prune:0.5", {"images": 501}, "has 500"),
+    ],
+)
+def test_what_cannot_be_audited_is_said_before_anything_is_written(
+    job: AuditJob, tmp_path: Path, defense: str, changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(GradveilError) as caught:
+        run_audit(
+            replace(job, cases=cases("none", defense), **changes),
+            tmp_path / "run",
+            progress=False,
+        )
+    assert says in str(caught.value) and not (tmp_path / "run").exists()
+
+
+def test_another_audit_in_the_folder_is_refused(job: AuditJob, whole: AuditResult) -> None:
+    with pytest.raises(GradveilError, match="holds an audit with other settings"):
+        run_audit(replace(job, cases=cases("none")), whole.out, progress=False)
+    with pytest.raises(
+        GradveilError, match="none holds one case of an audit: read the folder above"
+    ):
+        AuditResult.read(whole.cases[0].out)
+
+
+@pytest.fixture
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was prepared and tried out, in order."""
+    seen: list[str] = []
+    plain, tried = run._prepare_case, stage.Stage.try_out
+
+    def prepare(job: AuditJob, case: Case, *rest: Any) -> Any:
+        seen.append(f"prepare {case.folder}")
+        return plain(job, case, *rest)
+
+    def try_out(self: stage.Stage, name: str) -> None:
+        acts = "-clean" if self.client.clean else ""
+        seen.append(f"try {name} on {self.client.defense}{acts}")
+        tried(self, name)
+
+    monkeypatch.setattr(run, "_prepare_case", prepare)
+    monkeypatch.setattr(stage.Stage, "try_out", try_out)
+    return seen
+
+
+PREPARED = ["prepare none", "prepare prune-0.5-clean", "prepare prune-0.5"]
+
+
+def test_each_case_is_prepared_once_and_each_attack_tried_once(
+    quick: AuditJob, counted: list[str], tmp_path: Path
+) -> None:
+    both = replace(quick, attacks=quick.attacks | {"closed-form": find("closed-form")})
+    run_audit(both, tmp_path / "run", progress=False)
+    texts = ("none", "prune:0.5-clean", "prune:0.5")
+    assert counted == [
+        line
+        for prepared, text in zip(PREPARED, texts, strict=True)
+        for line in (prepared, f"try guess on {text}", f"try closed-form on {text}")
+    ]
+    counted.clear()
+    run_audit(both, tmp_path / "run", progress=False)
+    assert counted == PREPARED  # nothing is tried where all is read back
+
+
+def test_an_audit_that_goes_on_tries_only_the_cases_it_had_not_begun(
+    quick: AuditJob, counted: list[str], tmp_path: Path
+) -> None:
+    done = run_audit(quick, tmp_path / "run", progress=False)
+    records = done.cases[0].out / "records.jsonl"
+    records.write_bytes(records.read_bytes()[:-40])
+    shutil.rmtree(done.cases[2].out)
+    counted.clear()
+    again = run_audit(quick, tmp_path / "run", progress=False)
+    assert counted == [*PREPARED, "try guess on prune:0.5"] and len(again.cases) == 3
+
+
+def test_no_text_of_a_defense_is_parsed_below_the_command_line(
+    quick: AuditJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in [*sys.modules.values()]:
+        if module.__name__.startswith("gradveil") and getattr(module, "parse", None) is parse:
+            monkeypatch.setattr(module, "parse", lambda text: pytest.fail(f"parsed {text}"))
+    first = run_audit(quick, tmp_path / "run", progress=False)
+    assert run_audit(quick, tmp_path / "run", progress=False) == AuditResult.read(first.out)
+
+
+def test_machines_that_share_the_cases_make_the_audit_of_one(
+    quick: AuditJob,
+    counted: list[str],
+    tmp_path: Path,
+    without_times: Callable[[Any], list[Any]],
+) -> None:
+    expected = run_audit(quick, tmp_path / "whole", progress=False)
+    counted.clear()
+    names = []
+    for number in (1, 0, 2):
+        part = run_audit(quick, tmp_path / "parts", progress=False, only=number)
+        names.append([case.out.name for case in part.cases])
+    assert names[0] == ["prune-0.5-clean"] and names[1] == ["none", "prune-0.5-clean"]
+    assert [line for line in counted if line.startswith("prepare")] == [
+        PREPARED[number] for number in (1, 0, 2)
+    ]
+    assert [without_times(case.records) for case in part.cases] == [
+        without_times(case.records) for case in expected.cases
+    ]
+    assert [bool(case.of("positive")) for case in part.cases] == [True, False, False]
+
+
+def test_what_another_process_did_meanwhile_is_not_done_again(
+    quick: AuditJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, go, begun = tmp_path / "run", run._CaseRun.go, []
+
+    def meanwhile(self: Any) -> None:
+        """When the first case is begun another process does the last."""
+        begun.append(self)
+        if len(begun) == 1:
+            run_audit(quick, out, progress=False, only=2)
+        go(self)
+
+    monkeypatch.setattr(run._CaseRun, "go", meanwhile)
+    result = run_audit(quick, out, progress=False)
+    for case in result.cases:
+        keys = [(record.key, record.image) for record in case.records]
+        assert len(keys) == len(set(keys))
+
+
+def test_a_process_that_comes_too_late_leaves_the_records_of_the_first_alone(
+    quick: AuditJob, tmp_path: Path
+) -> None:
+    done = run_audit(quick, tmp_path / "run", progress=False)
+    records = done.cases[0].out / "records.jsonl"
+    torn = records.read_bytes()[:-40]  # as they are while the first process writes
+    records.write_bytes(torn)
+    part = done.cases[0].out / "images" / ".guess-0000.safetensors.x.part"
+    part.write_bytes(b"half")
+    with (
+        run._alone(done.cases[0].out),
+        pytest.raises(GradveilError, match="another process is auditing into"),
+    ):
+        run_audit(quick, done.out, progress=False)
+    assert records.read_bytes() == torn and part.read_bytes() == b"half"
+
+
+@pytest.mark.parametrize(("fails", "kept"), [(0, []), (1, ["none", "settings.json"])])
+def test_a_failure_leaves_no_folder_without_records(
+    quick: AuditJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int, kept: list[str]
+) -> None:
+    plain = run._CaseRun.chunk
+
+    def broken(self: Any, *rest: Any) -> None:
+        if self.case.case is quick.cases[fails]:
+            raise GradveilError("the disk is full")
+        plain(self, *rest)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(run._CaseRun, "chunk", broken)
+        says = f"defense {quick.cases[fails].defense}: the disk is full"
+        with pytest.raises(GradveilError, match=says):
+            run_audit(quick, tmp_path / "run", progress=False)
+    assert sorted(path.name for path in (tmp_path / "run").glob("*")) == kept
+    assert (tmp_path / "run").exists() is bool(kept)
+    assert len(run_audit(quick, tmp_path / "run", progress=False).cases) == 3
+
+
+def test_an_error_names_the_case_once(quick: AuditJob, tmp_path: Path) -> None:
+    missing = tuple(replace(case, weights=Path("none.safetensors")) for case in quick.cases)
+    with pytest.raises(GradveilError, match=r"^defense none: no checkpoint at none\.safetensors"):
+        run_audit(replace(quick, cases=missing), tmp_path / "run", progress=False)
+    wrong = replace(quick, cases=cases("none", "precode:k=4,position=nowhere"))
+    with pytest.raises(GradveilError) as caught:
+        run_audit(wrong, tmp_path / "run", progress=False)
+    assert str(caught.value).count("precode:k=4,position=nowhere") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_bar_counts_what_is_left_of_all_cases(
+    quick: AuditJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    totals: list[float] = []
+    moved: list[float] = []
+    monkeypatch.setattr(Bar, "start", lambda _, __, total: totals.append(total))
+    monkeypatch.setattr(Bar, "advance", lambda _, amount: moved.append(amount))
+    done = run_audit(quick, tmp_path / "run", progress=True)
+    run_audit(quick, tmp_path / "run", progress=True)
+    shutil.rmtree(done.cases[1].out)
+    run_audit(quick, tmp_path / "run", progress=True)
+    assert totals[0] > totals[2] > 0 == totals[1] and sum(moved) == totals[0] + totals[2]

@@ -1,0 +1,192 @@
+"""The line-up: the picture alone can win it; whatever else is known stays at 1 of N."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+import torch
+from scipy.stats import binomtest
+from torch import Generator, Tensor
+
+from gradveil.core.seeds import generator
+from gradveil.core.types import Batch
+from gradveil.data import Images, load
+from gradveil.defenses import parse
+from gradveil.scores.lineup import choose, distinct, likeness, rank, replay
+
+TRIALS = 2_000
+SIZE = 20
+Draws = Callable[[Tensor], Tensor] | None
+Guess = Callable[["Trial"], Tensor]
+
+
+@pytest.fixture(scope="module")
+def small() -> Images:
+    """Embedded pictures at 12 pixels: thousands of line-ups take seconds."""
+    split = load("fashion-mnist-mini", "test")
+    pixels = torch.nn.functional.interpolate(split.images.float(), size=12, mode="area")
+    images = pixels.round().byte()
+    return Images(split.name, "test", images, split.labels, split.classes, (0.3,), (0.3,))
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What a guess may know: public images, the victim's class and draws, but not its picture."""
+
+    images: Images
+    victim: int
+    draws: Draws
+    rng: Generator
+
+    @property
+    def others(self) -> Tensor:
+        """The numbers of the other pictures of the victim's class."""
+        there = (self.images.labels == self.images.labels[self.victim]).nonzero().flatten()
+        return there[there != self.victim]
+
+    def drawn(self, images: Tensor) -> Tensor:
+        """The images under the victim's draws."""
+        return images if self.draws is None else self.draws(images)
+
+
+def noise(trial: Trial) -> Tensor:
+    return torch.rand(1, *trial.images.images.shape[1:], generator=trial.rng)
+
+
+def flat(trial: Trial) -> Tensor:
+    return torch.full((1, *trial.images.images.shape[1:]), 0.4)
+
+
+def class_mean(trial: Trial) -> Tensor:
+    return trial.images.images[trial.others].float().mean(0, keepdim=True) / 255
+
+
+def mean_under_the_draw(trial: Trial) -> Tensor:
+    return trial.drawn(class_mean(trial))
+
+
+def draw_alone(trial: Trial) -> Tensor:
+    return trial.drawn(flat(trial))
+
+
+def another_of_the_class(trial: Trial) -> Tensor:
+    chosen = trial.others[torch.randint(len(trial.others), (1,), generator=trial.rng)]
+    return trial.drawn(trial.images.images[chosen].float() / 255)
+
+
+def beside(images: Images, victim: int, rng: Generator) -> tuple[Tensor, int]:
+    """Candidates of the victim's class in a random order, and which is the true one."""
+    there = (images.labels == images.labels[victim]).nonzero().flatten()
+    others = there[there != victim]
+    chosen = others[torch.randperm(len(others), generator=rng)[: SIZE - 1]]
+    order = torch.randperm(SIZE, generator=rng)
+    indices = torch.cat([chosen, torch.tensor([victim])])[order]
+    return images.images[indices].float() / 255, int((order == SIZE - 1).nonzero()[0, 0])
+
+
+def hits(guess: Guess, images: Images, policy: str) -> int:
+    """How often the true picture has rank 1 when `guess` stands for the reconstruction."""
+    rng, found, defense = generator(0, "rate"), 0, parse(policy)
+    for trial in range(TRIALS):
+        victim = trial % len(images.images)
+        candidates, true = beside(images, victim, rng)
+        mine = images.images[[victim]].float() / 255
+        draws = defense.reveal(mine, generator(trial, "draw"))
+        shown = replay(draws, mine, 0, candidates)
+        found += rank(guess(Trial(images, victim, draws, rng)), shown, true, rng) == 1
+    return found
+
+
+GUESSES = [noise, flat, class_mean, mean_under_the_draw, draw_alone, another_of_the_class]
+
+
+@pytest.mark.parametrize("policy", ["none", "3-1-7+43-18-18"])
+@pytest.mark.parametrize("guess", GUESSES)
+def test_what_does_not_depend_on_the_picture_wins_no_more_than_one_in_n(
+    guess: Guess, policy: str, small: Images
+) -> None:
+    """Twelve tests at 1 in 1,000 each: a right line-up fails one of them in 1.2% of seeds."""
+    found = hits(guess, small, policy)
+    assert binomtest(found, TRIALS, 1 / SIZE, alternative="greater").pvalue > 1e-3, found / TRIALS
+
+
+def test_every_candidate_goes_through_the_draws_of_the_victim(small: Images) -> None:
+    defense = parse("3-1-7+43-18-18")
+    batch = Batch(small.images[:3].float() / 255, small.labels[:3])
+    draws = defense.reveal(batch.images, generator(4, "draw"))
+    used = defense.protect_batch(batch, generator(4, "draw")).images
+    for row in range(3):
+        shown = replay(draws, batch.images, row, batch.images[[row, 0]])
+        assert torch.equal(shown[0], used[row])
+    alone = replay(defense.reveal(batch.images[:1], generator(4)), batch.images[:1], 0, used)
+    assert alone.shape == used.shape
+
+
+@pytest.mark.parametrize("change", ["noise", "shift", "mirror", "blur", "colors"])
+def test_a_picture_that_was_noised_moved_mirrored_or_blurred_still_wins(
+    change: str,
+) -> None:
+    rng, won, split = generator(1), 0, load("fashion-mnist-mini", "test")
+    for victim in range(100):
+        candidates, true = beside(split, victim, rng)
+        shown = split.images[[victim]].float() / 255
+        changed = {
+            "noise": shown + 0.15 * torch.randn(shown.shape, generator=rng),
+            "shift": shown.roll((1, -2), (2, 3)),
+            "mirror": shown.flip(3),
+            "blur": torch.nn.functional.avg_pool2d(shown, 3, 1, 1),
+            "colors": 0.5 * shown + 0.3,
+        }[change]
+        won += rank(changed, candidates, true, rng) == 1
+    assert won > 60
+
+
+def test_in_a_batch_the_best_reconstruction_counts_for_true_and_other_candidates(
+    small: Images,
+) -> None:
+    pictures = small.images[:4].float() / 255
+    alike = likeness(pictures[[2, 0]], pictures)
+    assert torch.equal(
+        alike, torch.stack([likeness(pictures[[i]], pictures) for i in (2, 0)]).amax(0)
+    )
+    assert int(alike.argmax()) in (0, 2)
+
+
+def test_line_ups_are_of_the_class_hold_the_truth_and_leave_spare_images(small: Images) -> None:
+    labels, victims = small.labels, [torch.tensor([0, 10, 20]), torch.tensor([1, 11, 33])]
+    made = choose(labels, victims, torch.ones(len(labels), dtype=torch.bool), seed=3)
+    assert made is not None and made.size == 20
+    everyone = torch.cat(victims)
+    for image, row, true in zip(
+        everyone.tolist(), made.candidates, made.true.tolist(), strict=True
+    ):
+        assert int(row[true]) == image and len(set(row.tolist())) == made.size
+        assert bool((labels[row] == labels[image]).all())
+        mates = next(batch for batch in victims if image in batch.tolist())
+        assert set(row.tolist()) & set(mates.tolist()) == {image}
+    lined_up = set(made.candidates.flatten().tolist())
+    for label, images in made.spare.items():
+        assert len(images) >= 10 and bool((labels[images] == label).all())
+        assert not lined_up & set(images.tolist())
+    again = choose(labels, victims, torch.ones(len(labels), dtype=torch.bool), seed=3)
+    assert again is not None and torch.equal(again.candidates, made.candidates)
+
+
+def test_a_class_with_too_few_images_has_no_line_up(small: Images) -> None:
+    allowed = torch.zeros(len(small.labels), dtype=torch.bool)
+    allowed[:200] = True  # 20 of each class: ten would not be left
+    assert choose(small.labels, [torch.tensor([0])], allowed, seed=0) is None
+
+
+def test_copies_and_near_copies_are_found_within_a_class() -> None:
+    split = load("fashion-mnist-mini", "test")
+    images, labels = split.images[:40].clone(), split.labels[:40].clone()
+    assert bool(distinct(images, labels).all())
+    same = next(i for i in range(1, 40) if labels[i] == labels[0])
+    images[same] = (images[0].float() + 2).clamp(0, 255).byte()
+    black = [i for i in range(40) if labels[i] == labels[1]][:3]
+    images[black] = 0
+    kept = distinct(images, labels)
+    assert bool(kept[0]) and not bool(kept[same])
+    assert kept[black].tolist() == [True, False, False]
+    assert int(kept.sum()) == 37
