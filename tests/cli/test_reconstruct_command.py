@@ -13,7 +13,6 @@ from gradveil.data import load
 from gradveil.engine.gradients import cross_entropy
 from gradveil.models import build
 
-
 MINI = "--data fashion-mnist-mini --model lenet --device cpu"
 
 
