@@ -18,13 +18,12 @@ from pathlib import Path
 import torch
 
 from gradveil.core.seeds import generator
-from gradveil.data import load
 from gradveil.data.images import Batches
+from gradveil.defenses import Defense, as_defense
 from gradveil.engine.device import find_device
-from gradveil.models import build
 from gradveil.training import Recipe, TrainingJob, train
+from gradveil.training.run import candidate
 from gradveil.training.step import Step
-from gradveil.transforms import Policy
 
 
 def epochs_of(job: TrainingJob, root: Path | None, device: str) -> tuple[list[float], float]:
@@ -37,15 +36,8 @@ def epochs_of(job: TrainingJob, root: Path | None, device: str) -> tuple[list[fl
 def plain_epoch(job: TrainingJob, root: Path | None, device: str) -> float:
     """One eager epoch, the second of two."""
     place = find_device(device)
-    split = load(job.data, "train", root=root, fraction=job.fraction, image_size=job.image_size)
-    model = build(
-        job.model,
-        channels=split.channels,
-        size=split.size,
-        classes=len(split.classes),
-        mean=split.mean,
-        std=split.std,
-    ).to(place)
+    split, _ = job.splits(root)
+    model = candidate(job.model, split, job.seed).to(place)
     step = Step(model, job.recipe.loss, job.recipe.optimizer(model), bf16=place.type == "cuda")
     images, labels = split.images.to(place), split.labels.to(place)
     taken = 0.0
@@ -76,9 +68,9 @@ def main() -> None:
     # In turn, twice, so that a drift of the machine's speed does not look like the policy's cost.
     runs: dict[str, list[float]] = {"none": [], "policy": []}
     accuracy: dict[str, float] = {}
-    for name, policy in (("none", Policy()), ("policy", Policy.parse(options.policy))) * 2:
+    for name, defense in (("none", Defense()), ("policy", as_defense(options.policy))) * 2:
         seconds, accuracy[name] = epochs_of(
-            replace(job, policy=policy), options.data_root, options.device
+            replace(job, defense=defense), options.data_root, options.device
         )
         runs[name] += seconds
     median = {name: statistics.median(seconds) for name, seconds in runs.items()}

@@ -394,6 +394,6 @@ def test_a_defence_that_breaks_the_range_of_images_is_named() -> None:
         def protect_batch(self, batch: Batch, rng: Generator) -> Batch:
             return replace(batch, images=batch.images + 1)
 
-    assert "victim 0, after none: images with values from" in refused(
+    assert "Bright: images with values from" in refused(
         Client(lenet(), CLASSES, defense=Bright()), private(1)
     )

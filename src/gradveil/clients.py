@@ -12,6 +12,7 @@ from torch import Generator, Tensor, nn
 from gradveil.core.errors import GradveilError, one_line
 from gradveil.core.seeds import as_generator, drawn_seed, following, forked
 from gradveil.core.types import Batch, Gradients, Knowledge, Loss, Observation, Protocol
+from gradveil.defenses.applied import protected_batch, protected_gradients, protected_model
 from gradveil.defenses.base import Defense, Moment
 from gradveil.defenses.insertion import parameters_from
 from gradveil.engine.draws import DROPOUTS, Draws, draw, draw_shapes, drawing
@@ -66,8 +67,8 @@ class Rounds:
                 zip(self._clean, self._used, drawn, strict=True)
             ):
                 moment = Moment(self._model, batch, self._loss, draws)
-                shared = self._defense.protect_gradients(
-                    gradients, moment, self._states[victim], self._streams[victim]
+                shared = protected_gradients(
+                    self._defense, gradients, moment, self._states[victim], self._streams[victim]
                 )
                 found.append(shared[0])
                 self._states[victim] = shared[1]
@@ -289,7 +290,7 @@ class Client:
                     classes = self.count_classes(images)
                     Shares(self.model, self.loss, self.protocol).check(images, classes)
                 channels, height, width = shape
-                made = self.acting.protect_model(self.model, (channels, height, width))
+                made = protected_model(self.acting, self.model, (channels, height, width))
             self._models[shape] = made
         return self._models[shape]
 
@@ -317,7 +318,7 @@ class Client:
                 batch.images.detach().to(example), batch.labels.to(example.device, torch.long)
             )
             transform = self.acting.reveal(given.images, rng.clone_state())
-            used = self.acting.protect_batch(given, rng)
+            used = protected_batch(self.acting, given, rng)
             if used is not given:
                 check_batch(used, classes, f"victim {number}, after {self.acting}")
             draws = self.acting.parts() or self._draws(self.protected_model(used.images))

@@ -1,6 +1,5 @@
 """What two checkpoints of any framework tell: the weights before and after a client's local training, read and never unpickled."""
 
-import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -9,13 +8,20 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import safe_open
 from torch import Generator, Tensor, nn
 
 from gradveil.attacks import Attack, GradientMatching, find
 from gradveil.attacks.labels import Counted
 from gradveil.core.errors import GradveilError, GradveilWarning, one_line
+from gradveil.core.files import MissingFileError, regular_file, shown
 from gradveil.core.seeds import as_generator
+from gradveil.core.tensor_files import (
+    check_name,
+    load_pickled,
+    plain_tensor,
+    read_npz,
+    read_safetensors,
+)
 from gradveil.core.types import Knowledge, Loss, Observation, Protocol, Reconstruction
 from gradveil.data import Images, load
 from gradveil.engine.device import find_device
@@ -29,21 +35,29 @@ PREFIXES = ("module.", "model.", "_orig_mod.")  # of DataParallel, of Lightning,
 NOTHING = Knowledge()
 
 
-def read_weights(path: Path) -> dict[str, Tensor]:
-    """On the CPU, in the order of the file, without a prefix such as `module.` that all names share."""
+LEAST = 1 << 26  # bytes that a file of weights may have, however small the model
+ROOM = 64  # bytes for each number of a model: float64, and as much again for an optimizer's state
+
+
+def read_weights(path: Path, most: int | None = None) -> dict[str, Tensor]:
+    """Weights on the CPU, in the order of the file, without a prefix such as `module.` of all names.
+
+    `most` bounds the bytes that they take; by default 1 GiB, or 20 times the size of the file.
+    """
     if path.suffix.lower() not in READERS:
         raise GradveilError(
             f"weights {path}: unknown kind {path.suffix!r}; choose from {', '.join(READERS)}"
         )
-    if not path.is_file():
-        raise GradveilError(f"no weights file at {path}")
     try:
-        found = READERS[path.suffix.lower()](path)
+        regular_file(path)
+        found = READERS[path.suffix.lower()](path, most)
+    except MissingFileError:
+        raise GradveilError(f"no weights file at {shown(path)}") from None
     except GradveilError:
         raise
     except Exception as error:  # a damaged file can raise nearly anything
         raise GradveilError(
-            f"{path} cannot be read as {path.suffix}: {one_line(error, 200)}"
+            f"{path} cannot be read as {path.suffix}: {shown(one_line(error))}"
         ) from error
     if not found:
         raise GradveilError(f"{path} holds no weights")
@@ -86,14 +100,21 @@ def observe_update(
     return Observation(model, loss, gradients, image_shape, size, classes, protocol, knowledge)
 
 
-def _safetensors(path: Path) -> dict[str, Tensor]:
-    with safe_open(path, framework="pt") as file:
-        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+def _safetensors(path: Path, most: int | None) -> dict[str, Tensor]:
+    """Its tensors take no more memory than the file, so `most` is compared with that."""
+    size = regular_file(path).st_size
+    if most is not None and size > most:
+        raise GradveilError(f"{shown(path)} is refused: it has {size:,} bytes, at most {most:,}")
+    try:
+        return read_safetensors(path)[0]
+    except GradveilError as error:
+        raise GradveilError(
+            f"{shown(path)} cannot be read as .safetensors: {shown(error)}"
+        ) from None
 
 
-def _npz(path: Path) -> dict[str, Tensor]:
-    with path.open("rb") as stream, np.load(stream, allow_pickle=False) as file:
-        return {name: torch.from_numpy(_native(file[name])) for name in file.files}
+def _npz(path: Path, most: int | None) -> dict[str, Tensor]:
+    return {name: torch.from_numpy(_native(array)) for name, array in read_npz(path, most).items()}
 
 
 def _native(array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
@@ -101,20 +122,12 @@ def _native(array: "np.ndarray[Any, Any]") -> "np.ndarray[Any, Any]":
     return array.astype(array.dtype.newbyteorder("="))
 
 
-def _torch(path: Path) -> dict[str, Tensor]:
+def _torch(path: Path, most: int | None) -> dict[str, Tensor]:
+    wanted = "save plain weights: torch.save(model.state_dict(), path)"
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:
-        # Torch's own advice is to unpickle anyway, which would run the code in the file.
-        asked = re.search(r"GLOBAL (\S+)", str(error))
-        why = (
-            f"it asks for {asked[1]}"
-            if asked
-            else f"it is damaged or no torch file ({type(error).__name__})"
-        )
-        raise GradveilError(
-            f"{path} is refused: {why}; save plain weights: torch.save(model.state_dict(), path)"
-        ) from error
+        found = load_pickled(path, most)
+    except GradveilError as error:
+        raise GradveilError(f"{error}; {wanted}") from error.__cause__
     nest = next(
         (
             key
@@ -130,13 +143,20 @@ def _torch(path: Path) -> dict[str, Tensor]:
         )
     for name, value in found.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
+            label = shown(repr(name)) if isinstance(name, str | int) else f"a {type(name).__name__}"
             raise GradveilError(
-                f"{path} holds {name!r} of type {type(value).__name__}: expected a state dict, names and tensors"
+                f"{path} holds {label} of type {type(value).__name__}:"
+                " expected a state dict, names and tensors"
+            )
+        check_name(name, path)
+        if not plain_tensor(value):
+            raise GradveilError(
+                f"{path}: {shown(name)!r} is no dense tensor of numbers ({value.dtype}); {wanted}"
             )
     return {name: value.detach() for name, value in found.items()}
 
 
-READERS: dict[str, Callable[[Path], dict[str, Tensor]]] = {
+READERS: dict[str, Callable[[Path, int | None], dict[str, Tensor]]] = {
     ".safetensors": _safetensors,
     ".npz": _npz,
     ".pt": _torch,
@@ -162,7 +182,9 @@ def _bare(name: str) -> str:
 
 def _fitted(path: Path, model: nn.Module) -> dict[str, Tensor]:
     """The file's tensors by the model's own names. Buffers may be absent, parameters not."""
-    found, state = read_weights(path), model.state_dict()
+    state = model.state_dict()
+    numbers = sum(value.numel() for value in state.values())
+    found = read_weights(path, max(LEAST, ROOM * numbers))
     needed = dict(model.named_parameters())
     named = _by_name(found, state, needed) or _by_order(found, path, (state, needed))
     if named is None:

@@ -87,7 +87,8 @@ def test_attacks_have_the_name_given_or_that_of_their_preset_or_of_their_class(g
 def test_an_attack_of_a_user_s_module_has_the_last_part_of_its_reference(
     monkeypatch: pytest.MonkeyPatch, guess: Any
 ) -> None:
-    monkeypatch.setattr("gradveil.audits.job.find", {"brought.attacks:QUICK": guess()}.__getitem__)
+    brought = {"brought.attacks:QUICK": guess()}
+    monkeypatch.setattr("gradveil.audits.job.find", lambda name, also: brought[name])  # noqa: ARG005
     assert name_attacks(["brought.attacks:QUICK"]) == (False, {"QUICK": guess()})
 
 

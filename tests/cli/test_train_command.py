@@ -100,7 +100,9 @@ def test_without_a_defense_there_is_no_epsilon(gradveil: Any) -> None:
         ("--save-at=-1", "save-at -1: steps are counted from 0"),
         ("--save-at 1,x", "save-at '1,x': write whole numbers with commas"),
         ("--policy 3-99", "transformation 99 is out of range: choose 0 to 49"),
-        ("--policy prune:0.9", "'prune:0.9' is no transformation"),
+        ("--policy \uff13-1-7", "defense '\uff13-1-7': write its digits as 0 to 9"),
+        ("--defense nowhere:Class(4)", "there is no module 'nowhere'"),
+        ("--defense os:getcwd", "os:getcwd is a builtin_function_or_method, but no subclass of"),
         ("--defense 3-99", "transformation 99 is out of range: choose 0 to 49"),
         (
             "--defense nonsense",

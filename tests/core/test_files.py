@@ -3,16 +3,24 @@
 import errno
 import os
 import resource
+import socket
 import stat
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
 
 from gradveil.core import GradveilError
-from gradveil.core.files import replacing, write_bytes, write_text
+from gradveil.core.files import (
+    read_bytes,
+    regular_file,
+    replacing,
+    shown,
+    write_bytes,
+    write_text,
+)
 
 
 @contextmanager
@@ -125,3 +133,79 @@ def test_a_file_gets_the_rights_the_user_has_set(tmp_path: Path, mask: int) -> N
     finally:
         os.umask(before)
     assert stat.S_IMODE((tmp_path / "file").stat().st_mode) == 0o666 & ~mask and kept == mask
+
+
+@pytest.mark.parametrize("make", ["fifo", "socket", "device"])
+def test_a_fifo_a_socket_or_a_device_is_never_replaced(tmp_path: Path, make: str) -> None:
+    path = tmp_path / make
+    if make == "fifo":
+        os.mkfifo(path)
+    elif make == "socket":
+        with closing(socket.socket(socket.AF_UNIX)) as made:
+            made.bind(str(path))
+    else:
+        path = Path("/dev/null")
+    before = path.lstat().st_mode
+    with pytest.raises(
+        GradveilError, match=rf"^cannot write {path}: it is a {make if make != 'fifo' else 'FIFO'}"
+    ):
+        write_text(path, "text")
+    assert path.lstat().st_mode == before and names(tmp_path) == (
+        [make] if make != "device" else []
+    )
+
+
+def test_a_link_to_a_file_beside_it_stays_and_its_file_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("old")
+    (tmp_path / "link").symlink_to("file")
+    write_text(tmp_path / "link", "new")
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "file").read_text() == "new"
+    assert names(tmp_path) == ["file", "link"]
+
+
+@pytest.mark.parametrize("target", ["../outside", "nowhere", "/dev/null", "link", "below/file"])
+def test_a_link_that_leads_elsewhere_is_refused(tmp_path: Path, target: str) -> None:
+    folder = tmp_path / "folder"
+    (folder / "below").mkdir(parents=True)
+    (tmp_path / "outside").write_text("mine")
+    (folder / "below" / "file").write_text("mine")
+    (folder / "link").symlink_to(target)
+    with pytest.raises(GradveilError, match=r"link: it is a link to .*remove the link"):
+        write_text(folder / "link", "text")
+    assert names(folder) == ["below", "link"] and (folder / "link").is_symlink()
+    assert (tmp_path / "outside").read_text() == "mine" == (folder / "below/file").read_text()
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("x" * 10_000, "File name too long"),
+        ("/".join("x" * 2_000), "2,?[0-9]* folders deep, at most 100"),
+        ("." * 100_000, "File name too long"),
+        ("a\0b", "zero byte"),
+    ],
+)
+def test_a_name_that_no_file_can_have_is_one_short_line(
+    tmp_path: Path, name: str, says: str
+) -> None:
+    with pytest.raises(GradveilError, match=says) as caught:
+        write_text(tmp_path / name, "text")
+    assert len(str(caught.value)) < 500 and str(caught.value).isprintable()
+    assert not names(tmp_path)
+
+
+def test_the_longest_name_of_the_system_can_be_written(tmp_path: Path) -> None:
+    write_text(tmp_path / ("x" * 255), "text")
+    assert names(tmp_path) == ["x" * 255]
+
+
+def test_a_text_is_shown_without_control_characters_and_not_longer_than_asked() -> None:
+    assert shown("grün\x1b[31m\n\udcff") == "grün\\x1b[31m\\n\\udcff"
+    assert shown("a" * 50 + "b" * 50, 10) == "aaaaa...bbbbb"
+
+
+def test_regular_files_and_links_to_them_may_be_read(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"abc")
+    (tmp_path / "link").symlink_to("file")
+    assert regular_file(tmp_path / "link").st_size == 3
+    assert read_bytes(tmp_path / "link", 3) == b"abc"

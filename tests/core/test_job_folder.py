@@ -1,14 +1,17 @@
 """A folder belongs to one job, and a lock to one process."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec import Struct
 
 from gradveil.audits import AuditJob, GridJob
 from gradveil.core.errors import GradveilError
@@ -16,6 +19,7 @@ from gradveil.core.files import digest
 from gradveil.core.job_folder import Kind, claim, differences, locked
 from gradveil.search import SearchJob
 from gradveil.training import TrainingJob
+from gradveil.training.job import RUN
 
 CHESS = Kind("a game", "game of chess", ignored=("clock",))
 
@@ -47,6 +51,74 @@ def test_another_folder_is_refused_in_words(
         (tmp_path / name).write_text(text)
     with pytest.raises(GradveilError, match=says):
         CHESS.refuse_other(tmp_path, {"a": 1})
+
+
+def test_settings_of_the_wrong_type_are_told_by_file_and_field(tmp_path: Path) -> None:
+    settings = TrainingJob("fashion-mnist-mini", "mlp").settings()
+    claim(tmp_path, settings)
+    assert RUN.read(tmp_path)["epochs"] == 60
+    with pytest.raises(GradveilError, match=r"holds a training, no audit$"):
+        Kind("an audit", "audit").read(tmp_path)
+    path = tmp_path / "settings.json"
+    for change, says in (
+        ({"epochs": "60"}, "epochs: expected int, got str"),
+        ({"batch_size": 0}, "batch_size: expected int >= 1"),
+        ({"save_at": [1, None]}, r"save_at\[1\]: expected int, got null"),
+    ):
+        path.write_text(json.dumps(settings | change))
+        with pytest.raises(GradveilError, match=rf"^{path}: {says}; choose another --out$"):
+            RUN.read(tmp_path)
+    odd: dict[str, Any] = {"lr": "high", "versions": {"gradveil": "9.9"}}
+    path.write_text(json.dumps(settings | odd))
+    with pytest.raises(GradveilError, match=r"lr: expected float, got str; gradveil 9\.9 wrote it"):
+        RUN.read(tmp_path)
+    del settings["momentum"]
+    path.write_text(json.dumps(settings))
+    with pytest.raises(GradveilError, match="momentum: missing"):
+        RUN.read(tmp_path)
+
+
+class Game(Struct):
+    format: str
+    moves: int
+
+
+def test_another_format_of_settings_is_told(tmp_path: Path) -> None:
+    kind = replace(CHESS, format="gradveil chess 2", schema=Game)
+    claim(tmp_path, {"format": "gradveil chess 2", "moves": 3})
+    assert kind.read(tmp_path)["moves"] == 3
+    (tmp_path / "settings.json").write_text('{"format": "gradveil chess 2", "moves": "3"}')
+    with pytest.raises(GradveilError, match="moves: expected int, got str"):
+        kind.read(tmp_path)
+    for other in ('"gradveil chess 3"', "3", "null"):
+        (tmp_path / "settings.json").write_text(f'{{"format": {other}, "moves": 3}}')
+        with pytest.raises(GradveilError, match="expected 'gradveil chess 2'"):
+            kind.read(tmp_path)
+
+
+def test_a_folder_whose_settings_are_no_file_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "settings.json")
+    with pytest.raises(GradveilError, match="it is a FIFO"):
+        CHESS.refuse_other(tmp_path, {"a": 1})
+    with pytest.raises(GradveilError, match="it is a FIFO"):
+        CHESS.read(tmp_path)
+    with (
+        pytest.raises(GradveilError, match="it is a FIFO"),
+        locked(tmp_path / "settings.json", lambda: None),
+    ):
+        pytest.fail("a FIFO was opened")
+    for name in ("x" * 10_000, "/".join("x" * 2_000)):
+        with pytest.raises(GradveilError, match=r"too long|folders deep"):
+            CHESS.refuse_other(tmp_path / name, {"a": 1})
+
+
+def test_only_files_within_the_folder_are_swept_away(tmp_path: Path) -> None:
+    (tmp_path / "out" / ".x.part").mkdir(parents=True)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / ".y.part").touch()
+    (tmp_path / "out" / "link").symlink_to(tmp_path / "other")
+    assert claim(tmp_path / "out", {"a": 1})
+    assert (tmp_path / "other" / ".y.part").exists() and (tmp_path / "out" / ".x.part").is_dir()
 
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -85,6 +85,43 @@ def test_a_damaged_entry_is_built_again(photos: Path, cache: Path, suffix: str) 
     assert path.stat().st_size > 20
 
 
+@pytest.mark.parametrize(
+    "facts",
+    [
+        "[]",
+        '{"classes": ["a", "b"]}',
+        '{"classes": ["a"], "mean": [0, 0, 0], "std": [1, 1, 1]}',  # fewer than the labels
+        '{"classes": "ab", "mean": [0, 0, 0], "std": [1, 1, 1]}',
+        '{"classes": ["a", "b"], "mean": [0, 0], "std": [1, 1]}',
+        '{"classes": ["a", "b"], "mean": [0, 0, 0], "std": [1, 1, "1"]}',
+        '{"classes": ["a", "b"], "mean": [0, 0, 0], "std": [1, 1, 0]}',
+        "[" * 100_000,
+    ],
+)
+def test_an_entry_whose_manifest_lies_is_built_again(photos: Path, cache: Path, facts: str) -> None:
+    whole = load(str(photos))
+    (path,) = cache.glob("*.json")
+    path.write_text(facts)
+    again = load(str(photos))
+    assert (again.classes, again.mean, again.std) == (whole.classes, whole.mean, whole.std)
+    assert path.read_text() != facts
+
+
+@pytest.mark.parametrize("shape", [b"(8000000000,), }", b"(8000000000,),  ", b"((((((((((((((((("])
+def test_an_entry_whose_array_lies_is_built_again(photos: Path, cache: Path, shape: bytes) -> None:
+    whole = load(str(photos)).labels
+    (path,) = cache.glob("*.labels.npy")
+    data = path.read_bytes()
+    path.write_bytes(data.replace(b"(8,), }".ljust(len(shape)), shape))
+    assert path.read_bytes() != data and torch.equal(load(str(photos)).labels, whole)
+
+
+def test_an_image_that_is_a_fifo_is_refused(photos: Path) -> None:
+    os.mkfifo(photos / "train/a/0b.png")
+    with pytest.raises(GradveilError, match=r"0b\.png: it is a FIFO"):
+        load(str(photos))
+
+
 class FullDisk(io.FileIO):
     def write(self, _: Any, /) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,12 @@ from torch import nn
 
 from gradveil import models
 from gradveil.core import GradveilError
-from gradveil.models.checkpoints import load_checkpoint, read_settings, save_checkpoint
+from gradveil.models.checkpoints import (
+    load_checkpoint,
+    read_resume,
+    read_settings,
+    save_checkpoint,
+)
 
 SETTINGS = {
     "model": "lenet",
@@ -134,6 +140,81 @@ def test_settings_that_are_no_json_object_are_refused(tmp_path: Path, text: str)
     save_file(lenet().state_dict(), path, metadata={"gradveil": text})
     with pytest.raises(GradveilError, match=r"the settings inside .*odd\.safetensors are"):
         read_settings(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("test_accuracy", "high", "test_accuracy: expected float, got str"),
+        ("test_accuracy", 1.5, "test_accuracy: expected float <= 1.0"),
+        ("step", -1, "step: expected int >= 0"),
+        ("model", ["lenet"], "model: expected str, got array"),
+        ("history", [{"epoch": None}], r"history\[0\]\[...\]: expected float, got null"),
+    ],
+)
+def test_settings_of_the_wrong_type_are_told_by_file_and_field(
+    tmp_path: Path, name: str, value: object, says: str
+) -> None:
+    path = tmp_path / "m.safetensors"
+    save_checkpoint(path, lenet(), SETTINGS | {name: value})
+    with pytest.raises(GradveilError, match=rf"^the settings inside {path}: {says}"):
+        read_settings(path)
+
+
+def test_a_setting_that_is_needed_and_absent_is_told(saved: Path) -> None:
+    assert read_settings(saved, ("model", "step"))["step"] == 3
+    with pytest.raises(GradveilError, match=r"model\.safetensors: history: missing"):
+        read_settings(saved, ("model", "history"))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_settings_that_json_cannot_hold_are_refused_before_anything_is_written(
+    tmp_path: Path, value: float
+) -> None:
+    with pytest.raises(GradveilError, match="NaN or infinity"):
+        save_checkpoint(tmp_path / "m.safetensors", lenet(), {"loss": value})
+    assert not names(tmp_path)
+
+
+STATE: dict[str, Any] = {
+    "epoch": 0,
+    "global_step": 0,
+    "pytorch-lightning_version": "2.6.6",
+    "state_dict": {"w": torch.ones(2)},
+    "loops": {"fit_loop": {}},
+    "callbacks": {},
+    "optimizer_states": [{"state": {}, "param_groups": []}],
+    "lr_schedulers": [],
+    "history": [{"epoch": 1, "train_loss": 0.5}],
+    "defense": None,
+}
+
+
+def test_the_state_of_a_stopped_training_comes_back(tmp_path: Path) -> None:
+    torch.save(STATE, tmp_path / "resume.ckpt")
+    assert read_resume(tmp_path / "resume.ckpt")["history"] == STATE["history"]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"epoch": -1}, "epoch: expected int >= 0"),
+        ({"history": "none"}, "history: expected array, got str"),
+        ({"history": [{"epoch": "1"}]}, "history"),
+        ({"state_dict": {"w": 3}}, "state_dict: expected names and tensors"),
+        ({"state_dict": {"w": torch.ones(2, device="meta")}}, "state_dict"),
+        ({"loops": [1]}, "loops: expected object, got array"),
+        ({"pytorch-lightning_version": None}, "version: expected str"),
+        ({3: 4}, "no dictionary of names"),
+    ],
+)
+def test_a_state_of_another_shape_is_told(
+    tmp_path: Path, change: dict[Any, Any], says: str
+) -> None:
+    path = tmp_path / "resume.ckpt"
+    torch.save(STATE | change, path)
+    with pytest.raises(GradveilError, match=rf"^{path} is damaged \(.*{says}.*\): delete it"):
+        read_resume(path)
 
 
 @pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.999])

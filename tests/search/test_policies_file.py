@@ -123,13 +123,13 @@ def broken(text: str) -> str:
         ("best = ", "is damaged, or no TOML"),
         ("", "is no file of `gradveil search`: its format is None"),
         ('format = "other"', "its format is 'other', expected 'gradveil policies 1'"),
-        ('format = "gradveil policies 1"\nbest = "3"', "it needs `best` and at least one"),
+        ('format = "gradveil policies 1"\nbest = "3"', "policy: missing"),
         (
             'format = "gradveil policies 1"\nbest = 3\n[[policy]]\npolicy = "3"',
-            "it needs `best` and at least one",
+            "best: expected str, got int",
         ),
         (broken('policy = "99"'), "is damaged: policy '99'"),
-        (broken("policy = 3"), "it needs `best`"),
+        (broken("policy = 3"), "policy[1].policy: expected str, got int"),
     ],
 )
 def test_a_damaged_or_foreign_file_is_one_line(tmp_path: Path, text: str, says: str) -> None:

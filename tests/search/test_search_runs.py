@@ -498,7 +498,7 @@ def test_a_folder_of_something_else_is_refused(
 
 
 def test_a_damaged_result_is_one_line(whole: SearchResult, tmp_path: Path) -> None:
-    (tmp_path / "settings.json").write_text("{}")
+    (tmp_path / "settings.json").write_bytes((whole.out / "settings.json").read_bytes())
     for text in ("{}", "[1]", '{"trials": 3', '{"trials": [{"number": 1}]}'):
         (tmp_path / "search.json").write_text(text)
         with pytest.raises(GradveilError, match=r"search\.json is damaged"):

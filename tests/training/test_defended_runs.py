@@ -1,4 +1,4 @@
-"""Training under defenses: policies by either name, PRECODE's loss and accuracy, DP-SGD beside Opacus, and what a run says of them."""
+"""Training under defenses: policies, PRECODE, DP-SGD beside Opacus, and what a run says of them."""
 
 import json
 import re
@@ -18,11 +18,10 @@ from gradveil.core import GradveilError
 from gradveil.core.seeds import derived, generator
 from gradveil.data import Images, load
 from gradveil.data.images import Batches
-from gradveil.defenses import Chain, FeedbackPruning, Pruning
+from gradveil.defenses import Chain, FeedbackPruning, PolicyDefense, Pruning, parse
 from gradveil.defenses.pruning import Residuals
 from gradveil.models.checkpoints import load_checkpoint, read_settings
 from gradveil.training import Recipe, TrainingJob, train
-from gradveil.training.step import packed, unpacked
 from gradveil.transforms import Policy, Preparation
 
 
@@ -53,6 +52,7 @@ def weights(job: TrainingJob, out: Path) -> dict[str, Tensor]:
 
 
 def split_of(job: TrainingJob, name: str = "train") -> Images:
+    assert isinstance(job.data, str)
     return (
         load(job.data, name, fraction=job.fraction, seed=job.seed)
         if name == "train"
@@ -65,7 +65,7 @@ def fresh(job: TrainingJob) -> nn.Module:
     split = split_of(job)
     classes = len(split.classes)
     made = models.build(
-        job.model,
+        str(job.model),
         channels=split.channels,
         size=split.size,
         classes=classes,
@@ -73,36 +73,39 @@ def fresh(job: TrainingJob) -> nn.Module:
         std=split.std,
         seed=job.seed,
     )
-    return job.protection.protect_model(made, (split.channels, split.size, split.size))
+    return job.defense.protect_model(made, (split.channels, split.size, split.size))
 
 
-@pytest.mark.parametrize("augment", [True, False])
-def test_a_policy_gives_the_same_weights_as_policy_and_as_defense(
-    quick: TrainingJob, tmp_path: Path, augment: bool
+def test_without_augment_a_policy_is_trained_as_the_one_without_crop_and_flip(
+    quick: TrainingJob, tmp_path: Path
 ) -> None:
-    text = "3-1-7+43-18-18"
-    one = weights(replace(quick, policy=Policy.parse(text), augment=augment), tmp_path / "policy")
-    other = weights(replace(quick, defense=text, augment=augment), tmp_path / "defense")
-    assert all(torch.equal(one[key], other[key]) for key in one)
+    policy = Policy.parse("3-1-7+43-18-18")
+    plain = PolicyDefense(policy, augment=False)
+    found = weights(replace(quick, defense=PolicyDefense(policy), augment=False), tmp_path / "a")
+    other = weights(replace(quick, defense=plain), tmp_path / "b")
+    assert all(torch.equal(found[key], other[key]) for key in found)
+    for folder in ("a", "b"):
+        facts = read_settings(tmp_path / folder / "model.safetensors")
+        assert facts["trained_under"] == "policy:3-1-7+43-18-18,augment=no"
 
 
 def test_in_a_chain_policies_change_the_images_in_turn(quick: TrainingJob) -> None:
     images, policies = split_of(quick).images, [Policy.parse("3+43"), Policy.parse("1-7")]
-    chain = replace(quick, defense="policy:3+43,augment=no,then,1-7,then,prune:0.5")
+    chain = replace(quick, defense=parse("policy:3+43,augment=no,then,1-7,then,prune:0.5"))
     rng = generator(8)
     for padding, policy in zip((0, 4), policies, strict=True):
         images = Preparation(padding, flip=padding > 0, policy=policy)(images, rng)
-    assert torch.equal(chain.preparation()(split_of(quick).images, generator(8)), images)
-    assert not torch.equal(
-        replace(chain, augment=False).preparation()(split_of(quick).images, generator(8)), images
-    )
+    whole, plain = chain.preparation(), replace(chain, augment=False).preparation()
+    assert whole is not None and plain is not None
+    assert torch.equal(whole(split_of(quick).images, generator(8)), images)
+    assert not torch.equal(plain(split_of(quick).images, generator(8)), images)
 
 
 def test_precode_is_trained_with_task_loss_plus_beta_divergence(
     quick: TrainingJob, tmp_path: Path
 ) -> None:
     """The plain loop sees mu and sigma by a hook, and takes the divergence from torch's own distributions."""
-    job = replace(quick, defense="precode:k=8,beta=0.05")
+    job = replace(quick, defense=parse("precode:k=8,beta=0.05"))
     trained = train(job, tmp_path, progress=False)
     model, split, recipe, seen = fresh(job).train(), split_of(job), job.recipe, list[Tensor]()
     next(m for n, m in model.named_modules() if n.endswith("encoder")).register_forward_hook(
@@ -154,7 +157,7 @@ def test_precode_learns(quick: TrainingJob, tmp_path: Path) -> None:
         recipe=Recipe(epochs=8, lr=0.02, batch_size=20),
         fraction=0.2,
         augment=False,
-        defense="precode:k=16",
+        defense=parse("precode:k=16"),
     )
     trained = train(job, tmp_path, progress=False)
     losses = [row["train_loss"] for row in trained.history]
@@ -162,7 +165,7 @@ def test_precode_learns(quick: TrainingJob, tmp_path: Path) -> None:
 
 
 def test_the_loss_scale_multiplies_the_penalty_too(quick: TrainingJob, tmp_path: Path) -> None:
-    job = whole_batch(quick, defense="precode:k=4,beta=0.01")
+    job = whole_batch(quick, defense=parse("precode:k=4,beta=0.01"))
     start = fresh(job).state_dict()
     half = replace(job, recipe=replace(job.recipe, loss_scale=0.5))
     moved = [weights(one, tmp_path / str(one.recipe.loss_scale)) for one in (job, half)]
@@ -176,7 +179,7 @@ def test_the_accuracies_of_a_precode_model_count_logits_alone(
     quick: TrainingJob, tmp_path: Path
 ) -> None:
     """The penalty's column, the eleventh, is by far the largest answer, so that counting it would leave no hit at all."""
-    job = replace(quick, defense="precode:k=8,beta=1e3", recipe=Recipe(epochs=0))
+    job = replace(quick, defense=parse("precode:k=8,beta=1e3"), recipe=Recipe(epochs=0))
     trained, test, model = (
         train(job, tmp_path / "none", progress=False),
         split_of(job, "test"),
@@ -198,7 +201,7 @@ def test_accuracy_is_measured_without_the_dropout_of_the_defense(
 ) -> None:
     job = replace(quick, recipe=Recipe(epochs=0))
     plain, dropped = (
-        train(replace(job, defense=d), tmp_path / d, progress=False).accuracy
+        train(replace(job, defense=parse(d)), tmp_path / d, progress=False).accuracy
         for d in ("none", "dropout:0.9")
     )
     assert plain == dropped
@@ -209,16 +212,16 @@ def test_the_second_pass_of_a_defense_meets_the_draws_of_the_first(
 ) -> None:
     """With nothing cut and nothing clipped, both leave PRECODE's own gradient, if it is of the same draws."""
     for after in ("soteria:0", "dp:norm=1e9,multiplier=1e-18"):
-        job = whole_batch(quick, defense="precode:k=8")
+        job = whole_batch(quick, defense=parse("precode:k=8"))
         expected = weights(job, tmp_path / f"{after}-alone")
-        found = weights(replace(job, defense=f"precode:k=8,then,{after}"), tmp_path / after)
+        found = weights(replace(job, defense=parse(f"precode:k=8,then,{after}")), tmp_path / after)
         for key, value in expected.items():
             torch.testing.assert_close(found[key], value, rtol=1e-4, atol=1e-5)
 
 
 def test_a_step_of_dp_sgd_is_that_of_opacus(quick: TrainingJob, tmp_path: Path) -> None:
     """With noise below rounding there, and none in Opacus; the bound clips some samples and not others."""
-    job = whole_batch(quick, defense="dp:norm=4,multiplier=1e-15")
+    job = whole_batch(quick, defense=parse("dp:norm=4,multiplier=1e-15"))
     found, split, model = weights(job, tmp_path), split_of(job), fresh(job)
     with warnings.catch_warnings(action="ignore"):
         from opacus import GradSampleModule
@@ -242,7 +245,7 @@ def test_a_step_of_dp_sgd_is_that_of_opacus(quick: TrainingJob, tmp_path: Path) 
 def test_epsilon_is_that_of_opacus_for_the_steps_taken(
     quick: TrainingJob, tmp_path: Path, delta: float | None
 ) -> None:
-    job = replace(quick, defense="dp:norm=1,multiplier=0.9", delta=delta, save_at=(0, 3))
+    job = replace(quick, defense=parse("dp:norm=1,multiplier=0.9"), delta=delta, save_at=(0, 3))
     trained = train(job, tmp_path, progress=False)
     with warnings.catch_warnings(action="ignore"):
         from opacus.accountants import RDPAccountant
@@ -265,14 +268,14 @@ def test_the_settings_say_the_defense(quick: TrainingJob, tmp_path: Path) -> Non
         'format = "gradveil policies 1"\nbest = "3-1-7"\nhybrid = "3-1-7+5"\n[[policy]]\npolicy = "3-1-7"\n'
     )
     trained = train(
-        replace(quick, defense=f"{tmp_path / 'found.toml'},then,prune:0.50"),
+        replace(quick, defense=parse(f"{tmp_path / 'found.toml'},then,prune:0.50")),
         tmp_path / "run",
         progress=False,
     )
     settings = read_settings(trained.checkpoint)
     assert (
         settings["defense"] == "3-1-7+5,then,prune:0.5"
-        and settings["policy"] == "none"
+        and "policy" not in settings
         and settings["cuda_graphs"] is False
     )
     assert (
@@ -283,7 +286,7 @@ def test_the_settings_say_the_defense(quick: TrainingJob, tmp_path: Path) -> Non
 
 
 def test_the_weights_are_those_of_the_protected_model(quick: TrainingJob, tmp_path: Path) -> None:
-    job = replace(quick, defense="dropout:0.2,then,precode:k=4,position=1")
+    job = replace(quick, defense=parse("dropout:0.2,then,precode:k=4,position=1"))
     trained = train(job, tmp_path, progress=False)
     found = load_checkpoint(trained.checkpoint, fresh(job)).state_dict()
     assert any(key.endswith("encoder.weight") for key in found)
@@ -322,6 +325,7 @@ def test_the_weights_are_those_of_the_protected_model(quick: TrainingJob, tmp_pa
 def test_a_defense_that_does_not_fit_is_refused_before_anything_is_written(
     quick: TrainingJob, tmp_path: Path, changes: dict[str, Any], says: str
 ) -> None:
+    changes = {**changes, "defense": parse(changes["defense"])}
     with pytest.raises(GradveilError, match=says) as error:
         train(replace(quick, save_at=(0,), **changes), tmp_path / "run", progress=False)
     assert not list(tmp_path.iterdir()) and "\n" not in str(error.value)
@@ -330,27 +334,23 @@ def test_a_defense_that_does_not_fit_is_refused_before_anything_is_written(
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"defense": "nonsense"}, "unknown defense 'nonsense': choose from none, policy"),
-        ({"defense": "prune:1.5"}, "defense prune: share 1.5; it must be from 0"),
+        ({"defense": "prune:0.5"}, "defense: a str; expected Defense"),
+        ({"data": 3}, "data: a int; expected str or Images"),
+        ({"model": None}, "model: a NoneType; expected str or Module"),
+        ({"test": b"x"}, "test: a bytes; expected str or Images"),
         (
-            {"defense": "prune:0.5", "policy": Policy.parse("3-1")},
-            "policy 3-1 and defense prune:0.5: give one; for a chain, --defense 3-1,then,",
-        ),
-        (
-            {"defense": "prune:0.5", "delta": 1e-3},
+            {"defense": parse("prune:0.5"), "delta": 1e-3},
             "delta 0.001: it is for DP-SGD's epsilon, and the defense is prune:0.5",
         ),
         (
-            {"defense": "dp:norm=1,multiplier=1", "delta": 1.0},
+            {"defense": parse("dp:norm=1,multiplier=1"), "delta": 1.0},
             "delta 1: it must be between 0 and 1",
         ),
     ],
 )
-def test_a_defense_that_cannot_be_is_refused_by_the_job_itself(
-    changes: dict[str, Any], says: str
-) -> None:
+def test_what_cannot_be_is_refused_by_the_job_itself(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(GradveilError, match="^" + re.escape(says)):
-        TrainingJob("fashion-mnist-mini", "mlp", **changes)
+        TrainingJob(**({"data": "fashion-mnist-mini", "model": "mlp"} | changes))
 
 
 @pytest.mark.usefixtures("without_opacus")
@@ -358,15 +358,20 @@ def test_without_opacus_a_training_by_dp_sgd_does_not_start(
     quick: TrainingJob, tmp_path: Path
 ) -> None:
     with pytest.raises(GradveilError, match=r"pip install gradveil\[dp\]"):
-        train(replace(quick, defense="dp:norm=1,multiplier=1"), tmp_path / "run", progress=False)
+        train(
+            replace(quick, defense=parse("dp:norm=1,multiplier=1")),
+            tmp_path / "run",
+            progress=False,
+        )
     assert not list(tmp_path.iterdir())
 
 
 def test_what_a_chain_keeps_comes_back_from_a_checkpoint_as_it_was(tmp_path: Path) -> None:
     defense = Chain((FeedbackPruning(0.5), Pruning(0.5)))
     kept = Residuals({"a": torch.rand(3)}, {"a": torch.rand(3)})
-    torch.save(packed((kept, None)), tmp_path / "file")
-    state = unpacked(torch.load(tmp_path / "file", weights_only=True), torch.device("cpu"))
+    torch.save(defense.pack_state((kept, None)), tmp_path / "file")
+    packed = torch.load(tmp_path / "file", weights_only=True)
+    state = defense.unpack_state(packed, torch.device("cpu"))
     assert (
         isinstance(state, tuple)
         and len(state) == len(defense.members)
@@ -376,5 +381,5 @@ def test_what_a_chain_keeps_comes_back_from_a_checkpoint_as_it_was(tmp_path: Pat
     assert torch.equal(state[0].momentum["a"], kept.momentum["a"]) and torch.equal(
         state[0].unsent["a"], kept.unsent["a"]
     )
-    with pytest.raises(TypeError, match="keeps a int between steps"):
-        packed(3)
+    with pytest.raises(GradveilError, match="keeps a object between rounds, which no checkpoint"):
+        Pruning(0.5).pack_state(object())

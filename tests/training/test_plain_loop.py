@@ -14,19 +14,20 @@ from gradveil import models
 from gradveil.core.seeds import generator
 from gradveil.data import Images, load
 from gradveil.data.images import Batches
+from gradveil.defenses import parse
 from gradveil.models.checkpoints import load_checkpoint
 from gradveil.training import Recipe, TrainingJob, train
 from gradveil.training.job import step_path
-from gradveil.transforms import Policy
 
 
 def splits(job: TrainingJob) -> tuple[Images, Images]:
+    assert isinstance(job.data, str)
     return load(job.data, "train", fraction=job.fraction, seed=job.seed), load(job.data, "test")
 
 
 def fresh(job: TrainingJob, split: Images) -> nn.Module:
     return models.build(
-        job.model,
+        str(job.model),
         channels=split.channels,
         size=split.size,
         classes=len(split.classes),
@@ -93,7 +94,7 @@ def accuracy(model: nn.Module, test: Images) -> float:
     ("model", "changes"),
     [
         ("lenet", {}),
-        ("lenet", {"policy": Policy.parse("3-1-7+43-18-18"), "augment": False}),
+        ("lenet", {"defense": parse("3-1-7+43-18-18"), "augment": False}),
         (
             "norm",
             {"recipe": Recipe(epochs=8, lr=0.05, batch_size=64, loss_scale=0.5, weight_decay=0.01)},
@@ -180,7 +181,12 @@ def test_defended_training_is_a_plain_loop_whose_gradients_are_changed_before_ea
     """Running statistics too: Soteria's second pass of a batch does not count in them."""
     recipe = Recipe(epochs=3, lr=0.02, batch_size=32, loss_scale=0.5)
     job = TrainingJob(
-        "fashion-mnist-mini", f"{nets}:{model}", recipe, fraction=0.03, defense=defense, seed=2
+        "fashion-mnist-mini",
+        f"{nets}:{model}",
+        recipe,
+        fraction=0.03,
+        defense=parse(defense),
+        seed=2,
     )
     trained = train(job, tmp_path / "run", progress=False)
     expected, history = plain(job, change())

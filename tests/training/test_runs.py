@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from gradveil.core import GradveilError
+from gradveil.defenses import parse
 from gradveil.models.checkpoints import read_settings
-from gradveil.training import Recipe, TrainingJob, train
-from gradveil.training import run as runs
-from gradveil.transforms import Policy
+from gradveil.training import Recipe, TrainingJob, lightning, train
 
 
 def names(folder: Path) -> list[str]:
@@ -69,11 +68,12 @@ def test_metrics_have_a_line_for_each_epoch(job: TrainingJob, tmp_path: Path) ->
 def test_settings_are_saved_with_the_weights_and_say_everything(
     job: TrainingJob, tmp_path: Path
 ) -> None:
-    trained = train(replace(job, policy=Policy.parse("3-1-7")), tmp_path, progress=False)
+    trained = train(replace(job, defense=parse("3-1-7")), tmp_path, progress=False)
     settings = read_settings(trained.checkpoint)
     assert settings == json.loads((tmp_path / "model.json").read_text())
     expected = {
-        "policy": "3-1-7",
+        "defense": "3-1-7",
+        "trained_under": "3-1-7",
         "seed": 3,
         "fraction": 0.09,
         "lr": 0.05,
@@ -121,7 +121,7 @@ def test_a_second_run_of_a_finished_job_trains_nothing_and_gives_the_same(
 ) -> None:
     first = train(job, tmp_path, progress=False)
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
-    monkeypatch.delattr(runs, "_fit")
+    monkeypatch.delattr(lightning, "fit")
     assert train(job, tmp_path, progress=False) == first
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from gradveil.core import GradveilError
 from gradveil.core import files as core_files
+from gradveil.defenses import parse
 from gradveil.training import Recipe, TrainingJob, TrainingResult, train
 from gradveil.training import lightning as callbacks
 
@@ -113,7 +114,7 @@ def test_under_a_defense_too_a_stopped_run_goes_on_to_the_same_result(
     job: TrainingJob, tmp_path: Path, stop_at: StopAt, defense: str, passes: int
 ) -> None:
     """What the defense kept and what it drew are the same then. Some go through the model more than once in a step."""
-    defended = replace(job, defense=defense)
+    defended = replace(job, defense=parse(defense))
     train(defended, tmp_path / "whole", progress=False)
     stop_at(passes)
     with pytest.raises(KeyboardInterrupt):
@@ -249,7 +250,10 @@ def test_a_damaged_point_to_go_on_from_is_told(
     assert (tmp_path / "resume.ckpt").exists()
 
 
-ARGUMENTS = "train --data fashion-mnist-mini --model mlp --epochs 6 --lr 0.02 --fraction 0.2 --batch-size 50 --seed 5 --save-at 0,30 --device cpu"
+ARGUMENTS = (
+    "train --data fashion-mnist-mini --model mlp --epochs 6 --lr 0.02 --fraction 0.2 "
+    "--batch-size 50 --seed 5 --save-at 0,30 --device cpu"
+)
 
 
 def stopped(out: Path, how: signal.Signals, *more: str) -> tuple[int, str, str]:
@@ -313,7 +317,7 @@ def test_killed_while_it_feeds_residuals_back_it_goes_on_with_them(tmp_path: Pat
         fraction=0.2,
         save_at=(0, 30),
         seed=5,
-        defense=defense,
+        defense=parse(defense),
     )
     status, shown, _ = stopped(
         tmp_path / "run", signal.SIGKILL, "--model", "lenet", "--defense", defense

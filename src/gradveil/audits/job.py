@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from gradveil.attacks import Attack, find, names
-from gradveil.audits.breakers import AUTO, LONGEST, automatic
+from gradveil.audits.attackers import AUTO, LONGEST, automatic
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.types import Protocol
 from gradveil.data import Images

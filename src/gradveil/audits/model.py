@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from msgspec import to_builtins
 from torch import nn
 
 from gradveil.audits.job import AuditJob, Case, data_name
 from gradveil.audits.records import MODEL
 from gradveil.core.errors import GradveilError, one_line
 from gradveil.core.files import write_text
+from gradveil.core.formats import TrainedModel
+from gradveil.core.reading import read_json
 from gradveil.core.seeds import following, generator
 from gradveil.data import Images
 from gradveil.defenses import REGISTRY, Defense
@@ -126,13 +129,8 @@ def save_facts(out: Path, found: ModelFacts | None) -> None:
 
 def read_facts(out: Path) -> ModelFacts | None:
     """Read them from a case's folder."""
-    try:
-        found = json.loads((out / MODEL).read_text())
-        return None if found is None else ModelFacts(**found)
-    except (OSError, ValueError, TypeError):
-        raise GradveilError(
-            f"{out / MODEL} is missing or damaged: run the same command again"
-        ) from None
+    found = read_json(out / MODEL, TrainedModel | None)
+    return None if found is None else ModelFacts(**to_builtins(found))
 
 
 def changes_model(defense: Defense) -> bool:
@@ -147,7 +145,7 @@ def trained_under(facts: Mapping[str, Any]) -> str | None:
     The text is looked at and never parsed: a file does not decide what is made.
     """
     found = facts.get("defense", "none")
-    found = facts.get("policy") if found == "none" else found
+    found = facts.get("policy", found) if found == "none" else found
     if not isinstance(found, str):
         return None
     if facts.get("augment") is not False:

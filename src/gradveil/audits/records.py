@@ -8,14 +8,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from msgspec import to_builtins
 from safetensors.torch import save
 from torch import Tensor
 
 from gradveil.audits.job import slug
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import write_bytes
+from gradveil.core.formats import PictureFacts, RecordLine
 from gradveil.core.job_folder import SETTINGS, remove_empty
+from gradveil.core.reading import parse_json, read_lines
+from gradveil.core.tensor_files import read_safetensors
 
 RECORDS = "records.jsonl"
 MODEL = "model.json"
@@ -122,20 +125,12 @@ def _read(path: Path) -> list[tuple[Record, int]]:
     """Records, each with the position of its end."""
     if not path.is_file():
         return []
-    *lines, rest = path.read_bytes().split(b"\n")
-    found: list[tuple[Record, int]] = []
-    position = 0
-    for number, line in enumerate(lines, start=1):
-        position += len(line) + 1
-        try:
-            found.append((Record(**json.loads(line)), position))
-        except (ValueError, TypeError):
-            if number == len(lines) and not rest:
-                break
-            raise GradveilError(
-                f"line {number} of {path} is damaged: choose another --out"
-            ) from None
-    return found
+    return [(_record(line), position) for line, position in read_lines(path, RecordLine)]
+
+
+def _record(line: RecordLine) -> Record:
+    plain = to_builtins(line)
+    return Record(**plain)
 
 
 def images_path(out: Path, kind: str, attack: str, chunk: int) -> Path:
@@ -152,14 +147,9 @@ def save_images(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, A
 
 def load_images(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read what `save_images` wrote."""
-    try:
-        with safe_open(path, framework="pt") as file:
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            return tensors, json.loads((file.metadata() or {})["gradveil"])
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
-        raise GradveilError(
-            f"{path} is missing or damaged ({type(error).__name__}): audit into another --out"
-        ) from None
+    tensors, metadata = read_safetensors(path)
+    facts = parse_json(metadata.get("gradveil", "null").encode(), PictureFacts, path)
+    return tensors, to_builtins(facts)
 
 
 def release(out: Path) -> None:

@@ -17,11 +17,13 @@ from torch import Tensor
 from gradveil.audits.model import ModelFacts, read_facts
 from gradveil.audits.records import RECORDS, Record, images_path, load_images, read_records
 from gradveil.core.errors import GradveilError, unknown
+from gradveil.core.formats import AuditSettings, CaseSettings
 from gradveil.core.job_folder import Kind
 from gradveil.stats import Summary, Verdict, better_than_blind, clopper_pearson, summary
 
 FORMAT = "gradveil audit 2"
-AUDIT = Kind("an audit", "audit")
+AUDIT = Kind("an audit", "audit", format=FORMAT, schema=AuditSettings)
+CASE = Kind("a case of an audit", "case of an audit", format=FORMAT, schema=CaseSettings)
 TRUTHS = ("used", "original")
 NO_BETTER = "no better than blind"
 MEASURES = ("psnr", "over_blind", "ssim", "psnr_affine", "mse")
@@ -76,7 +78,7 @@ class CaseResult:
     def read(cls, out: Path) -> "CaseResult":
         """Read a case's folder, whole or not."""
         records = tuple(read_records(out / RECORDS))
-        return cls(out, AUDIT.read(out), records, read_facts(out))
+        return cls(out, CASE.read(out), records, read_facts(out))
 
     @property
     def defense(self) -> str:

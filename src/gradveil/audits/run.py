@@ -32,7 +32,7 @@ from gradveil.audits.records import (
     save_images,
     whole_chunks,
 )
-from gradveil.audits.results import AUDIT, FORMAT, AuditResult
+from gradveil.audits.results import AUDIT, CASE, FORMAT, AuditResult
 from gradveil.audits.stage import (
     CANDIDATES,
     Candidates,
@@ -269,11 +269,11 @@ def _prepare_case(
         | _facts(stage, device)
     )
     if (folder / SETTINGS).is_file():
-        kept = AUDIT.read(folder)
+        kept = CASE.read(folder)
         left_out = {name: str(reason) for name, reason in dict(kept.get("left_out", {})).items()}
         stage = stage.without(left_out)
         settings |= {name: kept.get(name) for name in TRIED}
-        AUDIT.refuse_other(folder, settings | {"attacks": _written(stage.attacks)})
+        CASE.refuse_other(folder, settings | {"attacks": _written(stage.attacks)})
         return PreparedCase(case, stage, kept)
     stage, left_out = stage.fitted()
     tried = {

@@ -11,7 +11,7 @@ from gradveil.attacks import Attack
 from gradveil.attacks.blind import find_means, make_blind_attacks
 from gradveil.attacks.labels import Counted, SingleLabel
 from gradveil.attacks.linear import LinearInversion
-from gradveil.audits.breakers import PUBLIC, check_told, granted, in_words, rounds
+from gradveil.audits.attackers import PUBLIC, check_told, granted, in_words, rounds
 from gradveil.audits.job import AuditJob, Case, shortened
 from gradveil.audits.model import find_model, plain_model
 from gradveil.audits.records import Key

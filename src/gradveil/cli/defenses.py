@@ -1,22 +1,26 @@
-"""gradveil defenses: what there is, with the paper of each."""
+"""gradveil defenses: what there is, with the paper of each and the attacks that break it."""
 
 import typer
 
 from gradveil.cli.options import Json, examples, say, table
 
-app = typer.Typer(no_args_is_help=True, help="Look at the defences.")
+app = typer.Typer(no_args_is_help=True, help="Look at the defenses.")
 
-CHAINING = "Several are joined by ,then, as in 3-1-7,then,clip:1,then,gaussian:1e-2: model and images first, gradients last."
+CHAINING = (
+    "Several are joined by ,then, as in 3-1-7,then,clip:1,then,gaussian:1e-2: model and images "
+    "first, gradients last."
+)
+OWN = "A class of yours is written package.module:Class(4), with literals as arguments."
 
 
 @app.callback()
 def group() -> None:
-    """Look at the defences."""
+    """Look at the defenses."""
 
 
 @app.command("list", epilog=examples("gradveil defenses list", "gradveil defenses list --json"))
 def list_defenses(as_json: Json = False) -> None:
-    """Every defence as it is written, what it does in one line, and the paper it is from."""
+    """Show every defense as it is written, what it does, what breaks it, and its paper."""
     from gradveil.defenses import REGISTRY  # torch takes seconds to import
 
     found = [
@@ -25,14 +29,18 @@ def list_defenses(as_json: Json = False) -> None:
             "example": kind.example,
             "acts_on": kind.acts_on,
             "line": kind.line,
+            "breakers": list(kind.breakers),
             "paper": kind.paper,
         }
         for name, kind in REGISTRY.items()
     ]
-    rows = [(one["example"], one["line"], one["paper"]) for one in found]
+    rows = [
+        (kind.example, kind.line, ", ".join(kind.breakers) or "none known", kind.paper)
+        for kind in REGISTRY.values()
+    ]
     say(
-        {"defenses": found, "chaining": CHAINING},
+        {"defenses": found, "chaining": CHAINING, "own": OWN},
         as_json,
-        table("Defences", ("such as", "what it does", "paper"), rows),
-        CHAINING,
+        table("Defenses", ("such as", "what it does", "broken by", "paper"), rows),
+        f"{CHAINING}\n{OWN}",
     )

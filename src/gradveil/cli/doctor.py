@@ -119,7 +119,7 @@ def doctor_command(
 
 def automatic(defense: "Defense") -> tuple[str, ...]:
     """The names of the attacks that `auto` stands for in an audit of this defense."""
-    from gradveil.audits.breakers import automatic as attacks_of
+    from gradveil.audits.attackers import automatic as attacks_of
 
     return attacks_of(defense)
 

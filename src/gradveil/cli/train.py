@@ -10,8 +10,9 @@ from gradveil.core.errors import GradveilError
 
 EXAMPLES = examples(
     "gradveil train --data fashion-mnist-mini --model mlp --epochs 10 --lr 0.05",
-    "gradveil train --data cifar100 --data-root DIR --model resnet20-4 --policy 3-1-7+43-18-18",
-    "gradveil train --data fashion-mnist-mini --model lenet --defense dp:norm=1,multiplier=1.1 --lr 0.05",
+    "gradveil train --data cifar100 --data-root DIR --model resnet20-4 --defense 3-1-7+43-18-18",
+    "gradveil train --data fashion-mnist-mini --model lenet --defense dp:norm=1,multiplier=1.1 "
+    "--lr 0.05",
     "gradveil train --data folder:photos --model my_package.nets:make --save-at 0,1,10,50",
 )
 
@@ -43,20 +44,18 @@ def train_command(
     loss_scale: Annotated[
         float, typer.Option(help="Multiplies the training loss; the published code uses 0.5.")
     ] = 1.0,
-    policy: Annotated[
-        str,
-        typer.Option(
-            "--policy",
-            help="Transformation policy that replaces each training image, or the policies.toml of a search.",
-        ),
-    ] = "none",
     defense: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--defense",
-            help="A defense of `gradveil defenses list`, such as prune:0.95, or a policy; several joined by ,then,.",
+            help="A defense of `gradveil defenses list`, such as prune:0.95; a policy, such as "
+            "3-1-7, or the policies.toml of a search; a class of yours, package.module:Class(4); "
+            "several joined by ,then,.",
         ),
-    ] = "none",
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option("--policy", help="Another spelling of --defense.")
+    ] = None,
     delta: Annotated[
         float | None,
         typer.Option(help="Of DP-SGD's epsilon. Default: 1 / the number of training images."),
@@ -79,44 +78,59 @@ def train_command(
     seed: Seed = 0,
     device: Device = "auto",
 ) -> None:
-    """Train a model. Run the same command again after a stop: it goes on after the last whole epoch, with the same result."""
-    from gradveil.training import Recipe, TrainingJob, train  # Lightning takes seconds to import
-    from gradveil.transforms import Policy
+    """Train a model.
 
-    recipe = Recipe(epochs, lr, momentum, weight_decay, batch_size, loss_scale)
+    Run the same command again after a stop: it goes on after the last whole epoch, with the same
+    result.
+    """
+    from gradveil.defenses import parse
+    from gradveil.training import Recipe, TrainingJob, train
+
+    if defense is not None and policy is not None:
+        raise GradveilError(
+            f"policy {policy} and defense {defense}: give one; for a chain, "
+            f"--defense {policy},then,{defense}"
+        )
     job = TrainingJob(
         data,
         model,
-        recipe,
-        Policy.find(policy),
+        Recipe(epochs, lr, momentum, weight_decay, batch_size, loss_scale),
+        parse(defense or policy or "none"),
         augment,
         fraction,
         image_size,
         _steps(save_at),
         precision,
         seed,
-        defense,
         delta,
     )
-    folder = out or Path("runs") / f"train-{_plain(data)}-{_plain(model)}-{seed}"
-    trained = train(job, folder, root=data_root, device=device)
+    trained = train(job, out or job.folder, root=data_root, device=device)
     result = {
         "accuracy": trained.accuracy,
         "epochs": trained.epochs,
         "steps": trained.steps,
         "out": trained.out,
         "checkpoint": trained.checkpoint,
-        "defense": str(job.protection),
+        "defense": str(job.defense),
         "epsilon": trained.epsilon,
         "delta": trained.delta,
         "history": trained.history,
     }
-    text = f"{model} on {data}: test accuracy {trained.accuracy:.2%} after {trained.epochs} epochs ({trained.steps} steps)"
-    under = f"\ndefense {job.protection}" if job.protection.parts() else ""
+    lines = [
+        f"{model} on {data}: test accuracy {trained.accuracy:.2%} after {trained.epochs} epochs "
+        f"({trained.steps} steps)"
+    ]
+    if job.defense.parts():
+        lines.append(f"defense {job.defense}")
     if trained.epsilon is not None:
-        under += f"\nepsilon {trained.epsilon:.4g} at delta {trained.delta:.2g}, by Opacus' accountant, as for Poisson-sampled batches"
-    metrics = f"\nmetrics {trained.out / 'metrics.csv'}" if trained.history else ""
-    say(result, as_json, f"{text}{under}\nweights {trained.checkpoint}{metrics}")
+        lines.append(
+            f"epsilon {trained.epsilon:.4g} at delta {trained.delta:.2g}, by Opacus' accountant, "
+            "as for Poisson-sampled batches"
+        )
+    lines.append(f"weights {trained.checkpoint}")
+    if trained.history:
+        lines.append(f"metrics {trained.out / 'metrics.csv'}")
+    say(result, as_json, "\n".join(lines))
 
 
 def _steps(text: str) -> tuple[int, ...]:
@@ -126,9 +140,3 @@ def _steps(text: str) -> tuple[int, ...]:
         raise GradveilError(
             f"save-at {text!r}: write whole numbers with commas, such as 0,1,10,50"
         ) from None
-
-
-def _plain(name: str) -> str:
-    return "".join(letter if letter.isalnum() or letter in "-_" else "-" for letter in name).strip(
-        "-"
-    )

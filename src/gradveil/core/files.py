@@ -1,8 +1,9 @@
-"""Files that are either whole or not there: written beside their place, then renamed."""
+"""Files on disk: which may be read or written, and writing that leaves a whole file or none."""
 
 import errno
 import hashlib
 import os
+import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -13,24 +14,94 @@ from torch import Tensor
 
 from gradveil.core.errors import GradveilError
 
+KINDS = {
+    stat.S_IFDIR: "a folder",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFIFO: "a FIFO",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFLNK: "a link",
+}
+LONGEST = 300  # letters of a text from outside that a message shows
+DEEPEST = 100  # folders in a path
+NAME = 100  # letters of a file's name that its temporary file repeats: systems allow about 255
+
+
+class MissingFileError(GradveilError):
+    """No file has this path."""
+
+
+def shown(text: object, longest: int = LONGEST) -> str:
+    """A text from outside as part of a message: printable, on one line, and cut in the middle.
+
+    Letters that cannot be printed become escapes such as `\\n`.
+    """
+    found = str(text)
+    if len(found) > longest:
+        found = f"{found[: longest // 2]}...{found[-longest // 2 :]}"
+    return "".join(
+        letter
+        if letter.isprintable()
+        else letter.encode("unicode_escape", "surrogatepass").decode("ascii")
+        for letter in found
+    )
+
+
+def regular_file(path: Path) -> os.stat_result:
+    """The state of a regular file, links followed; anything else is an error.
+
+    A FIFO would let its reader wait for ever, a device may never end: neither is opened.
+    """
+    try:
+        state = path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        raise MissingFileError(f"no file at {shown(path)}") from None
+    except (OSError, ValueError) as error:  # ValueError: a zero byte in the path
+        raise GradveilError(f"cannot read {shown(path)}: {_reason(error)}") from None
+    if not stat.S_ISREG(state.st_mode):
+        raise GradveilError(f"cannot read {shown(path)}: it is {_kind(state)}, no regular file")
+    return state
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """The content of a regular file; one of more than `most` bytes is refused, not read."""
+    size = regular_file(path).st_size
+    if size > most:
+        raise GradveilError(f"cannot read {shown(path)}: it has {size:,} bytes, at most {most:,}")
+    try:
+        with path.open("rb") as file:
+            data = file.read(most + 1)
+    except OSError as error:
+        raise GradveilError(f"cannot read {shown(path)}: {_reason(error)}") from None
+    if len(data) > most:  # it grew meanwhile, or is one of the files that the kernel makes up
+        raise GradveilError(f"cannot read {shown(path)}: it has more than {most:,} bytes")
+    return data
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A temporary path in the same folder that becomes `path` when the block ends well, and vanishes when it does not.
+    """A temporary path in the same folder that becomes `path` when the block ends well.
 
-    A disk that is full or a place that cannot be written becomes a `GradveilError`.
+    It vanishes when the block fails. `path` may be new, a regular file, or a link to a regular
+    file in the same folder: then that file is replaced and the link stays. Devices, FIFOs, folders
+    and other links are refused before anything is written: a link may have come with a folder from
+    elsewhere, and must not choose which file of the user is lost. A full disk becomes a
+    `GradveilError` too.
     """
     temporary: Path | None = None
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+        target = _replaceable(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(
+            dir=target.parent, prefix=f".{target.name[:NAME]}.", suffix=".part"
+        )
         os.close(handle)
         temporary = Path(name)
         yield temporary
         with temporary.open("rb+") as written:
             os.fsync(written.fileno())
         temporary.chmod(0o666 & ~_umask())
-        temporary.replace(path)
+        temporary.replace(target)
     except OSError as error:
         raise _explained(error, path) from error
     finally:
@@ -47,6 +118,48 @@ def write_text(path: Path, text: str) -> None:
     write_bytes(path, text.encode())
 
 
+def writable(path: Path) -> None:
+    """An error where `replacing` would refuse the path. Nothing is written."""
+    try:
+        _replaceable(path)
+    except OSError as error:
+        raise _explained(error, path) from None
+
+
+def _replaceable(path: Path) -> Path:
+    """The file that is to be replaced: the path, or what it links to."""
+    if len(path.parts) > DEEPEST:
+        raise _refused(path, f"it lies {len(path.parts)} folders deep, at most {DEEPEST} may be")
+    try:
+        state = path.lstat()
+    except FileNotFoundError:
+        return path
+    except ValueError:
+        raise _refused(path, "its name holds a zero byte") from None
+    if stat.S_ISREG(state.st_mode):
+        return path
+    if stat.S_ISDIR(state.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISLNK(state.st_mode):
+        raise _refused(path, f"it is {_kind(state)}; choose a file")
+    target = Path(os.path.realpath(path))
+    if target.is_file() and target.parent == Path(os.path.realpath(path.parent)):
+        return target
+    raise _refused(path, f"it is a link to {shown(target)}; choose a file, or remove the link")
+
+
+def _refused(path: Path, why: str) -> GradveilError:
+    return GradveilError(f"cannot write {shown(path)}: {why}")
+
+
+def _kind(state: os.stat_result) -> str:
+    return KINDS.get(stat.S_IFMT(state.st_mode), "no file")
+
+
+def _reason(error: OSError | ValueError) -> str:
+    return (error.strerror if isinstance(error, OSError) else None) or str(error)
+
+
 def _umask() -> int:
     mask = os.umask(0)
     os.umask(mask)
@@ -54,19 +167,22 @@ def _umask() -> int:
 
 
 def _explained(error: OSError, path: Path) -> GradveilError:
+    name = shown(path)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return GradveilError(
-            f"no space left on the disk while writing {path}: nothing was kept of it; free some space and run again"
+            f"no space left on the disk while writing {name}: nothing was kept of it;"
+            " free some space and run again"
         )
     if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
         return GradveilError(
-            f"cannot write {path}: {error.strerror}; a file stands where a folder should, or the reverse"
+            f"cannot write {name}: {error.strerror}; a file stands where a folder should,"
+            " or the reverse"
         )
-    return GradveilError(f"cannot write {path}: {error.strerror or error}; choose another folder")
+    return GradveilError(f"cannot write {name}: {error.strerror or error}; choose another folder")
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256, in hexadecimal digits."""
+    """SHA-256 of names, types, shapes and values, in hexadecimal digits."""
     hashed = hashlib.sha256()
     for name, value in tensors.items():
         hashed.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())

@@ -1,4 +1,4 @@
-"""A job's folder: what job it belongs to, how another is refused, and a lock that goes with the process."""
+"""A job's folder: which job it belongs to, how another is refused, and a lock on it."""
 
 import json
 import os
@@ -10,7 +10,16 @@ from pathlib import Path
 from typing import IO, Any
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.files import write_text
+from gradveil.core.files import MissingFileError, regular_file, shown, writable, write_text
+from gradveil.core.formats import KINDS
+from gradveil.core.reading import (
+    MalformedError,
+    WrongTypeError,
+    check_format,
+    convert,
+    read_json,
+    written_by,
+)
 
 if sys.platform != "win32":
     import fcntl
@@ -18,45 +27,59 @@ if sys.platform != "win32":
 SETTINGS = "settings.json"
 SHORT = 60  # letters of a setting that a message can show
 SHOWN = 3  # settings that a message names
-MARKS = {"trials": "a search", "epochs": "a training", "cases": "an audit", "attacks": "an audit"}
-"""A setting that jobs of a kind have, and not those after it; folders do not say their kind otherwise."""
-
 PARTS = (".*.part", "*/.*.part")  # files that a killed run was writing
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of job, as messages name it, and the files that do not make a folder somebody else's."""
+    """A kind of job, as messages name it, and the files that do not make a folder somebody else's.
+
+    `format` is the format of the settings that this version writes, such as "gradveil audit 2", and
+    `schema` their type; without a format the settings are those of version 0.1.0.
+    """
 
     name: str  # such as "an audit"
     short: str  # such as "audit", after "no"
     ignored: tuple[str, ...] = ()
+    format: str | None = None
+    schema: type | None = None
 
     def read(self, out: Path) -> dict[str, Any]:
-        """The settings of the job that the folder belongs to."""
+        """The settings of the job that the folder belongs to, their types checked."""
         path = out / SETTINGS
-        try:
-            return dict(json.loads(path.read_text()))
-        except FileNotFoundError:
-            raise GradveilError(
-                f"{out} holds no {self.short}: there is no {SETTINGS} in it"
-            ) from None
-        except (OSError, ValueError, TypeError):
-            raise GradveilError(
-                f"{path} is no JSON object of settings: choose another --out"
-            ) from None
+        found = self._found(out)
+        if "format" in found:
+            check_format(found["format"], self.format or "none", path)
+            schema = self.schema
+        else:
+            kinds = dict(KINDS.values())
+            if self.name in kinds and (other := _kind(found)) not in (None, self.name):
+                raise GradveilError(f"{shown(out)} holds {other}, no {self.short}")
+            schema = kinds.get(self.name)
+        if schema is not None:
+            try:
+                convert(found, schema, path)
+            except WrongTypeError as error:
+                raise WrongTypeError(f"{error}{written_by(found)}; choose another --out") from None
+        return found
 
     def refuse_other(self, out: Path, wanted: Mapping[str, Any]) -> None:
         """An error if the folder holds anything but this very job. Nothing is written."""
-        if out.exists() and not out.is_dir():
-            raise GradveilError(f"{out} is a file: choose another --out, a folder")
-        if not (out / SETTINGS).is_file():
-            if out.is_dir() and any(not self._ours(entry) for entry in out.iterdir()):
-                raise GradveilError(
-                    f"{out} is not empty and holds no {self.short}: choose another --out"
-                )
-            return
-        there = self.read(out)
+        try:
+            if out.exists() and not out.is_dir():
+                raise GradveilError(f"{shown(out)} is a file: choose another --out, a folder")
+            writable(out / SETTINGS)
+            if not (out / SETTINGS).is_file():
+                if out.is_dir() and any(not self._ours(entry) for entry in out.iterdir()):
+                    raise GradveilError(
+                        f"{shown(out)} is not empty and holds no {self.short}: choose another --out"
+                    )
+                return
+        except OSError as error:
+            raise GradveilError(
+                f"cannot use {shown(out)}: {error.strerror or error}; choose another --out"
+            ) from None
+        there = self._found(out)
         found, own = _kind(there), _kind(wanted)
         if found and own and found != own:
             raise GradveilError(f"{out} holds {found}, not {own}: choose another --out")
@@ -65,32 +88,58 @@ class Kind:
                 f"{out} holds {self.name} with other settings ({changes}): choose another --out"
             )
 
+    def _found(self, out: Path) -> dict[str, Any]:
+        path = out / SETTINGS
+        try:
+            return read_json(path, dict[str, Any])
+        except MissingFileError:
+            raise GradveilError(
+                f"{shown(out)} holds no {self.short}: there is no {SETTINGS} in it"
+            ) from None
+        except (MalformedError, WrongTypeError) as error:
+            problem = error.problem if isinstance(error, MalformedError) else "another JSON value"
+            raise GradveilError(
+                f"{shown(path)} is no JSON object of settings ({problem}): choose another --out"
+            ) from None
+
     def _ours(self, entry: Path) -> bool:
         return entry.name.endswith(".part") or entry.name in self.ignored
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """In words, such as `steps 3 there, 4 here`, the first few; a value too long to show is only named. Empty where all is equal."""
+    """In words, such as `steps 3 there, 4 here`, the first few; empty where all is equal.
+
+    A value too long to show is only named.
+    """
     plain = json.loads(json.dumps(dict(here)))
     other = sorted(key for key in plain.keys() | there.keys() if plain.get(key) != there.get(key))
     more = f" and {len(other) - SHOWN} more" if len(other) > SHOWN else ""
     return ", ".join(_change(key, there.get(key), plain.get(key)) for key in other[:SHOWN]) + more
 
 
+def _mark(settings: Mapping[str, Any]) -> str | None:
+    return next((mark for mark in KINDS if mark in settings), None)
+
+
 def _kind(settings: Mapping[str, Any]) -> str | None:
-    return next((kind for mark, kind in MARKS.items() if mark in settings), None)
+    return KINDS[mark][0] if (mark := _mark(settings)) else None
 
 
 def _change(key: str, there: object, here: object) -> str:
     short = max(len(str(there)), len(str(here))) <= SHORT
-    return f"{key} {there} there, {here} here" if short else f"other {key}"
+    name = shown(key, SHORT)
+    return f"{name} {shown(there)} there, {shown(here)} here" if short else f"other {name}"
 
 
 def claim(out: Path, wanted: Mapping[str, Any], parts: Iterable[str] = PARTS) -> bool:
-    """Make the folder this job's own, and rid it of files that a killed run was writing. True where it was nobody's before."""
+    """Make the folder this job's; True where it was nobody's before.
+
+    Files that a killed run was writing are removed.
+    """
     for pattern in parts:
         for unfinished in out.glob(pattern):
-            unfinished.unlink(missing_ok=True)
+            if not (unfinished.is_dir() or unfinished.parent.is_symlink()):
+                unfinished.unlink(missing_ok=True)
     if (out / SETTINGS).is_file():
         return False
     write_text(out / SETTINGS, json.dumps(dict(wanted), indent=2, sort_keys=True) + "\n")
@@ -105,9 +154,10 @@ def remove_empty(*folders: Path) -> None:
 
 @contextmanager
 def locked(path: Path, busy: Callable[[], None]) -> Iterator[None]:
-    """While this process alone holds the lock of the file, which is made if need be. It goes with the process, however it ends.
+    """While this process alone holds the lock of the file, which is made if need be.
 
-    `busy` is called when another holds it; if it returns, the lock is waited for.
+    The lock ends with the process, however that ends. `busy` is called when another process holds
+    it; if it returns, the lock is waited for.
     """
     with _held(path, busy):
         yield
@@ -115,6 +165,8 @@ def locked(path: Path, busy: Callable[[], None]) -> Iterator[None]:
 
 def _held(path: Path, busy: Callable[[], None]) -> IO[bytes]:
     while True:
+        if path.exists():
+            regular_file(path)  # a FIFO would not open before somebody reads it
         file = path.open("ab")
         if sys.platform == "win32":  # which has no such lock
             return file

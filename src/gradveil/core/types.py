@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
@@ -13,12 +13,13 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 """(logits, class indices or class probabilities) -> one value for each sample."""
 
 Gradients = dict[str, Tensor]
-"""One tensor for each parameter that requires a gradient, by name, in the order of `model.named_parameters()`."""
+"""A tensor for each parameter that requires a gradient, by name, in the order of
+`model.named_parameters()`."""
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Images as NCHW floats in [0, 1] (normalization lives in the model) and one class index for each."""
+    """Images as NCHW floats in [0, 1] and a class index for each; the model normalizes."""
 
     images: Tensor
     labels: Tensor
@@ -31,63 +32,97 @@ class Batch:
 class Knowledge:
     """What the attacker knows beyond the model and what was shared. None: unknown."""
 
-    labels: Tensor | None = None  # one class index for each image of the victim
-    transform: Callable[[Tensor], Tensor] | None = (
-        None  # pixel images as the client changed them, its own draws known; differentiable
-    )
-    policy: Callable[[Tensor, Generator], Tensor] | None = (
-        None  # the same with new draws at each call: those of the client are unknown
-    )
-    means: Tensor | None = None  # (classes, C, H, W): the class means of public data
-    random_layers: tuple[str, ...] | None = (
-        None  # patterns of parameters whose gradients depend on what the model draws
-    )
-    defended_layers: tuple[str, ...] | None = (
-        None  # patterns of parameters whose gradients the defense changed
-    )
-    pruned: bool | None = None  # zeros in the shared gradient are cut off, not measured
-    noise: tuple[str, float] | None = (
-        None  # ("gaussian" or "laplacian", scale), added to the shared gradient
-    )
-    train_masks: bool | None = None  # dropout was on; its masks are unknown
-    earlier: tuple[Gradients, ...] | None = (
-        None  # shared of the same batch in the rounds before, what was cut off being fed back
-    )
-    momentum: float | None = None  # of that feedback (deep gradient compression); None counts as 0
+    labels: Tensor | None = None
+    """A class index for each image of the victim."""
+
+    transform: Callable[[Tensor], Tensor] | None = None
+    """Pixel images as the client changed them, its draws known; differentiable."""
+
+    policy: Callable[[Tensor, Generator], Tensor] | None = None
+    """The same with new draws at each call: those of the client are unknown."""
+
+    means: Tensor | None = None
+    """The class means of public data, (classes, C, H, W)."""
+
+    random_layers: tuple[str, ...] | None = None
+    """Patterns of parameters whose gradients depend on what the model draws."""
+
+    defended_layers: tuple[str, ...] | None = None
+    """Patterns of parameters whose gradients the defense changed."""
+
+    pruned: bool | None = None
+    """Zeros in the shared gradient are cut off, not measured."""
+
+    noise: tuple[str, float] | None = None
+    """Noise on the shared gradient: "gaussian" or "laplacian", and its scale."""
+
+    train_masks: bool | None = None
+    """Dropout was on; its masks are unknown."""
+
+    earlier: tuple[Gradients, ...] | None = None
+    """Shared of the same batch in the rounds before, what was cut off being fed back."""
+
+    momentum: float | None = None
+    """The momentum of that feedback (deep gradient compression); None counts as 0."""
 
     def need(self, *names: str, by: str) -> None:
-        """Refuse when something the attack cannot do without is unknown."""
+        """Refuse when something that the attack cannot do without is unknown."""
         absent = [
-            f"{name} ({WORDS[name]})" if name in WORDS else name
+            f"{name} ({MEANINGS[name].long})" if name in MEANINGS else name
             for name in names
             if getattr(self, name) is None
         ]
         if absent:
             raise GradveilError(
-                f"attack {by} needs to know the {' and the '.join(absent)}: give them, or choose an attack that does without or infers them"
+                f"attack {by} needs to know the {' and the '.join(absent)}: give them, or choose "
+                "an attack that does without or infers them"
             )
 
 
-WORDS = {
-    "transform": "what the client made of its images, draws included",
-    "policy": "the policy in use",
-    "means": "class means of public data",
-    "random_layers": "which gradients depend on the model's own draws",
-    "defended_layers": "which gradients the defense changed",
-    "pruned": "whether zeros were cut off",
-    "noise": "kind and scale of the noise",
-    "train_masks": "whether dropout was on",
-    "earlier": "what the client shared in the rounds before",
+class Meaning(NamedTuple):
+    """Words for a field of `Knowledge`: in an error, in a table, and where it is known."""
+
+    long: str
+    short: str
+    where: str = ""  # known beside, or only at, the defenses whose breakers need it
+
+
+MEANINGS = {
+    "transform": Meaning(
+        "what the client made of its images, draws included", "policy and its draws"
+    ),
+    "policy": Meaning("the policy in use", "policy"),
+    "means": Meaning("class means of public data", "class means"),
+    "random_layers": Meaning(
+        "which gradients depend on the model's own draws",
+        "random layers",
+        "or where the model draws by itself, such as dropout layers in train mode",
+    ),
+    "train_masks": Meaning(
+        "whether dropout was on", "dropout is on", "or in train mode with dropout layers"
+    ),
+    "earlier": Meaning(
+        "what the client shared in the rounds before",
+        "earlier rounds",
+        "where nothing after it clips, prunes or adds noise",
+    ),
+    "pruned": Meaning(
+        "whether zeros were cut off", "what is pruned", "where no noise is added after it"
+    ),
+    "noise": Meaning("kind and scale of the noise", "noise"),
+    "defended_layers": Meaning("which gradients the defense changed", "defended layers"),
 }
+"""Also the order of the attacks in a combined one, by the first of these that each needs."""
 
 
 @dataclass(frozen=True)
 class Protocol:
     """How a client makes what it shares, which the server knows: it runs the training.
 
-    One step shares a gradient. Several share the difference of the weights after `local_steps` steps of plain SGD over the whole
-    batch with rate `local_lr`, divided by that rate, so that it stands for a sum of gradients. `train_mode`: batch norm uses
-    the batch's own statistics, dropout is on.
+    One step shares a gradient. Several share the difference of the weights after `local_steps`
+    steps of plain SGD over the whole batch with rate `local_lr`, divided by that rate, so that it
+    stands for a sum of gradients. `train_mode`: batch norm uses the batch's own statistics, dropout
+    is on.
     """
 
     local_steps: int = 1
@@ -119,12 +154,13 @@ class Observation:
 
 @dataclass(frozen=True, eq=False)
 class Reconstruction:
-    """What an attack found of one victim: images (size, C, H, W) in [0, 1], labels (size,) used or inferred.
+    """What an attack found of one victim: images (size, C, H, W) in [0, 1] and labels (size,).
 
-    `distance` is that between its gradient and the observed one, all that an attacker has to judge by; infinite where the attack
-    diverged, and `status` says so. `frames` are the images after some of the iterations, `frame_steps`. `aims_at` says whether the
-    images are looked for as the client used them, or as they were before its policy. `draws` are what the model drew, where that
-    was looked for too: (size, ...) by the name of the module.
+    The labels are those used, or inferred. `distance` is that between its gradient and the observed
+    one, all that an attacker has to judge by; infinite where the attack diverged, and `status` says
+    so. `frames` are the images after some of the iterations, `frame_steps`. `aims_at` says whether
+    the images are looked for as the client used them, or as they were before its policy. `draws`
+    are what the model drew, where that was looked for too: (size, ...) by the name of the module.
     """
 
     images: Tensor

@@ -17,7 +17,10 @@ import torch
 from numpy.typing import NDArray
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.files import replacing, write_text
+from gradveil.core.files import regular_file, replacing, write_text
+from gradveil.core.formats import CacheFacts
+from gradveil.core.reading import read_json
+from gradveil.core.tensor_files import array_bytes
 from gradveil.data.base import Source
 from gradveil.data.images import Images
 
@@ -90,14 +93,40 @@ def _save(path: Path, array: NDArray[Any]) -> None:
 def _restored(folder: Path, stem: str, name: str, split: str) -> Images | None:
     """The entry, or None when it is absent or damaged and so must be built."""
     try:
-        facts = json.loads((folder / f"{stem}.json").read_text())
-        classes, mean, std = (tuple(facts[key]) for key in ("classes", "mean", "std"))
-        pixels = np.load(folder / f"{stem}.images.npy", mmap_mode="c", allow_pickle=False)
-        labels = np.load(folder / f"{stem}.labels.npy", allow_pickle=False)
-    except (OSError, ValueError, EOFError, KeyError, TypeError):
+        facts = read_json(folder / f"{stem}.json", CacheFacts)
+        pixels, labels = (_array(folder / f"{stem}.{part}.npy") for part in ("images", "labels"))
+    except (OSError, ValueError, EOFError):
         return None
-    if len(pixels) != len(labels):
+    if not _fits(facts, pixels, labels):
         return None
     return Images(
-        name, split, torch.from_numpy(pixels), torch.from_numpy(labels), classes, mean, std
+        name,
+        split,
+        torch.from_numpy(pixels),
+        torch.from_numpy(np.array(labels)),
+        tuple(facts.classes),
+        tuple(facts.mean),
+        tuple(facts.std),
+    )
+
+
+def _array(path: Path) -> NDArray[Any]:
+    """Mapped into memory, once the file is as long as its header says."""
+    size = regular_file(path).st_size
+    with path.open("rb") as file:
+        if array_bytes(file) != size:
+            raise ValueError(f"{path} is not as long as its header says")
+    return np.asarray(np.load(path, mmap_mode="c", allow_pickle=False))
+
+
+def _fits(facts: CacheFacts, pixels: NDArray[Any], labels: NDArray[Any]) -> bool:
+    """Whether the parts of an entry belong together: NCHW bytes, and a class for each image."""
+    return (
+        pixels.dtype == np.uint8
+        and pixels.ndim == 4
+        and labels.dtype == np.int64
+        and labels.shape == pixels.shape[:1]
+        and pixels.shape[1] == len(facts.mean) == len(facts.std)
+        and min(facts.std) > 0
+        and (not len(labels) or 0 <= labels.min() <= labels.max() < len(facts.classes))
     )

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.files import regular_file
 from gradveil.data.files import FileCheck
 
 Pixels = NDArray[np.uint8]
@@ -28,6 +29,7 @@ BROKEN = (
 
 def opened(path: Path) -> Image.Image:
     """The decoded image, of 8 bits a channel; a file that does not decode is an error that names it."""
+    regular_file(path)
     try:
         with Image.open(path, formats=FORMATS) as image:
             image.load()
@@ -44,6 +46,7 @@ def opened(path: Path) -> Image.Image:
 
 def header(path: Path) -> tuple[str, tuple[int, int]]:
     """Mode and (width, height), without decoding."""
+    regular_file(path)
     try:
         with Image.open(path, formats=FORMATS) as image:
             return image.mode, image.size

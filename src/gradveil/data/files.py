@@ -17,6 +17,7 @@ from typing import IO, Any
 import numpy as np
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.files import regular_file
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ def check(root: Path, file: File) -> FileCheck:
 def checked_bytes(root: Path, file: File) -> bytes:
     """The bytes of the file, which are the official ones: anything else is an error that names the file."""
     path = root / file.path
+    regular_file(path)
     try:
         data = path.read_bytes()
     except OSError as error:

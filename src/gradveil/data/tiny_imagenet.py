@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.files import regular_file
 from gradveil.data.base import Dataset, Labels
 from gradveil.data.decode import Pixels, broken, decoded, listed, natural
 from gradveil.data.files import Archive, File, FileCheck, Verification
@@ -98,6 +99,7 @@ def _ids(root: Path) -> list[str]:
 
 
 def _text(path: Path) -> str:
+    regular_file(path)
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

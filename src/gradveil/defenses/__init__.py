@@ -1,4 +1,4 @@
-"""Defences: what a client does to its model, its images and its gradients before it shares them. Each is one small class."""
+"""Defenses: what a client does to its model, images and gradients before it shares them."""
 
 from gradveil.defenses.base import Defense, Moment, State
 from gradveil.defenses.chain import Chain, chain
@@ -8,7 +8,7 @@ from gradveil.defenses.noise import GaussianNoise, LaplacianNoise
 from gradveil.defenses.policies import PolicyDefense, RandomPolicies
 from gradveil.defenses.precode import Precode
 from gradveil.defenses.pruning import FeedbackPruning, Pruning
-from gradveil.defenses.registry import REGISTRY, parse
+from gradveil.defenses.registry import REGISTRY, as_defense, parse
 from gradveil.defenses.soteria import Soteria
 
 __all__ = [
@@ -28,6 +28,7 @@ __all__ = [
     "RandomPolicies",
     "Soteria",
     "State",
+    "as_defense",
     "chain",
     "parse",
 ]

@@ -1,37 +1,56 @@
-"""What a defence is: what it does to the model, the loss, the batch and the gradients before they are shared."""
+"""The class `Defense`: what a client does to model, loss, batch and gradients before it shares.
+
+A defense is one small frozen dataclass. It declares all that the rest of the package has to know
+of it: what it changes, what it tells an attacker, which attacks break it, what it keeps between
+rounds. A new one needs no entry elsewhere but a line in the registry, and a user's own not even
+that.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Generator, Tensor, nn
 
+from gradveil.core.errors import GradveilError
 from gradveil.core.types import Batch, Gradients, Knowledge, Loss
 from gradveil.engine.draws import Draws
+from gradveil.transforms import Preparation
 
 State = object
-"""What one client keeps between rounds; None for most defences."""
+"""What one client keeps between rounds; None for most defenses."""
 
 ImageShape = tuple[int, int, int]
+
+Seam = Literal["nothing", "model", "batch", "gradients"]
+"""What a defense changes."""
+
+SEAMS: dict[str, Seam] = {
+    "protect_model": "model",
+    "protect_batch": "batch",
+    "protect_gradients": "gradients",
+}
 
 
 @dataclass(frozen=True, eq=False)
 class Moment:
-    """What gradients were computed from: the protected model and loss, and the batch truly used."""
+    """What gradients were computed from: the protected model and loss, and the batch truly used.
+
+    `draws` are what the model drew in the pass, by module, with a row for each image.
+    """
 
     model: nn.Module
     batch: Batch
     loss: Loss
-    draws: Draws = field(
-        default_factory=dict
-    )  # what the model drew in the pass, by module, a row for each image
+    draws: Draws = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Defense:
-    """Changes nothing: the identity, and the base of all others, whose fields are their settings.
+    """Change nothing: the identity, and the base of all others, whose fields are their settings.
 
-    None of the methods changes what it is given. `str` gives the text that `parse` reads.
+    No method changes what it is given. `str` gives the text that `parse` reads.
     """
 
     name: ClassVar[str] = "none"
@@ -39,12 +58,35 @@ class Defense:
     paper: ClassVar[str] = ""
     example: ClassVar[str] = "none"
     first: ClassVar[str | None] = None  # the setting that a value without a name stands for
-    acts_on: ClassVar[Literal["nothing", "model", "batch", "gradients"]] = "nothing"
+    acts_on: ClassVar[Seam] = "nothing"  # by default what the methods that are overridden say
+
     clips: ClassVar[bool] = False
     noisy: ClassVar[bool] = False  # adds noise to the gradients
-    one_step: ClassVar[bool] = (
-        False  # defined for a single gradient, not for the outcome of several local steps
-    )
+    prunes: ClassVar[bool] = False  # sets gradients to zero, which others will stand for
+    one_step: ClassVar[bool] = False  # defined for one gradient, not for several local steps
+    repasses: ClassVar[bool] = False  # passes the batch through the model again
+
+    breakers: ClassVar[tuple[str, ...]] = ()
+    """The attacks known to undo it, by name; empty where none is known."""
+
+    strongest: ClassVar[tuple[str, ...]] = ()
+    """Which breaker joins those of the other parts in one attack on a chain: the first of these
+    that an attacker can be told enough for under that chain."""
+
+    instead: ClassVar[tuple[str | None, ...]] = ()
+    """Breakers that the attack on a chain is tried with once more in its stead; None: without."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        changed = [seam for method, seam in SEAMS.items() if method in vars(cls)]
+        if "acts_on" in vars(cls) or cls.acts_on != "nothing" or not changed:
+            return
+        if len(changed) > 1:
+            raise GradveilError(
+                f"defense class {cls.__name__} changes {' and '.join(changed)}: say which in the "
+                "class, such as acts_on = 'gradients', or write a class for each and chain them"
+            )
+        cls.acts_on = changed[0]
 
     @property
     def random(self) -> bool:
@@ -52,19 +94,22 @@ class Defense:
         return False
 
     def protect_model(self, model: nn.Module, image_shape: ImageShape | None = None) -> nn.Module:
-        """A protected copy, or the model itself where nothing is to be done. Some positions need the shape of an image."""
+        """Return a protected copy, or the model itself where nothing is to be done.
+
+        Some positions in a model can only be found with the shape of an image (C, H, W).
+        """
         return model
 
     def protect_loss(self, loss: Loss) -> Loss:
-        """The loss of the protected model, whose answers may have more columns than there are classes."""
+        """Return the loss of the protected model, which may answer more columns than classes."""
         return loss
 
     def protect_batch(self, batch: Batch, rng: Generator) -> Batch:
-        """What the client computes its gradients on, images still in [0, 1]."""
+        """Return what the client computes its gradients on, images of the same shape in [0, 1]."""
         return batch
 
     def start(self) -> State:
-        """What a client keeps before its first round."""
+        """Return what a client keeps before its first round."""
         return None
 
     def protect_gradients(
@@ -74,39 +119,121 @@ class Defense:
         state: State,
         rng: Generator,
     ) -> tuple[Gradients, State]:
-        """What is shared, and what is kept for the next round."""
+        """Return what is shared, under the same names, and what is kept for the next round."""
         return gradients, state
 
+    def pack_state(self, state: State) -> object:
+        """Return what a client keeps in the form that a checkpoint holds.
+
+        That is None, numbers, text, tensors, and lists, tuples and dicts of these. Override this
+        and `unpack_state` for a state that is something else.
+        """
+        if not _is_plain(state):
+            raise GradveilError(
+                f"defense {self} keeps a {type(state).__name__} between rounds, which no "
+                f"checkpoint can hold: write pack_state and unpack_state in {type(self).__name__}"
+            )
+        return state
+
+    def unpack_state(self, packed: Any, device: torch.device) -> State:
+        """Return what `pack_state` was given, its tensors on this device."""
+        return _moved(packed, device)
+
     def tell(self, knowledge: Knowledge, model: nn.Module) -> Knowledge:
-        """What an attacker knows who also knows the defence and its settings, but none of its draws. The model is the protected one."""
+        """Add what an attacker knows who knows the defense and its settings, but no draw.
+
+        The model is the protected one.
+        """
         return knowledge
 
     def reveal(self, images: Tensor, rng: Generator) -> Callable[[Tensor], Tensor] | None:
-        """What `protect_batch` does to such images with this generator, draws included, differentiable; None where it changes none."""
+        """Return what `protect_batch` does to such images with this generator, draws included.
+
+        The function is differentiable. None: images are left as they are, or there is no such
+        function.
+        """
+        return None
+
+    @property
+    def preparation(self) -> Preparation | None:
+        """What `protect_batch` does to uint8 images, where it does no more: training is faster
+        then. None: it does something else."""
         return None
 
     def parts(self) -> tuple["Defense", ...]:
-        """The defences it is made of, in order; none for one that changes nothing."""
+        """Return the defenses it is made of, in order; none for one that changes nothing."""
         return () if type(self) is Defense else (self,)
 
     def without_gradients(self) -> "Defense":
-        """What of it acts before gradients are computed: published evaluations attacked the clean gradient."""
+        """Return what of it acts before gradients are computed.
+
+        Published evaluations attacked the clean gradient.
+        """
         return Defense() if self.acts_on == "gradients" else self
 
+    def without_augmentation(self) -> "Defense":
+        """Return the same without random crop and flip."""
+        return self
+
+    def conflict(self, earlier: "Defense") -> str | None:
+        """Say why it cannot come after the other in a chain; None where it can."""
+        if self.acts_on in ("model", "batch") and earlier.acts_on == "gradients":
+            changes = "model, which comes" if self.acts_on == "model" else "images, which come"
+            return (
+                f"{self} changes the {changes} before the gradients that {earlier} changes; "
+                "put it first"
+            )
+        if self.one_step and earlier.acts_on == "gradients":
+            return (
+                f"{self} starts from the gradients of single samples, so it must come before "
+                f"{earlier}"
+            )
+        if self.clips and earlier.noisy:
+            return f"{self} would clip the noise of {earlier} too; clip first"
+        return None
+
     def __str__(self) -> str:
-        shown = [
-            (one.name, getattr(self, one.name))
-            for one in fields(self)
-            if getattr(self, one.name) != one.default
+        settings = [
+            (each.name, getattr(self, each.name))
+            for each in fields(self)
+            if getattr(self, each.name) != each.default
         ]
-        settings = ",".join(
+        kind = type(self)
+        if not is_built_in(kind):
+            given = ", ".join(f"{key}={value!r}" for key, value in settings)
+            name = kind.__qualname__.rpartition("<locals>.")[2]
+            return f"{kind.__module__}:{name}" + (f"({given})" if given else "")
+        written = ",".join(
             _written(value) if key == self.first else f"{key}={_written(value)}"
-            for key, value in shown
+            for key, value in settings
         )
-        return f"{self.name}:{settings}" if settings else self.name
+        return f"{self.name}:{written}" if written else self.name
+
+
+def is_built_in(kind: type[Defense]) -> bool:
+    """Whether the class belongs to this package; a user's own is named by module and class."""
+    return kind.__module__.split(".")[0] == __name__.split(".")[0]
 
 
 def _written(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:g}" if isinstance(value, float) and float(f"{value:g}") == value else str(value)
+
+
+def _is_plain(state: object) -> bool:
+    if isinstance(state, dict):
+        return all(isinstance(key, str | int) for key in state) and _is_plain([*state.values()])
+    if isinstance(state, list | tuple):
+        return type(state) in (list, tuple) and all(map(_is_plain, state))
+    return state is None or isinstance(state, Tensor | int | float | str)
+
+
+def _moved(packed: Any, device: torch.device) -> Any:
+    if isinstance(packed, Tensor):
+        return packed.to(device)
+    if isinstance(packed, dict):
+        return {key: _moved(value, device) for key, value in packed.items()}
+    if isinstance(packed, list | tuple):
+        return type(packed)(_moved(value, device) for value in packed)
+    return packed

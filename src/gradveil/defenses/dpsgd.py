@@ -1,17 +1,19 @@
-"""Bounds on the norm of what is shared: of the whole gradient, and of each sample's own with noise (DP-SGD)."""
+"""Bounds on the norm of the gradient: of the whole, and of each sample's, with noise (DP-SGD)."""
 
 import warnings
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
+
+# The base of all batch norms, SyncBatchNorm and lazy ones too: torch has no public name for it.
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Gradients, Knowledge
-from gradveil.defenses.base import Defense, ImageShape, Moment, State
-from gradveil.defenses.noise import gaussian, tell_noise
+from gradveil.defenses.base import Defense, ImageShape, Moment, Seam, State
+from gradveil.defenses.noise import BREAKERS, gaussian, tell_noise
 from gradveil.engine.shares import VictimGradients
 
 AT_ONCE = 16  # samples whose gradients are held in memory together
@@ -19,7 +21,7 @@ AT_ONCE = 16  # samples whose gradients are held in memory together
 
 @dataclass(frozen=True)
 class Clipping(Defense):
-    """g min(1, norm / |g|), over all parameters together."""
+    """Share g min(1, norm / |g|), with the norm over all parameters together."""
 
     name: ClassVar[str] = "clip"
     line: ClassVar[str] = "the gradient is scaled down to at most this norm"
@@ -28,8 +30,9 @@ class Clipping(Defense):
     )
     example: ClassVar[str] = "clip:1"
     first: ClassVar[str | None] = "norm"
-    acts_on: ClassVar[Literal["nothing", "model", "batch", "gradients"]] = "gradients"
+    acts_on: ClassVar[Seam] = "gradients"
     clips: ClassVar[bool] = True
+    breakers: ClassVar[tuple[str, ...]] = ("adam-cosine",)  # a cosine does not see the length
 
     norm: float
 
@@ -49,9 +52,10 @@ class Clipping(Defense):
 
 @dataclass(frozen=True)
 class DPSGD(Defense):
-    """The mean over the batch of each sample's gradient, clipped to `norm`, plus normal noise of std multiplier x norm / batch size.
+    """Share the mean of each sample's gradient, clipped to `norm`, with normal noise.
 
-    `sample_rate`, the share of the data in a batch, is needed for epsilon alone.
+    The noise has the standard deviation multiplier x norm / batch size. `sample_rate`, the share
+    of the data in a batch, is needed for epsilon alone.
     """
 
     name: ClassVar[str] = "dp"
@@ -60,10 +64,13 @@ class DPSGD(Defense):
     )
     paper: ClassVar[str] = "Abadi et al. 2016, Deep Learning with Differential Privacy"
     example: ClassVar[str] = "dp:norm=1,multiplier=1.1"
-    acts_on: ClassVar[Literal["nothing", "model", "batch", "gradients"]] = "gradients"
+    acts_on: ClassVar[Seam] = "gradients"
     clips: ClassVar[bool] = True
     noisy: ClassVar[bool] = True
     one_step: ClassVar[bool] = True
+    repasses: ClassVar[bool] = True
+    breakers: ClassVar[tuple[str, ...]] = BREAKERS
+    strongest: ClassVar[tuple[str, ...]] = ("likelihood",)
 
     norm: float
     multiplier: float
@@ -80,12 +87,13 @@ class DPSGD(Defense):
         return True
 
     def protect_model(self, model: nn.Module, image_shape: ImageShape | None = None) -> nn.Module:
-        """The model itself: it is only looked at."""
+        """Return the model itself, after a look for layers that mix samples."""
         for name, module in model.named_modules():
             if isinstance(module, _BatchNorm):
                 raise GradveilError(
-                    f"defense {self}: {name or 'the model'} is a {type(module).__name__}, which mixes samples in training, so none has a "
-                    "gradient of its own; take a model with GroupNorm (opacus.validators.ModuleValidator.fix(model) makes one)"
+                    f"defense {self}: {name or 'the model'} is a {type(module).__name__}, which "
+                    "mixes samples in training, so none has a gradient of its own; take a model "
+                    "with GroupNorm (opacus.validators.ModuleValidator.fix(model) makes one)"
                 )
         return model
 
@@ -98,16 +106,12 @@ class DPSGD(Defense):
     ) -> tuple[Gradients, State]:
         each = VictimGradients(moment.model, moment.loss, told=moment.draws)
         total = {name: torch.zeros_like(value) for name, value in gradients.items()}
-        images, labels, draws = (
-            moment.batch.images[:, None],
-            moment.batch.labels[:, None],
-            moment.draws,
-        )
+        images, labels = moment.batch.images[:, None], moment.batch.labels[:, None]
         for rows in torch.arange(len(images)).split(AT_ONCE):
             samples = each(
                 images[rows],
                 labels[rows],
-                draws={name: value[rows, None] for name, value in draws.items()},
+                draws={name: value[rows, None] for name, value in moment.draws.items()},
             )
             scale = factors(samples, self.norm)
             total = {
@@ -120,47 +124,54 @@ class DPSGD(Defense):
         }, state
 
     def tell(self, knowledge: Knowledge, model: nn.Module) -> Knowledge:
-        """The noise of the mean over as many images as there are labels; a client tells them, and takes them back where unknown."""
+        """Add the noise of the mean over as many images as there are labels.
+
+        A client tells the labels first, and takes them back where they are unknown.
+        """
         size = 1 if knowledge.labels is None else len(knowledge.labels)
         return tell_noise(knowledge, "gaussian", self.multiplier * self.norm / size)
 
     def epsilon(self, steps: int, delta: float, sample_rate: float | None = None) -> float:
-        """After so many steps of Poisson-sampled batches, by Opacus' accountant (Renyi differential privacy)."""
+        """Return epsilon after so many steps of Poisson-sampled batches.
+
+        By Opacus' accountant of Renyi differential privacy.
+        """
         rate = self.sample_rate if sample_rate is None else sample_rate
         if rate is None:
             raise GradveilError(
-                f"defense {self}: epsilon needs the sample rate, the share of the data in a batch; give sample_rate"
+                f"defense {self}: epsilon needs the sample rate, the share of the data in a batch; "
+                "give sample_rate"
             )
         _check_rate(rate)
         if steps < 1 or not 0 < delta < 1:
             raise GradveilError(
-                f"defense {self}: {steps} steps and delta {delta:g}; expected at least 1 step and delta between 0 and 1"
+                f"defense {self}: {steps} steps and delta {delta:g}; expected at least 1 step and "
+                "delta between 0 and 1"
             )
         try:
-            with warnings.catch_warnings(
-                action="ignore"
-            ):  # of its other parts, which are not used here
+            with warnings.catch_warnings(action="ignore"):  # of parts that are not used here
                 from opacus.accountants import RDPAccountant
         except ImportError as error:
             raise GradveilError(
-                f"epsilon is worked out by Opacus, which is not installed ({error}): pip install gradveil[dp]"
+                f"epsilon is worked out by Opacus, which is not installed ({error}): "
+                "pip install gradveil[dp]"
             ) from error
         accountant = RDPAccountant()
         accountant.history = [(self.multiplier, rate, steps)]
-        with warnings.catch_warnings(
-            action="ignore", category=UserWarning
-        ):  # that a wider range of orders might give a smaller epsilon
+        # It warns that a wider range of orders might give a smaller epsilon.
+        with warnings.catch_warnings(action="ignore", category=UserWarning):
             return float(accountant.get_epsilon(delta))
 
 
 def factors(samples: Gradients, norm: float) -> Tensor:
-    """What each sample's gradient (samples, ...) is scaled by to have at most this norm."""
+    """Return the factor that gives each sample's gradient (samples, ...) at most this norm."""
     norms = torch.stack([value.flatten(1).norm(dim=1) for value in samples.values()]).norm(dim=0)
     scale: Tensor = norm / norms.clamp_min(torch.finfo(norms.dtype).tiny)
     return scale.clamp(max=1)
 
 
 def check_positive(defense: str, setting: str, value: float) -> None:
+    """Refuse a setting that is not above 0 and finite."""
     if not 0 < value < float("inf"):
         raise GradveilError(
             f"defense {defense}: {setting} {value:g}; it must be above 0 and finite"

@@ -1,29 +1,35 @@
 """Dropout in the model, on whenever gradients are shared."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from torch import nn
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Knowledge
-from gradveil.defenses.base import Defense, ImageShape
+from gradveil.defenses.base import Defense, ImageShape, Seam
 from gradveil.defenses.insertion import FEATURES, from_first_draw, place
 from gradveil.models.bottleneck import AlwaysDropout
 
 
 @dataclass(frozen=True)
 class DropoutDefense(Defense):
-    """Before the head or behind a named module, in training and in eval mode alike; `models.bottleneck.at_rest` turns it off."""
+    """Put dropout before the head or behind a named module, on in training and in eval mode alike.
+
+    `models.bottleneck.at_rest` turns it off.
+    """
 
     name: ClassVar[str] = "dropout"
     line: ClassVar[str] = "dropout before the head, on also when gradients are shared"
     paper: ClassVar[str] = (
-        "Scheliga et al. 2023, Dropout Is NOT All You Need to Prevent Gradient Leakage (which breaks it)"
+        "Scheliga et al. 2023, Dropout Is NOT All You Need to Prevent Gradient Leakage "
+        "(which breaks it)"
     )
     example: ClassVar[str] = "dropout:0.5"
     first: ClassVar[str | None] = "p"
-    acts_on: ClassVar[Literal["nothing", "model", "batch", "gradients"]] = "model"
+    acts_on: ClassVar[Seam] = "model"
+    breakers: ClassVar[tuple[str, ...]] = ("without-random-layers", "joint-masks")
+    strongest: ClassVar[tuple[str, ...]] = ("joint-masks",)
 
     p: float
     position: str = FEATURES

@@ -1,4 +1,4 @@
-"""Where a defence puts a module into a model: before the head, or behind any named module. It works on copies."""
+"""Putting a module into a copy of a model: before the head, or behind any named module."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -20,7 +20,10 @@ LISTED = 40  # names in an error
 
 
 class Placed(nn.Module):
-    """A module of the model, under the name it had, with one added before or behind it. A bottleneck's penalty is taken elsewhere."""
+    """A module of the model, under the name it had, with another added before or behind it.
+
+    The penalty of a bottleneck is left out here: `Penalized` takes it.
+    """
 
     inner: nn.Module
     added: nn.Module
@@ -47,7 +50,10 @@ def place(
     image_shape: ImageShape | None,
     by: str,
 ) -> nn.Module:
-    """A copy of the model with `make(width)` at the position, where one image has so many values."""
+    """Return a copy of the model with `make(width)` at the position.
+
+    `width` is how many values an image has there; `by` is the defense, for messages.
+    """
     copied = copy.deepcopy(model)
     core = copied.inner if isinstance(copied, Penalized) else copied
     assert isinstance(core, nn.Module)
@@ -55,10 +61,12 @@ def place(
     there = core.get_submodule(name)
     added = make(_width(core, name, before, image_shape, f"defense {by}: position {position!r}"))
     if isinstance(added, Bottleneck) and any(
-        one.before == before and isinstance(one.added, Bottleneck) for one in _around(there)
+        placed.before == before and isinstance(placed.added, Bottleneck)
+        for placed in _around(there)
     ):
         raise GradveilError(
-            f"defense {by}: there is a PRECODE module at position {position!r} already; give each a position of its own"
+            f"defense {by}: there is a PRECODE module at position {position!r} already; "
+            "give each a position of its own"
         )
     first = next(core.parameters(), None)
     added = (added if first is None else added.to(first.device, first.dtype)).train(there.training)
@@ -69,19 +77,19 @@ def place(
 
 
 def layers_before(model: nn.Module, position: str, by: str) -> list[str]:
-    """The layers with weights that are registered before the position, by name; those of a defence's own are left out."""
+    """Name the layers with weights that are registered before the position, but no bottleneck's."""
     last, before = _find(model, position, by)
-    names = [name for name, _ in _own(model)]
+    names = [name for name, _ in _outside_bottlenecks(model)]
     end = names.index(last) if before else names.index(last) + 1
     return [
         name
-        for name, module in _own(model)[:end]
+        for name, module in _outside_bottlenecks(model)[:end]
         if name != last and any(p.dim() > 1 for p in module.parameters(recurse=False))
     ]
 
 
 def from_first_draw(model: nn.Module) -> tuple[str, ...]:
-    """The trainable parameters from the first module on that a defence put in to draw, by name."""
+    """Name the trainable parameters from the first module on that a defense put in to draw."""
     return parameters_from(
         model,
         next(
@@ -93,7 +101,7 @@ def from_first_draw(model: nn.Module) -> tuple[str, ...]:
 
 
 def parameters_from(model: nn.Module, first: str) -> tuple[str, ...]:
-    """The trainable parameters of this module and of those registered after it, by name."""
+    """Name the trainable parameters of this module and of those registered after it."""
     later = dropwhile(lambda named: named[0] != first, model.named_modules())
     owned = (
         (prefix, name)
@@ -105,13 +113,17 @@ def parameters_from(model: nn.Module, first: str) -> tuple[str, ...]:
 
 
 def last_linear(model: nn.Module) -> tuple[str, nn.Linear] | None:
-    """The head, by name: the last linear layer that is not a bottleneck's."""
-    found = [(name, module) for name, module in _own(model) if isinstance(module, nn.Linear)]
+    """Return the head and its name: the last linear layer that is not a bottleneck's."""
+    found = [
+        (name, module)
+        for name, module in _outside_bottlenecks(model)
+        if isinstance(module, nn.Linear)
+    ]
     return found[-1] if found else None
 
 
-def _own(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The modules but for those of bottlenecks."""
+def _outside_bottlenecks(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Return the modules and their names, but for those of bottlenecks."""
     hidden = tuple(
         f"{name}." for name, module in model.named_modules() if isinstance(module, Bottleneck)
     )
@@ -123,39 +135,47 @@ def _own(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
 
 def _find(model: nn.Module, position: str, by: str) -> tuple[str, bool]:
-    """The name of the module, with whatever was placed around it before, and whether the position is before it."""
+    """Return the name of the module, and whether the position is before it.
+
+    What was placed around the module earlier counts as part of it.
+    """
     if position == FEATURES:
         head = last_linear(model)
         if head is None:
             raise GradveilError(
-                f"defense {by}: position {FEATURES!r} is before the last linear layer, and the model has none; name a module"
+                f"defense {by}: position {FEATURES!r} is before the last linear layer, and the "
+                "model has none; name a module"
             )
         return _outermost(model, head[0]), True
     name = _named(model, position)
     if name is None and position.lstrip("-").isdecimal():
-        leaves = [name for name, module in _own(model) if not any(module.children())]
+        leaves = [
+            name for name, module in _outside_bottlenecks(model) if not any(module.children())
+        ]
         if -len(leaves) <= int(position) < len(leaves):
             return _outermost(model, leaves[int(position)]), False
     if name is None:
-        names = [name for name, _ in _own(model) if name and name != FEATURES]
+        names = [name for name, _ in _outside_bottlenecks(model) if name and name != FEATURES]
         more = [f"... ({len(names)} in all)"] if len(names) > LISTED else []
         raise unknown(f"position of defense {by}:", position, [FEATURES, *names[:LISTED], *more])
     return name, False
 
 
 def _named(model: nn.Module, position: str) -> str | None:
-    """The full name of the module that the model called so, whatever was placed around modules on the way."""
+    """Return the full name of the module that the model called so before anything was placed."""
     name, module = "", model
     for part in position.split("."):
         while isinstance(module, Placed):
             name, module = f"{name}.inner" if name else "inner", module.inner
-        if part not in module._modules or module._modules[part] is None:
+        below = getattr(module, part, None)
+        if not isinstance(below, nn.Module):
             return None
-        name, module = f"{name}.{part}" if name else part, module.get_submodule(part)
+        name, module = f"{name}.{part}" if name else part, below
     return name
 
 
 def _outermost(model: nn.Module, name: str) -> str:
+    """Return the name of what was placed around the module last."""
     while name.endswith("inner") and isinstance(
         model.get_submodule(above := name.rpartition(".")[0]), Placed
     ):
@@ -164,34 +184,35 @@ def _outermost(model: nn.Module, name: str) -> str:
 
 
 def _around(module: nn.Module) -> Iterator[Placed]:
+    """Go from what was placed around the module last to what was first."""
     while isinstance(module, Placed):
         yield module
         module = module.inner
 
 
 def _with(model: nn.Module, name: str, added: nn.Module, before: bool) -> nn.Module:
-    """What is added later acts later: directly before the module itself, or behind all that is there."""
+    """Put a module in; those added later act later, next to the module or behind all others."""
     while before and isinstance(model.get_submodule(name), Placed):
         name = f"{name}.inner" if name else "inner"
     placed = Placed(model.get_submodule(name), added, before)
     if not name:
         return placed
-    above, _, last = name.rpartition(".")
-    model.get_submodule(above)._modules[last] = placed
+    model.set_submodule(name, placed)
     return model
 
 
 def _width(
     model: nn.Module, name: str, before: bool, image_shape: ImageShape | None, where: str
 ) -> int:
-    """Seen in a pass of an image of zeros, or read from the layer where no shape is given."""
+    """Count the values of an image there: in a pass of zeros, or by the layer without a shape."""
     module = model.get_submodule(name)
     if image_shape is None:
         while isinstance(module, Placed):
             module = module.inner
         if not isinstance(module, nn.Linear):
             raise GradveilError(
-                f"{where}: how many values a {type(module).__name__} gives depends on the image; give the image's shape"
+                f"{where}: how many values a {type(module).__name__} gives depends on the image; "
+                "give the image's shape"
             )
         return module.in_features if before else module.out_features
     sizes: list[int] = []
@@ -206,7 +227,8 @@ def _width(
             model(torch.zeros(1, *image_shape, device=example.device, dtype=example.dtype))
     except Exception as error:  # the model may be anyone's
         raise GradveilError(
-            f"{where}: the model and an image of shape {image_shape} do not fit: {one_line(error, 200)}"
+            f"{where}: the model and an image of shape {image_shape} do not fit: "
+            f"{one_line(error, 200)}"
         ) from error
     finally:
         hook.remove()

@@ -3,23 +3,28 @@
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Gradients, Knowledge
-from gradveil.defenses.base import Defense, Moment, State
+from gradveil.defenses.base import Defense, Moment, Seam, State
+
+BREAKERS = ("likelihood", "averaged")
+"""The attacks known to undo noise whose kind and scale are told."""
 
 
 @dataclass(frozen=True)
 class Noise(Defense, ABC):
-    """g + scale n for each entry, n standard."""
+    """Share g + scale n for each entry, n standard."""
 
     first: ClassVar[str | None] = "scale"
-    acts_on: ClassVar[Literal["nothing", "model", "batch", "gradients"]] = "gradients"
+    acts_on: ClassVar[Seam] = "gradients"
     noisy: ClassVar[bool] = True
+    breakers: ClassVar[tuple[str, ...]] = BREAKERS
+    strongest: ClassVar[tuple[str, ...]] = ("likelihood",)
 
     scale: float
 
@@ -35,7 +40,7 @@ class Noise(Defense, ABC):
 
     @abstractmethod
     def draw(self, like: Tensor, rng: Generator) -> Tensor:
-        """Standard noise of this shape, type and device."""
+        """Return standard noise of this shape, type and device."""
 
     def protect_gradients(
         self,
@@ -54,7 +59,7 @@ class Noise(Defense, ABC):
 
 @dataclass(frozen=True)
 class GaussianNoise(Noise):
-    """n ~ N(0, 1)."""
+    """Noise with n ~ N(0, 1)."""
 
     name: ClassVar[str] = "gaussian"
     line: ClassVar[str] = "normal noise of this standard deviation is added to the gradient"
@@ -67,7 +72,7 @@ class GaussianNoise(Noise):
 
 @dataclass(frozen=True)
 class LaplacianNoise(Noise):
-    """n has density exp(-|n|) / 2: standard deviation sqrt(2)."""
+    """Noise whose n has density exp(-|n|) / 2: standard deviation sqrt(2)."""
 
     name: ClassVar[str] = "laplacian"
     line: ClassVar[str] = "Laplace noise of this scale is added to the gradient"
@@ -75,17 +80,22 @@ class LaplacianNoise(Noise):
     example: ClassVar[str] = "laplacian:1e-2"
 
     def draw(self, like: Tensor, rng: Generator) -> Tensor:
-        """The difference of two exponential variables."""
+        """Return the difference of two exponential variables."""
         both = torch.empty(2, *like.shape, device=rng.device).exponential_(generator=rng)
         return (both[0] - both[1]).to(like)
 
 
 def gaussian(like: Tensor, rng: Generator) -> Tensor:
+    """Draw standard normal numbers of this shape, type and device."""
     return torch.randn(like.shape, generator=rng, device=rng.device).to(like)
 
 
 def tell_noise(knowledge: Knowledge, kind: str, scale: float) -> Knowledge:
-    """Two Gaussian noises are one, of scale sqrt(a^2 + b^2); of others the one of larger scale is told. Zeros of before are covered."""
+    """Add the noise to what is known; it covers zeros that were cut before.
+
+    Two Gaussian noises are a single one, of scale sqrt(a^2 + b^2); of others only the larger is
+    told.
+    """
     if not scale:
         return knowledge
     if knowledge.noise is not None and knowledge.noise[0] == kind == "gaussian":

@@ -1,8 +1,9 @@
-"""Defences on the data: a policy, a hybrid of several, or random ones, which replace the images before gradients are computed."""
+"""Defenses on the data: policies that replace the images before gradients are computed."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -10,55 +11,76 @@ from torch import Generator, Tensor, nn
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Knowledge
-from gradveil.defenses.base import Defense
+from gradveil.defenses.base import Defense, Seam, is_built_in
 from gradveil.transforms import LIBRARY, Policy, Preparation, Transform
 from gradveil.transforms.differentiable import Anew, Drawn, draw
 from gradveil.transforms.policy import LONGEST
 
+MOST_POLICIES = 10_000  # of a random defense: each is drawn and kept
+GAO = (
+    "Gao et al. 2021, Privacy-preserving Collaborative Learning with Automatic Transformation "
+    "Search"
+)
+
 
 @dataclass(frozen=True)
-class Transforming(Defense):
-    """What policies have in common: the images are prepared, by crop and flip and by a policy. They go through uint8, as pictures do."""
+class Transforming(Defense, ABC):
+    """Prepare the images by crop and flip and by a policy: they pass through uint8, as pictures."""
 
-    acts_on: ClassVar[Literal["nothing", "model", "batch", "gradients"]] = "batch"
+    acts_on: ClassVar[Seam] = "batch"
+    breakers: ClassVar[tuple[str, ...]] = (
+        "early-step",
+        "transform-known",
+        "transform-drawn",
+        "transform-guessed",
+        "class-mean",
+    )
+    strongest: ClassVar[tuple[str, ...]] = ("transform-known",)
+    instead: ClassVar[tuple[str | None, ...]] = (None,)  # for the images as they were used
 
     @property
     def random(self) -> bool:
-        members = self.used.policy.members
+        members = self.preparation.policy.members
         return self.augments or len(members) > 1 or any(step.signed for step in members[0])
 
     @property
     def augments(self) -> bool:
         """Whether images are cropped and flipped first."""
-        return self.used.flip
+        return self.preparation.flip
 
     @property
-    def used(self) -> Preparation:
+    @abstractmethod
+    def preparation(self) -> Preparation:
         """What is done to each image."""
-        raise NotImplementedError
 
     def protect_batch(self, batch: Batch, rng: Generator) -> Batch:
-        prepared = self.used((batch.images * 255).round().to(torch.uint8), rng)
+        prepared = self.preparation((batch.images * 255).round().to(torch.uint8), rng)
         return replace(batch, images=prepared.to(batch.images.dtype) / 255)
 
     def tell(self, knowledge: Knowledge, model: nn.Module) -> Knowledge:
-        return replace(knowledge, policy=Anew(self.used))
+        return replace(knowledge, policy=Anew(self.preparation))
 
     def reveal(self, images: Tensor, rng: Generator) -> Drawn:
-        return draw(self.used, images, rng)
+        return draw(self.preparation, images, rng)
+
+    def conflict(self, earlier: Defense) -> str | None:
+        if isinstance(earlier, Transforming) and earlier.augments and self.augments:
+            return (
+                f"{earlier} and {self} would crop and flip twice; join policies by + or -, or set "
+                "augment=no on one"
+            )
+        return super().conflict(earlier)
 
 
 @dataclass(frozen=True)
 class PolicyDefense(Transforming):
-    """One policy for all images, or for each image one of a hybrid's, drawn at random."""
+    """Transform all images by a policy, or each image by one of a hybrid's, drawn at random."""
 
     name: ClassVar[str] = "policy"
     line: ClassVar[str] = (
         "images are transformed by a policy, a hybrid (A+B), or those of a search (PATH.toml)"
     )
-    paper: ClassVar[str] = (
-        "Gao et al. 2021, Privacy-preserving Collaborative Learning with Automatic Transformation Search"
-    )
+    paper: ClassVar[str] = GAO
     example: ClassVar[str] = "3-1-7+43-18-18"
     first: ClassVar[str | None] = "policy"
 
@@ -66,29 +88,32 @@ class PolicyDefense(Transforming):
     augment: bool = True
 
     @property
-    def used(self) -> Preparation:
+    def preparation(self) -> Preparation:
         return _preparation(self.policy, self.augment)
 
+    def without_augmentation(self) -> Defense:
+        return replace(self, augment=False)
+
     def __str__(self) -> str:
-        plain = self.augment and self.policy != Policy()
-        return (
-            str(self.policy)
-            if plain
-            else f"{self.name}:{self.policy}" + ("" if self.augment else ",augment=no")
-        )
+        if not is_built_in(type(self)):
+            return super().__str__()
+        if self.augment and self.policy != Policy():
+            return str(self.policy)
+        return f"{self.name}:{self.policy}" + ("" if self.augment else ",augment=no")
 
 
 @dataclass(frozen=True)
 class RandomPolicies(Transforming):
-    """Each image gets one of `count` policies of three transformations, which were drawn once from `seed`."""
+    """Transform each image by one of `count` policies of three transformations.
+
+    The policies are drawn once, from `seed`.
+    """
 
     name: ClassVar[str] = "random"
     line: ClassVar[str] = (
         "each image is transformed by one of ten random policies: the baseline of a search"
     )
-    paper: ClassVar[str] = (
-        "Gao et al. 2021, Privacy-preserving Collaborative Learning with Automatic Transformation Search"
-    )
+    paper: ClassVar[str] = GAO
     example: ClassVar[str] = "random:count=10"
     first: ClassVar[str | None] = "count"
 
@@ -101,6 +126,10 @@ class RandomPolicies(Transforming):
             raise GradveilError(
                 f"defense random: count {self.count}; there must be at least 1 policy"
             )
+        if self.count > MOST_POLICIES:
+            raise GradveilError(
+                f"defense random: count {self.count}; there may be at most {MOST_POLICIES:,}"
+            )
 
     @cached_property
     def policy(self) -> Policy:
@@ -112,11 +141,14 @@ class RandomPolicies(Transforming):
         )
 
     @property
-    def used(self) -> Preparation:
+    def preparation(self) -> Preparation:
         return _preparation(self.policy, self.augment)
+
+    def without_augmentation(self) -> Defense:
+        return replace(self, augment=False)
 
 
 def _preparation(policy: Policy, augment: bool) -> Preparation:
-    return (
-        Preparation(policy=policy) if augment else Preparation(padding=0, flip=False, policy=policy)
-    )
+    if augment:
+        return Preparation(policy=policy)
+    return Preparation(padding=0, flip=False, policy=policy)

@@ -1,24 +1,28 @@
-"""PRECODE: a variational bottleneck in the model, whose random draw the gradients of the client depend on."""
+"""PRECODE: a variational bottleneck in the model, on whose random draw the gradients depend."""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from torch import Tensor, nn
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Knowledge, Loss
-from gradveil.defenses.base import Defense, ImageShape
+from gradveil.defenses.base import Defense, ImageShape, Seam
 from gradveil.defenses.dpsgd import check_positive
 from gradveil.defenses.insertion import FEATURES, from_first_draw, layers_before, place
 from gradveil.models.bottleneck import Bottleneck, Penalized
 
+WIDEST = 2**20  # values of a bottleneck: its weights are that many times the features
+
 
 @dataclass(frozen=True)
 class Precode(Defense):
-    """`position`: features (before the head), a module's name or the number of a layer, or several joined by |.
+    """Put a variational bottleneck of `k` values into the model, with a penalty of weight `beta`.
 
-    `modules`: with 2 or more, further ones are spread evenly over the layers before the position. `bits` divides the penalty by ln 2
-    as the authors' code does; their paper does not. The bottlenecks' weights are drawn from `seed`.
+    `position` is features (before the head), a module's name or the number of a layer, or several
+    joined by |. With 2 or more `modules`, further ones are spread evenly over the layers before the
+    position. `bits` divides the penalty by ln 2 as the authors' code does; their paper does not.
+    The bottlenecks' weights are drawn from `seed`.
     """
 
     name: ClassVar[str] = "precode"
@@ -27,7 +31,11 @@ class Precode(Defense):
         "Scheliga et al. 2022, PRECODE - A Generic Model Extension to Prevent Deep Gradient Leakage"
     )
     example: ClassVar[str] = "precode:k=256,beta=1e-3"
-    acts_on: ClassVar[Literal["nothing", "model", "batch", "gradients"]] = "model"
+    acts_on: ClassVar[Seam] = "model"
+    breakers: ClassVar[tuple[str, ...]] = ("without-random-layers", "joint-noise")
+    strongest: ClassVar[tuple[str, ...]] = ("without-random-layers",)
+    # Which of the two is stronger depends on the model.
+    instead: ClassVar[tuple[str | None, ...]] = ("joint-noise",)
 
     k: int = 256
     beta: float = 1e-3
@@ -41,16 +49,20 @@ class Precode(Defense):
             raise GradveilError(
                 f"defense precode: k {self.k}; the bottleneck needs at least 1 value"
             )
+        if self.k > WIDEST:
+            raise GradveilError(f"defense precode: k {self.k}; it may be at most {WIDEST:,}")
         if self.beta:
             check_positive(self.name, "beta", self.beta)
         object.__setattr__(self, "position", str(self.position))
         if self.modules < 1 or (self.modules > 1 and len(self.positions) > 1):
             raise GradveilError(
-                f"defense precode: modules {self.modules} at {self.position!r}; give 1 or more at one position, or positions a|b"
+                f"defense precode: modules {self.modules} at {self.position!r}; give 1 or more at "
+                "one position, or positions a|b"
             )
         if len(set(self.positions)) < len(self.positions) or not all(self.positions):
             raise GradveilError(
-                f"defense precode: position {self.position!r}; each bottleneck needs a position of its own"
+                f"defense precode: position {self.position!r}; each bottleneck needs a position of "
+                "its own"
             )
 
     @property
@@ -59,6 +71,7 @@ class Precode(Defense):
 
     @property
     def positions(self) -> tuple[str, ...]:
+        """The positions, one by one."""
         return tuple(self.position.split("|"))
 
     def protect_model(self, model: nn.Module, image_shape: ImageShape | None = None) -> nn.Module:
@@ -77,6 +90,15 @@ class Precode(Defense):
     def tell(self, knowledge: Knowledge, model: nn.Module) -> Knowledge:
         return replace(knowledge, random_layers=from_first_draw(model))
 
+    def conflict(self, earlier: Defense) -> str | None:
+        taken = set(earlier.positions) if isinstance(earlier, Precode) else set()
+        if both := taken & set(self.positions):
+            return (
+                f"two PRECODE modules at position {sorted(both)[0]!r}; "
+                "give each a position of its own"
+            )
+        return super().conflict(earlier)
+
     def _spread(self, model: nn.Module) -> list[str]:
         if self.modules == 1:
             return []
@@ -84,14 +106,15 @@ class Precode(Defense):
         layers = layers_before(inner, self.position, str(self))
         if len(layers) < self.modules - 1:
             raise GradveilError(
-                f"defense {self}: modules {self.modules}; the model has {len(layers)} layer(s) before {self.position!r}"
+                f"defense {self}: modules {self.modules}; the model has {len(layers)} layer(s) "
+                f"before {self.position!r}"
             )
         return [layers[len(layers) * number // self.modules] for number in range(1, self.modules)]
 
 
 @dataclass(frozen=True)
 class PenalizedLoss:
-    """The loss of the answers without the last `columns`, which are penalties and are added to it."""
+    """The loss of the answers but for the last `columns`, penalties, which are added to it."""
 
     loss: Loss
     columns: int

@@ -1,27 +1,33 @@
-"""Sharing only the largest entries of each gradient: the rest is dropped, or kept and fed back in later rounds."""
+"""Sharing the largest entries of a gradient: the rest is dropped, or fed back in later rounds."""
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Gradients, Knowledge
-from gradveil.defenses.base import Defense, Moment, State
+from gradveil.defenses.base import Defense, Moment, Seam, State
 
 
 @dataclass(frozen=True)
 class Pruning(Defense):
-    """In each tensor the `share` of entries with the smallest magnitudes become zero; at least one stays."""
+    """Set the `share` of entries with the smallest magnitudes to zero, in each tensor.
+
+    At least one entry stays.
+    """
 
     name: ClassVar[str] = "prune"
     line: ClassVar[str] = "in each tensor the share of smallest entries is set to zero"
     paper: ClassVar[str] = "Zhu et al. 2019, Deep Leakage from Gradients"
     example: ClassVar[str] = "prune:0.95"
     first: ClassVar[str | None] = "share"
-    acts_on: ClassVar[Literal["nothing", "model", "batch", "gradients"]] = "gradients"
+    acts_on: ClassVar[Seam] = "gradients"
+    prunes: ClassVar[bool] = True
+    breakers: ClassVar[tuple[str, ...]] = ("masked",)
+    strongest: ClassVar[tuple[str, ...]] = ("masked",)
 
     share: float
 
@@ -43,7 +49,7 @@ class Pruning(Defense):
 
 @dataclass(frozen=True, eq=False)
 class Residuals:
-    """u, the momentum-corrected gradients, and v, what of their sum was not shared yet."""
+    """Hold u, the momentum-corrected gradients, and v, what of their sum was not shared yet."""
 
     momentum: Gradients
     unsent: Gradients
@@ -51,17 +57,20 @@ class Residuals:
 
 @dataclass(frozen=True)
 class FeedbackPruning(Pruning):
-    """u = m u + g, v = v + u; the largest entries of v are shared and taken out of v and of u, the rest waits.
+    """Let u = m u + g, v = v + u, and share the largest entries of v, which leave v and u.
 
     Taking them out of u too is the paper's momentum factor masking: what was sent pulls no further.
     """
 
     name: ClassVar[str] = "prune-feedback"
     line: ClassVar[str] = (
-        "the largest entries are shared, the rest adds up, with momentum, until it is shared in a later round"
+        "the largest entries are shared, the rest adds up, with momentum, until it is shared in a "
+        "later round"
     )
     paper: ClassVar[str] = "Lin et al. 2018, Deep Gradient Compression"
     example: ClassVar[str] = "prune-feedback:0.99"
+    breakers: ClassVar[tuple[str, ...]] = ("masked", "masked-rounds")
+    strongest: ClassVar[tuple[str, ...]] = ("masked-rounds", "masked")
 
     momentum: float = 0.9
 
@@ -91,15 +100,25 @@ class FeedbackPruning(Pruning):
         )
         return {k: v * sent[k] for k, v in waiting.items()}, after
 
+    def pack_state(self, state: State) -> object:
+        if not isinstance(state, Residuals):
+            return None
+        return {"momentum": dict(state.momentum), "unsent": dict(state.unsent)}
+
+    def unpack_state(self, packed: Any, device: torch.device) -> State:
+        moved: Any = super().unpack_state(packed, device)
+        return None if moved is None else Residuals(**moved)
+
     def tell(self, knowledge: Knowledge, model: nn.Module) -> Knowledge:
         return replace(super().tell(knowledge, model), momentum=self.momentum)
 
 
 def kept(values: Tensor, share: float) -> Tensor:
-    """A mask without exactly the `share` smallest magnitudes, rounded down; of equal ones the first go. At least one stays.
+    """Return a mask without exactly the `share` smallest magnitudes, rounded down.
 
-    By selection: `torch.quantile` refuses more than 16 million entries. A GPU sorts sooner than it selects, and it need not wait here:
-    no step asks for a value.
+    Of equal magnitudes the first go. At least one entry stays. By selection: `torch.quantile`
+    refuses more than 16 million entries. A GPU sorts sooner than it selects, and it need not wait
+    here: no step asks for a value.
     """
     dropped = min(math.floor(round(share * values.numel(), 6)), values.numel() - 1)
     magnitudes = values.abs().flatten()
@@ -116,6 +135,7 @@ def kept(values: Tensor, share: float) -> Tensor:
 
 
 def check_share(share: float, name: str) -> None:
+    """Refuse a share of entries that is not in [0, 1)."""
     if not 0 <= share < 1:
         raise GradveilError(
             f"defense {name}: share {share:g}; it must be from 0 (nothing is cut) to below 1"

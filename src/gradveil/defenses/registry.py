@@ -1,12 +1,19 @@
-"""Defences as text: `prune:0.95`, `precode:k=256,beta=1e-3`, a policy, several joined by `,then,`."""
+"""The list of defenses, and defenses as text: `prune:0.95`, a policy, `my.module:Class(4)`.
 
+Text is for command lines and callers. A user's own class is imported because they name it, so text
+that was read from a file must never be parsed here.
+"""
+
+import ast
+import inspect
 import re
 from dataclasses import MISSING, fields
 from typing import Any, get_args, get_type_hints
 
-from gradveil.core.errors import GradveilError, unknown
+from gradveil.core.errors import GradveilError, one_line, unknown
+from gradveil.core.importing import RAISED, current_folder_importable, import_named
 from gradveil.defenses.base import Defense
-from gradveil.defenses.chain import THEN, chain
+from gradveil.defenses.chain import THEN, chain, check_length
 from gradveil.defenses.dpsgd import DPSGD, Clipping
 from gradveil.defenses.dropout import DropoutDefense
 from gradveil.defenses.noise import GaussianNoise, LaplacianNoise
@@ -17,31 +24,119 @@ from gradveil.defenses.soteria import Soteria
 from gradveil.transforms import Policy
 
 KINDS: tuple[type[Defense], ...] = (
-    Defense, PolicyDefense, RandomPolicies, Pruning, FeedbackPruning, GaussianNoise, LaplacianNoise, Clipping, DPSGD, Soteria, Precode,
+    Defense,
+    PolicyDefense,
+    RandomPolicies,
+    Pruning,
+    FeedbackPruning,
+    GaussianNoise,
+    LaplacianNoise,
+    Clipping,
+    DPSGD,
+    Soteria,
+    Precode,
     DropoutDefense,
-)  # fmt: skip
+)
 REGISTRY: dict[str, type[Defense]] = {kind.name: kind for kind in KINDS}
-WORDS = {
+TYPES = {
     bool: "yes or no",
     int: "a whole number",
     float: "a number",
     str: "a text",
     Policy: "a policy",
 }
+OWN = "package.module:Class(...)"
+LONGEST = 2_000  # letters of a user's own defense
+
+
+def as_defense(given: "Defense | Policy | str", name: str = "defense") -> Defense:
+    """Return a defense itself, or the one that a policy or a text stands for.
+
+    `name` is the argument's, for messages.
+    """
+    if isinstance(given, str):
+        return parse(given)
+    if isinstance(given, Policy):
+        return PolicyDefense(given)
+    if isinstance(given, Defense):
+        return given
+    kind = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+    raise GradveilError(
+        f"{name}: {kind}; expected a Defense, such as Pruning(0.95), or its text, as prune:0.95"
+    )
 
 
 def parse(text: str) -> Defense:
-    """From text such as `3-1-7+43-18-18`, `prune:0.95`, `gaussian:1e-2,then,prune:0.9`, or `none`."""
-    return chain([_one(part.strip()) for part in text.split(THEN)])
+    """Read `3-1-7+43-18-18`, `prune:0.95`, `clip:1,then,my.module:Class(4)`, or `none`."""
+    parts = [part.strip() for part in text.split(THEN)]
+    check_length(len(parts))
+    return chain([_parsed(part) for part in parts])
 
 
-def _one(text: str) -> Defense:
+def _parsed(text: str) -> Defense:
     name, _, settings = text.partition(":")
+    is_file = re.search(r"\.toml(:|$)", text) is not None
+    if not is_file and any(letter.isdigit() and not letter.isascii() for letter in text):
+        raise GradveilError(f"defense {text!r}: write its digits as 0 to 9")
     if name in REGISTRY:
         return _made(REGISTRY[name], settings, text)
-    if ".toml" in text or re.match(r"\d|[a-z_]+\(", text):
+    if not is_file and re.match(r"[^\W\d][\w.]*:[^\W\d][\w.]*\s*(\(|$)", text):
+        return _own(text)
+    if is_file or re.match(r"\d|[a-z_]+\(", text):
         return PolicyDefense(policy=Policy.find(text))
-    raise unknown("defense", name, (*REGISTRY, "a policy such as 3-1-7", "PATH.toml"))
+    raise unknown("defense", name, (*REGISTRY, "a policy such as 3-1-7", "PATH.toml", OWN))
+
+
+def _own(text: str) -> Defense:
+    """Make a defense of a user's own class from `package.module:Class(literals)`."""
+    module, _, call = text.partition(":")
+    if len(text) > LONGEST:
+        raise GradveilError(f"defense {text[:40]!r}...: a text of more than {LONGEST:,} letters")
+    try:
+        read = ast.parse(call, mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        raise GradveilError(f"defense {text!r} cannot be read: write {OWN}") from None
+    made = read if isinstance(read, ast.Call) else ast.Call(read, [], [])
+    if not isinstance(made.func, ast.Name | ast.Attribute):
+        raise GradveilError(f"defense {text!r} cannot be read: write {OWN}")
+    values = [_literal(each, text) for each in made.args]
+    named = {each.arg: _literal(each.value, text) for each in made.keywords if each.arg}
+    if len(named) < len(made.keywords):
+        raise GradveilError(f"defense {text!r}: write each argument by itself, without **")
+    reference = f"{module}:{ast.unparse(made.func)}"
+    kind = import_named(reference, "defense")
+    if not isinstance(kind, type) or not issubclass(kind, Defense):
+        found = "a class" if isinstance(kind, type) else f"a {type(kind).__name__}"
+        raise GradveilError(
+            f"defense {text!r}: {reference} is {found}, but no subclass of gradveil's Defense"
+        )
+    try:
+        with current_folder_importable():
+            return kind(*values, **named)
+    except GradveilError:
+        raise
+    except RAISED as error:
+        raise GradveilError(
+            f"defense {text!r} could not be made: {one_line(error, 200)}; "
+            f"it takes {_signature(kind)}"
+        ) from error
+
+
+def _literal(node: ast.expr, text: str) -> Any:
+    try:
+        return ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
+        raise GradveilError(
+            f"defense {text!r}: the argument {ast.unparse(node)} is no literal; write numbers, "
+            "texts in quotes, True, False, None, or lists of these"
+        ) from None
+
+
+def _signature(kind: type[Defense]) -> str:
+    try:
+        return str(inspect.signature(kind)).partition(" -> ")[0]
+    except (ValueError, TypeError):
+        return "other arguments"
 
 
 def _made(kind: type[Defense], text: str, whole: str) -> Defense:
@@ -52,15 +147,18 @@ def _made(kind: type[Defense], text: str, whole: str) -> Defense:
             key, value = kind.first, part
         if key.strip() not in types or (not named and value != part):
             raise GradveilError(
-                f"defense {whole!r}: there is no setting {part.strip()!r}; {kind.name} has {_known(kind)}"
+                f"defense {whole!r}: there is no setting {part.strip()!r}; "
+                f"{kind.name} has {_known(kind)}"
             )
         if key.strip() in values:
             raise GradveilError(f"defense {whole!r}: {key.strip()} is set twice")
         values[key.strip()] = _value(types[key.strip()], value.strip(), key.strip(), whole)
     absent = [
-        f.name
-        for f in fields(kind)
-        if f.default is MISSING and f.default_factory is MISSING and f.name not in values
+        setting.name
+        for setting in fields(kind)
+        if setting.default is MISSING
+        and setting.default_factory is MISSING
+        and setting.name not in values
     ]
     if absent:
         raise GradveilError(
@@ -73,7 +171,7 @@ def _made(kind: type[Defense], text: str, whole: str) -> Defense:
 
 
 def _types(kind: type[Defense]) -> dict[str, Any]:
-    """Of each setting; for one that may be None, the other type."""
+    """Return the type of each setting; for a setting that may be None, the other type."""
     hints = get_type_hints(kind)
     return {
         field.name: next(
@@ -92,7 +190,7 @@ def _value(kind: Any, text: str, key: str, whole: str) -> Any:
         raise
     except (ValueError, KeyError):
         raise GradveilError(
-            f"defense {whole!r}: {key} is {text!r}; expected {WORDS[kind]}"
+            f"defense {whole!r}: {key} is {text!r}; expected {TYPES[kind]}"
         ) from None
 
 

@@ -1,16 +1,16 @@
-"""Soteria: the gradient of the layer behind the representation is cut where the representation tells most of the image."""
+"""Soteria: cuts the gradient behind the representation where that tells most of the image."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
 
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.types import Gradients, Knowledge
-from gradveil.defenses.base import Defense, Moment, State
+from gradveil.defenses.base import Defense, Moment, Seam, State
 from gradveil.defenses.insertion import last_linear
 from gradveil.defenses.pruning import check_share, kept
 from gradveil.engine.draws import given
@@ -21,10 +21,11 @@ SMALLEST = 1e-10  # for a feature of zero
 
 @dataclass(frozen=True)
 class Soteria(Defense):
-    """r is what `layer` receives, a linear layer: the last one by default. Columns of its weight's gradient become zero.
+    """Set columns of the gradient of a linear layer's weight to zero, by default the last layer's.
 
-    The paper cuts the features with the largest |r_i / (d r_i / dx)|; its code takes |d r_i / dx| / |r_i|, summed over the batch, and
-    cuts the smallest, as here. Features that are zero for the whole batch go first: their columns are zero anyway.
+    r is what `layer` receives. The paper cuts the features with the largest |r_i / (d r_i / dx)|;
+    its code takes |d r_i / dx| / |r_i|, summed over the batch, and cuts the smallest, as here.
+    Features that are zero for the whole batch go first: their columns are zero anyway.
     """
 
     name: ClassVar[str] = "soteria"
@@ -32,11 +33,15 @@ class Soteria(Defense):
         "columns of the last layer's gradient that tell most of the image are set to zero"
     )
     paper: ClassVar[str] = (
-        "Sun et al. 2021, Provable Defense against Privacy Leakage in Federated Learning from Representation Perspective"
+        "Sun et al. 2021, Provable Defense against Privacy Leakage in Federated Learning from "
+        "Representation Perspective"
     )
     example: ClassVar[str] = "soteria:0.8"
     first: ClassVar[str | None] = "share"
-    acts_on: ClassVar[Literal["nothing", "model", "batch", "gradients"]] = "gradients"
+    acts_on: ClassVar[Seam] = "gradients"
+    repasses: ClassVar[bool] = True
+    breakers: ClassVar[tuple[str, ...]] = ("without-defended-layers",)
+    strongest: ClassVar[tuple[str, ...]] = ("without-defended-layers",)
 
     share: float
     layer: str | None = None
@@ -55,7 +60,8 @@ class Soteria(Defense):
         weight = f"{name}.weight" if name else "weight"
         if weight not in gradients:
             raise GradveilError(
-                f"defense {self}: the weight of layer {name!r} is frozen, so there is nothing to cut; name another layer"
+                f"defense {self}: the weight of layer {name!r} is frozen, so there is nothing to "
+                "cut; name another layer"
             )
         kept_columns = kept(sensitivities(moment, layer), self.share)
         return {**gradients, weight: gradients[weight] * kept_columns}, state
@@ -72,7 +78,8 @@ class Soteria(Defense):
         found = last_linear(model) if self.layer is None else (self.layer, linear.get(self.layer))
         if found is None:
             raise GradveilError(
-                f"defense {self}: the model has no linear layer, whose inputs would be the representation"
+                f"defense {self}: the model has no linear layer, whose inputs would be the "
+                "representation"
             )
         name, layer = found
         if layer is None:
@@ -81,7 +88,7 @@ class Soteria(Defense):
 
 
 def sensitivities(moment: Moment, layer: nn.Linear) -> Tensor:
-    """|d r_i / dx| / |r_i| of each feature r_i that the layer receives, summed over the batch."""
+    """Return |d r_i / dx| / |r_i|, summed over the batch, of each feature r_i of the layer."""
     images = moment.batch.images.detach().requires_grad_()
     with torch.enable_grad(), given(moment.model, moment.draws), _received(layer) as inputs:
         moment.model(images)

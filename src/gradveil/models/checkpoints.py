@@ -1,23 +1,42 @@
-"""Weights as safetensors, with the settings they came from inside the file and in a JSON file beside it. Nothing is unpickled."""
+"""Weights as safetensors, with their settings inside the file and in a JSON file beside it.
+
+Nothing is unpickled but the state of a stopped training, and that without running any code.
+"""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
+from msgspec import Struct
 from safetensors.torch import save
 from torch import Tensor, contiguous_format, nn
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.files import replacing, write_text
+from gradveil.core.files import MissingFileError, replacing, shown, write_text
+from gradveil.core.formats import CheckpointFacts, Count
+from gradveil.core.reading import MalformedError, WrongTypeError, convert, parse_json, written_by
+from gradveil.core.tensor_files import (
+    load_pickled,
+    plain_tensor,
+    read_safetensors,
+    safetensors_header,
+)
 
 
 def save_checkpoint(path: Path, model: nn.Module, settings: Mapping[str, Any]) -> None:
-    """`path` must end in .safetensors; the settings also go to the same name with .json. Both are written or neither."""
+    """Write weights and settings to `path`, which must end in .safetensors.
+
+    The settings also go to the same name with .json. Both files are written or neither.
+    """
     if path.suffix != ".safetensors":
         raise GradveilError(f"checkpoint {path}: its name must end in .safetensors")
-    text = json.dumps(dict(settings), indent=2, sort_keys=True)
+    try:
+        text = json.dumps(dict(settings), indent=2, sort_keys=True, allow_nan=False)
+    except ValueError:
+        raise GradveilError(
+            f"checkpoint {path}: its settings hold NaN or infinity, which JSON has not"
+        ) from None
     # A copy of each, because safetensors refuses tensors that share memory, as tied weights do.
     tensors = {
         name: value.detach().cpu().clone(memory_format=contiguous_format)
@@ -28,9 +47,21 @@ def save_checkpoint(path: Path, model: nn.Module, settings: Mapping[str, Any]) -
         write_text(path.with_suffix(".json"), text + "\n")
 
 
-def read_settings(path: Path) -> dict[str, Any]:
-    """What was saved with the weights; empty for a file that another program wrote."""
-    return _settings(path, _read(path, tensors=False)[1])
+def read_settings(path: Path, needed: Iterable[str] = ()) -> dict[str, Any]:
+    """The settings saved with the weights, their types checked; empty for another program's file.
+
+    They are hints: a file may have been changed or renamed. One of `needed` that is absent is an
+    error.
+    """
+    try:
+        metadata = safetensors_header(path).metadata
+    except MissingFileError:
+        raise GradveilError(f"no checkpoint at {shown(path)}") from None
+    settings = _settings(path, metadata)
+    for name in needed:
+        if name not in settings:
+            raise GradveilError(f"the settings inside {shown(path)}: {name}: missing")
+    return settings
 
 
 def load_checkpoint(path: Path, model: nn.Module) -> nn.Module:
@@ -50,15 +81,62 @@ def load_checkpoint(path: Path, model: nn.Module) -> nn.Module:
     return model
 
 
-def _settings(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+class ResumeState(Struct, frozen=True):
+    """What Lightning and the training keep of a stopped run, but for the tensors."""
+
+    epoch: Count
+    global_step: Count
+    loops: dict[str, dict[str, Any]]
+    history: list[dict[str, float]]
+    optimizer_states: list[dict[str, Any]]
+    lr_schedulers: list[Any]
+    callbacks: dict[str, Any] = {}
+    defense: Any = None
+
+
+VERSION = "pytorch-lightning_version"
+
+
+def read_resume(path: Path) -> dict[str, Any]:
+    """The state of a stopped training, as `torch.load` gives it, after a look at every part of it.
+
+    An error says to delete the file: the training then starts again.
+    """
     try:
-        settings = json.loads(metadata.get("gradveil", "{}"))
-    except ValueError as error:
-        raise GradveilError(f"the settings inside {path} are no JSON: {error}") from None
-    if not isinstance(settings, dict):
+        found = load_pickled(path)
+        if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
+            raise GradveilError(f"a {type(found).__name__}, no dictionary of names")
+        weights = found.get("state_dict")
+        if not isinstance(weights, dict) or not all(map(plain_tensor, weights.values())):
+            raise GradveilError("state_dict: expected names and tensors")
+        if not isinstance(found.get(VERSION), str):
+            raise GradveilError(f"{VERSION}: expected str")
+        convert({name: value for name, value in found.items() if name in FIELDS}, ResumeState, "")
+    except MissingFileError:
+        raise
+    except GradveilError as error:
+        text = str(error).removeprefix(f"{shown(path)} is refused: ")
         raise GradveilError(
-            f"the settings inside {path} are a JSON {type(settings).__name__}: expected an object"
-        )
+            f"{shown(path)} is damaged ({text}): delete it, and the training starts again"
+        ) from error
+    return found
+
+
+FIELDS = frozenset(ResumeState.__struct_fields__)
+
+
+def _settings(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
+    text, where = metadata.get("gradveil", "{}"), f"the settings inside {shown(path)}"
+    try:
+        settings = parse_json(text.encode(), dict[str, Any], where)
+    except MalformedError as error:
+        raise GradveilError(f"{where} are no JSON: {error.problem}") from None
+    except WrongTypeError as error:
+        raise GradveilError(f"{where} are no JSON object: {error}") from None
+    try:
+        convert(settings, CheckpointFacts, where)
+    except WrongTypeError as error:
+        raise WrongTypeError(f"{error}{written_by(settings)}") from None
     return settings
 
 
@@ -74,12 +152,8 @@ def _mismatch(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
     return f"the model has no {extra[0]!r}" if extra else ""
 
 
-def _read(path: Path, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, str]]:
-    if not path.is_file():
-        raise GradveilError(f"no checkpoint at {path}")
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
     try:
-        with safe_open(path, framework="pt") as file:
-            names = file.keys() if tensors else ()
-            return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
-    except SafetensorError as error:
-        raise GradveilError(f"{path} is no whole safetensors file: {error}") from None
+        return read_safetensors(path)
+    except MissingFileError:
+        raise GradveilError(f"no checkpoint at {shown(path)}") from None

@@ -1,8 +1,9 @@
-"""What a training run is asked for, and what it gives."""
+"""What a training run is asked for, what it gives, and its folder. Nothing here needs Lightning."""
 
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,14 @@ from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from gradveil.core.errors import GradveilError, unknown
-from gradveil.core.job_folder import SETTINGS, Kind, remove_empty
+from gradveil.core.files import digest
+from gradveil.core.job_folder import SETTINGS, Kind, locked, remove_empty
 from gradveil.core.job_folder import claim as claim  # a part of this module too
 from gradveil.core.schedule import count_decays
-from gradveil.defenses import DPSGD, Defense, parse
-from gradveil.defenses.policies import Transforming
-from gradveil.transforms import Policy, Preparation
+from gradveil.data import load
+from gradveil.data.images import Images, as_images, balanced, divided
+from gradveil.defenses import DPSGD, Defense, chain
+from gradveil.transforms import Preparation
 
 RUN = Kind("a training", "training run")
 FINAL = "model.safetensors"
@@ -25,19 +28,43 @@ RESUME = "resume.ckpt"
 METRICS = "metrics.csv"
 STEPS = "steps"
 TENSORBOARD = "tensorboard"
+DIGITS = 16  # of a digest that stands for a user's own model or images
 
 
 def step_path(out: Path, step: int) -> Path:
+    """Return where the weights after this step are saved."""
     return out / STEPS / f"step-{step:06d}.safetensors"
 
 
 def refuse_other(out: Path, wanted: Mapping[str, Any]) -> None:
-    """An error if the folder holds anything but this job's run. Nothing is written."""
+    """Refuse a folder that holds anything but this job's run. Nothing is written.
+
+    Earlier versions wrote a policy under a name of its own: a run that means the same is no other.
+    """
+    there = RUN.read(out) if (out / SETTINGS).is_file() else {}
+    if "policy" in there:
+        policy, defense = there["policy"], there.get("defense", "none")
+        same = (policy if defense == "none" else defense) == wanted["defense"]
+        old = {"policy": policy, "defense": defense} if same else {"policy": "none"}
+        wanted = {**wanted, **old}
     RUN.refuse_other(out, wanted)
 
 
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Hold the claimed folder: another process that wants to train into it is refused."""
+
+    def refuse() -> None:
+        raise GradveilError(
+            f"another process is training into {out}: wait for it, or choose another --out"
+        )
+
+    with locked(out / SETTINGS, refuse):
+        yield
+
+
 def release(out: Path) -> None:
-    """After a failure: give the folder back, unless it holds weights or a point to go on from."""
+    """Give the folder back after a failure, unless it holds weights or a point to go on from."""
     if (out / RESUME).exists() or any(out.glob(f"{STEPS}/*.safetensors")):
         return
     shutil.rmtree(out / TENSORBOARD, ignore_errors=True)
@@ -47,14 +74,16 @@ def release(out: Path) -> None:
 
 
 LARGEST = torch.finfo(torch.float32).max  # the optimizer's step cannot use a larger number
+FINITE = "finite as a float32"
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """SGD with Nesterov momentum; the learning rate is divided by ten at 3/8, 5/8 and 7/8 of the epochs (Gao et al. 2021).
+    """SGD with Nesterov momentum, as Gao et al. 2021 train.
 
-    `loss_scale` multiplies the training loss. The published code trains with 0.5 while its attacker uses 1: an option here,
-    never the default.
+    The learning rate is divided by ten at 3/8, 5/8 and 7/8 of the epochs. `loss_scale` multiplies
+    the training loss. The published code trains with 0.5 while its attacker uses 1: an option
+    here, never the default.
     """
 
     epochs: int = 60
@@ -69,13 +98,9 @@ class Recipe:
             ("epochs", self.epochs >= 0, "at least 0"),
             ("batch_size", self.batch_size >= 1, "at least 1"),
             ("momentum", 0 <= self.momentum < 1, "at least 0 and below 1"),
-            (
-                "weight_decay",
-                0 <= self.weight_decay <= LARGEST,
-                "at least 0 and finite as a float32",
-            ),
-            ("lr", 0 < self.lr <= LARGEST, "above 0 and finite as a float32"),
-            ("loss_scale", 0 < self.loss_scale <= LARGEST, "above 0 and finite as a float32"),
+            ("weight_decay", 0 <= self.weight_decay <= LARGEST, f"at least 0 and {FINITE}"),
+            ("lr", 0 < self.lr <= LARGEST, f"above 0 and {FINITE}"),
+            ("loss_scale", 0 < self.loss_scale <= LARGEST, f"above 0 and {FINITE}"),
         ):
             if not right:
                 raise GradveilError(
@@ -83,10 +108,11 @@ class Recipe:
                 )
 
     def rate(self, epoch: int) -> float:
-        """The learning rate of this epoch, counted from 0."""
+        """Return the learning rate of this epoch, counted from 0."""
         return self.lr * 0.1 ** count_decays(epoch, self.epochs)
 
     def optimizer(self, model: nn.Module) -> torch.optim.SGD:
+        """Make the optimizer of this model; plain descent without momentum."""
         nesterov = self.momentum > 0
         return torch.optim.SGD(
             model.parameters(),
@@ -97,6 +123,7 @@ class Recipe:
         )
 
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """Return the scaled cross-entropy, as the mean over the batch."""
         return self.loss_scale * cross_entropy(logits, labels)
 
 
@@ -109,98 +136,205 @@ Prepare = Callable[[Tensor, Generator], Tensor]
 class TrainingJob:
     """Everything that decides the result of a training run.
 
-    `defense` is a text of `defenses.parse`; a policy may be given as one, or as `policy`. `augment` off leaves out the crop and flip
-    of a policy in `defense` too. `delta` is that of DP-SGD's epsilon: by default 1 / the number of training images.
+    `data` and `model` are names, or the images and the module themselves; a module is copied, never
+    changed. `test` are images to measure the accuracy on: by default the test split of named data,
+    or about a fifth of the images given. Where no defense changes images, training crops and flips
+    them; `augment` off leaves that out, in a policy too. `delta` is that of DP-SGD's epsilon: by
+    default 1 / the number of training images.
     """
 
-    data: str
-    model: str
+    data: Images | str
+    model: nn.Module | str
     recipe: Recipe = field(default_factory=Recipe)
-    policy: Policy = field(default_factory=Policy)
+    defense: Defense = field(default_factory=Defense)
     augment: bool = True
     fraction: float = 1.0
     image_size: int | None = None
     save_at: tuple[int, ...] = ()
     precision: str = "auto"
     seed: int = 0
-    defense: str = "none"
     delta: float | None = None
+    test: Images | str | None = None
 
     def __post_init__(self) -> None:
+        self._check_types()
         if self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
         if any(step < 0 for step in self.save_at):
             raise GradveilError(
                 f"save-at {min(self.save_at)}: steps are counted from 0, the untrained model"
             )
-        if self.protection.parts() and self.policy != Policy():
-            both = f"{self.policy},then,{self.protection}"
-            raise GradveilError(
-                f"policy {self.policy} and defense {self.protection}: give one; for a chain, --defense {both}"
-            )
         if self.delta is not None:
             self._check_delta(self.delta)
+
+    def _check_types(self) -> None:
+        for name, kinds in (
+            ("data", (str, Images)),
+            ("test", (str, Images, type(None))),
+            ("model", (str, nn.Module)),
+            ("defense", (Defense,)),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, kinds):
+                expected = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
+                raise GradveilError(f"{name}: a {type(value).__name__}; expected {expected}")
 
     def _check_delta(self, delta: float) -> None:
         if not 0 < delta < 1:
             raise GradveilError(f"delta {delta:g}: it must be between 0 and 1")
         if self.private is None:
             raise GradveilError(
-                f"delta {delta:g}: it is for DP-SGD's epsilon, and the defense is {self.protection}; leave it out"
+                f"delta {delta:g}: it is for DP-SGD's epsilon, and the defense is {self.defense}; "
+                "leave it out"
             )
-
-    @cached_property
-    def protection(self) -> Defense:
-        """The defense, read once: its text may name a file."""
-        return parse(self.defense)
 
     @property
     def private(self) -> DPSGD | None:
-        """The part of the defense that bounds epsilon. There is at most one: it must be the first to change gradients."""
-        return next((part for part in self.protection.parts() if isinstance(part, DPSGD)), None)
+        """The part of the defense that bounds epsilon.
+
+        There is at most one: it must be the first to change gradients.
+        """
+        return next((part for part in self.defense.parts() if isinstance(part, DPSGD)), None)
+
+    @property
+    def acting(self) -> Defense:
+        """The defense as training applies it: without crop and flip where `augment` is off."""
+        return self.defense if self.augment else self.defense.without_augmentation()
 
     def settings(self) -> dict[str, Any]:
-        """As plain values, for the JSON files."""
-        plain = asdict(self)
-        recipe: dict[str, Any] = plain.pop("recipe")
-        texts = {"policy": str(self.policy), "defense": str(self.protection)}
-        return plain | recipe | texts | {"save_at": sorted(self.save_at)}
+        """Return plain values for the JSON files; a user's own model or images by what they are."""
+        kept = [each.name for each in fields(self) if each.name not in ("recipe", "test")]
+        plain = {name: getattr(self, name) for name in kept} | asdict(self.recipe)
+        plain |= {"data": self._data, "model": self.model_name, "defense": str(self.defense)}
+        plain |= {} if self.test is None else {"test": _images_text(self.test)}
+        return plain | {"save_at": sorted(self.save_at)}
 
-    def preparation(self) -> Prepare:
-        """What each training image goes through: crop and flip, and the policy, or those of the defense."""
-        policies = [part.used for part in self.protection.parts() if isinstance(part, Transforming)]
-        steps = policies or [Preparation(policy=self.policy)]
-        if not self.augment:
-            steps = [replace(step, padding=0, flip=False) for step in steps]
-        return steps[0] if len(steps) == 1 else InTurn(tuple(steps))
+    @cached_property
+    def _data(self) -> str:
+        return _images_text(self.data)
+
+    @cached_property
+    def model_name(self) -> str:
+        """The model's name; of a module its class, the number of its parameters and a digest."""
+        if isinstance(self.model, str):
+            return self.model
+        count = sum(parameter.numel() for parameter in self.model.parameters())
+        found = digest(self.model.state_dict())[:DIGITS]
+        return f"{type(self.model).__name__}: {count} parameters, sha256 {found}"
+
+    def splits(self, root: Path | None = None) -> tuple[Images, Images]:
+        """Return the training images, as many as `fraction` asks for, and the test images."""
+        size = self.image_size
+        if isinstance(self.data, str):
+            train = load(
+                self.data,
+                "train",
+                root=root,
+                image_size=size,
+                fraction=self.fraction,
+                seed=self.seed,
+            )
+            test = self.data if self.test is None else self.test
+        else:
+            whole = as_images(self.data, name=self.data.name)
+            train, test = (whole, self.test) if self.test is not None else divided(whole)
+            train = self._part(train)
+        if isinstance(test, str):
+            return train, load(test, "test", root=root, image_size=size)
+        return train, _checked_test(test, train)
+
+    def _part(self, train: Images) -> Images:
+        if self.image_size not in (None, train.size):
+            raise GradveilError(
+                f"image size {self.image_size}: the images given are {train.size} x {train.size}; "
+                "resize them, or leave it out"
+            )
+        if not 0 < self.fraction <= 1:
+            raise GradveilError(
+                f"fraction {self.fraction!r} is out of range: choose above 0 and at most 1"
+            )
+        if self.fraction == 1:
+            return train
+        return train.select(balanced(train.labels, self.fraction, self.seed))
+
+    def preparation(self) -> Prepare | None:
+        """Return what uint8 images go through before they are floats: crop and flip, policies.
+
+        None where a part of the defense has to see each batch itself (see `on_batch`).
+        """
+        if self.on_batch is not None:
+            return None
+        steps = [part.preparation for part in self.acting.parts() if part.acts_on == "batch"]
+        known = [step for step in steps if step is not None]
+        if not known:
+            plain = Preparation()
+            return plain if self.augment else replace(plain, padding=0, flip=False)
+        return known[0] if len(known) == 1 else InTurn(tuple(known))
+
+    @property
+    def on_batch(self) -> Defense | None:
+        """What of the defense changes each batch, where `preparation` cannot do it."""
+        parts = [part for part in self.acting.parts() if part.acts_on == "batch"]
+        return None if all(part.preparation for part in parts) else chain(parts)
 
     def steps(self, images: int) -> int:
-        """Of the whole training on this many images; a `save_at` beyond them is an error."""
+        """Count the steps of a training on this many images; refuse a `save_at` beyond them."""
         steps = -(-images // self.recipe.batch_size) * self.recipe.epochs
         if self.save_at and max(self.save_at) > steps:
             raise GradveilError(f"save-at {max(self.save_at)}: this training has {steps} steps")
         return steps
 
     def spent(self, images: int, steps: int) -> dict[str, float]:
-        """Epsilon and delta of so many steps of DP-SGD on so many images, by Opacus' accountant; empty without DP-SGD.
+        """Return epsilon and delta of so many steps of DP-SGD on so many images.
 
-        It counts as for Poisson-sampled batches, as is usual, while batches here are slices of a shuffled epoch.
+        By Opacus' accountant, which counts as for Poisson-sampled batches, as is usual, while
+        batches here are slices of a shuffled epoch. Empty without DP-SGD.
         """
         if (private := self.private) is None:
             return {}
-        rate, delta = (
-            min(1.0, self.recipe.batch_size / images),
-            1 / images if self.delta is None else self.delta,
-        )
+        rate = min(1.0, self.recipe.batch_size / images)
+        delta = 1 / images if self.delta is None else self.delta
         if private.multiplier < LEAST_NOISE:
             raise GradveilError(
-                f"defense {private}: with a multiplier below {LEAST_NOISE:g} there is no epsilon to speak of; take a larger one"
+                f"defense {private}: with a multiplier below {LEAST_NOISE:g} there is no epsilon "
+                "to speak of; take a larger one"
             )
         if private.sample_rate is not None and abs(private.sample_rate / rate - 1) > 0.01:
             raise GradveilError(
-                f"defense {private}: batches of {self.recipe.batch_size} of {images} images have a sample_rate of {rate:g}"
+                f"defense {private}: batches of {self.recipe.batch_size} of {images} images have a "
+                f"sample_rate of {rate:g}"
             )
         return {"epsilon": private.epsilon(steps, delta, rate) if steps else 0.0, "delta": delta}
+
+    @property
+    def folder(self) -> Path:
+        """Where the run goes by default: runs/train-DATA-MODEL-SEED."""
+        data = self.data if isinstance(self.data, str) else self.data.name
+        model = self.model if isinstance(self.model, str) else type(self.model).__name__
+        return Path("runs") / f"train-{_file_name(data)}-{_file_name(model)}-{self.seed}"
+
+
+def _images_text(images: Images | str) -> str:
+    if isinstance(images, str):
+        return images
+    found = digest({"images": images.images, "labels": images.labels})[:DIGITS]
+    return f"{images.name}: {len(images)} images, sha256 {found}"
+
+
+def _checked_test(test: Images, train: Images) -> Images:
+    """Return the test images, which must be like the training images and of their classes."""
+    found = as_images(test, name="test", classes=train.classes)
+    if found.images.shape[1:] != train.images.shape[1:]:
+        raise GradveilError(
+            f"test: images of shape {tuple(found.images.shape[1:])}; those to train on have "
+            f"{tuple(train.images.shape[1:])}"
+        )
+    return found
+
+
+def _file_name(name: str) -> str:
+    letters = (letter if letter.isalnum() or letter in "-_" else "-" for letter in name)
+    return "".join(letters).strip("-")
 
 
 @dataclass(frozen=True)
@@ -217,7 +351,10 @@ class InTurn:
 
 @dataclass(frozen=True)
 class TrainingResult:
-    """What a run gave, and where it is. Epsilon and delta are those of DP-SGD."""
+    """What a run gave, and where it is. Epsilon and delta are those of DP-SGD.
+
+    `model` is the trained model on the CPU, with what the defense put into it.
+    """
 
     out: Path
     checkpoint: Path
@@ -225,5 +362,6 @@ class TrainingResult:
     epochs: int
     steps: int
     history: tuple[Mapping[str, float], ...]
+    model: nn.Module = field(repr=False, compare=False)
     epsilon: float | None = None
     delta: float | None = None

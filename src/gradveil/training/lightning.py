@@ -1,36 +1,37 @@
-"""The Lightning module and data module."""
+"""The Lightning side of a training: data, module, callbacks, and the fit itself.
+
+Lightning takes seconds to import: nothing but `run.train` imports this module, when it trains.
+"""
 
 import csv
 import io
+import logging
 import math
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.pytorch.callbacks import Callback
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Generator, nn
 
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import GradveilError, one_line
 from gradveil.core.files import replacing, write_text
+from gradveil.core.progress import Bar
 from gradveil.core.seeds import derived, generator
 from gradveil.core.types import Batch
 from gradveil.data import Images
 from gradveil.data.images import Batches
 from gradveil.defenses import Defense
+from gradveil.defenses.applied import protected_batch
 from gradveil.models.bottleneck import at_rest, penalties
-from gradveil.training.job import METRICS, RESUME, Prepare, Recipe
+from gradveil.training.job import METRICS, RESUME, TENSORBOARD, Prepare, Recipe, TrainingJob
 from gradveil.training.step import (
     DefendedStep,
     GraphedStep,
@@ -38,18 +39,20 @@ from gradveil.training.step import (
     Step,
     acts_on,
     hits,
-    packed,
-    unpacked,
+    replays,
 )
 
 TEST_BATCH = 1_000
 
 
 class ImageData(L.LightningDataModule):
-    """Two splits, moved to the training device once and prepared there. Each epoch has its own stream of random numbers."""
+    """Two splits, moved to the training device once and prepared there.
+
+    Each epoch has its own stream of random numbers.
+    """
 
     def __init__(
-        self, train: Images, test: Images, prepare: Prepare, batch_size: int, seed: int
+        self, train: Images, test: Images, prepare: Prepare | None, batch_size: int, seed: int
     ) -> None:
         super().__init__()
         self.splits = {"train": train, "test": test}
@@ -74,7 +77,10 @@ class ImageData(L.LightningDataModule):
 
 
 class Training(L.LightningModule):
-    """A model, protected by its defense, the recipe it is trained by, and one line of history per epoch."""
+    """A protected model, the recipe it is trained by, and a line of history for each epoch.
+
+    `on_batch` is what of the defense changes each batch (see `TrainingJob.on_batch`).
+    """
 
     def __init__(
         self,
@@ -84,16 +90,12 @@ class Training(L.LightningModule):
         bf16: bool = False,
         graphs: bool = False,
         defense: Defense | None = None,
+        on_batch: Defense | None = None,
     ) -> None:
         super().__init__()
-        self.defense = defense or Defense()
-        self.model, self.recipe, self.seed, self.bf16, self.graphs = (
-            model,
-            recipe,
-            seed,
-            bf16,
-            graphs,
-        )
+        self.defense, self.on_batch = defense or Defense(), on_batch
+        self.model, self.recipe, self.seed = model, recipe, seed
+        self.bf16, self.graphs = bf16, graphs
         self.automatic_optimization = False  # a replayed graph holds the whole step, the update too
         self.history: list[dict[str, float]] = []
         self.step: Step | None = None
@@ -110,9 +112,8 @@ class Training(L.LightningModule):
         return batch  # it is made where the images lie
 
     def on_train_epoch_start(self) -> None:
-        torch.manual_seed(
-            derived(self.seed, "forward", self.current_epoch)
-        )  # for layers that draw, such as dropout
+        # For layers that draw, such as dropout.
+        torch.manual_seed(derived(self.seed, "forward", self.current_epoch))
         optimizer = self.trainer.optimizers[0]
         for group in optimizer.param_groups:
             group["lr"] = self.recipe.rate(self.current_epoch)
@@ -126,24 +127,27 @@ class Training(L.LightningModule):
             step = DefendedStep(
                 self.model, objective, optimizer, self.bf16, self.defense, self._stream, self.graphs
             )
-            step.state = step.state if self.kept is None else unpacked(self.kept, self.device)
+            if self.kept is not None:
+                step.state = self.defense.unpack_state(self.kept, self.device)
             return step
         loss = objective if acts_on(self.defense, "model") else self.recipe.loss
         return (GraphedStep if self.graphs else Step)(self.model, loss, optimizer, self.bf16)
 
     def _stream(self) -> Generator:
-        """Where the model is: noise for all weights takes long to make elsewhere and bring there."""
+        """Make the step's generator where the model is: noise for all weights is slow to move."""
         return Generator(self.device).manual_seed(derived(self.seed, "defense", self.number))
 
     def training_step(self, batch: Batch, index: int) -> None:
         assert self.step is not None
         self.number = self.current_epoch * int(self.trainer.num_training_batches) + index
+        if self.on_batch is not None:
+            rng = generator(self.seed, "batch", self.number)  # on the CPU, as a client's is
+            batch = protected_batch(self.on_batch, batch, rng)
         self.step(batch)
 
     def on_validation_epoch_start(self) -> None:
-        torch.manual_seed(
-            derived(self.seed, "test", self.current_epoch)
-        )  # for layers that draw here too, as PRECODE's do
+        # For layers that draw here too, as PRECODE's do.
+        torch.manual_seed(derived(self.seed, "test", self.current_epoch))
         self.hits = torch.zeros((), device=self.device)
         self.tested = 0
         if self.step is not None:  # a validation belongs to the epoch that it ends
@@ -177,20 +181,20 @@ class Training(L.LightningModule):
 
     @property
     def steps_done(self) -> int:
-        """Optimizer steps after the current epoch."""
+        """The optimizer steps after the current epoch."""
         return (self.current_epoch + 1) * int(self.trainer.num_training_batches)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint["history"] = self.history
         if isinstance(self.step, DefendedStep):
-            checkpoint["defense"] = packed(self.step.state)
+            checkpoint["defense"] = self.defense.pack_state(self.step.state)
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.history, self.kept = checkpoint["history"], checkpoint.get("defense")
 
 
 class RunSaver(Callback):
-    """Weights at the steps asked for; after each epoch the metrics and, last, the point to go on from."""
+    """Save weights at the steps asked for; after each epoch metrics and a point to go on from."""
 
     def __init__(self, out: Path, save_at: tuple[int, ...], save: Callable[[int], None]) -> None:
         self.out, self.save_at, self.save = out, frozenset(save_at), save
@@ -214,13 +218,14 @@ class RunSaver(Callback):
         latest = pl_module.history[-1]
         if not math.isfinite(latest["train_loss"]):
             raise GradveilError(
-                f"training diverged in epoch {latest['epoch']:.0f}: the loss is {latest['train_loss']}; lower --lr"
+                f"training diverged in epoch {latest['epoch']:.0f}: the loss is "
+                f"{latest['train_loss']}; lower --lr"
             )
-        if not all(
-            bool(weight.isfinite().all()) for weight in pl_module.model.parameters()
-        ):  # the last step may be the one too far
+        # The last step may be the one too far.
+        if not all(bool(weight.isfinite().all()) for weight in pl_module.model.parameters()):
             raise GradveilError(
-                f"training diverged in epoch {latest['epoch']:.0f}: weights are not finite; lower --lr"
+                f"training diverged in epoch {latest['epoch']:.0f}: weights are not finite; "
+                "lower --lr"
             )
         write_text(self.out / METRICS, as_csv(pl_module.history))
         if trainer.logger is not None:
@@ -237,31 +242,16 @@ class RunSaver(Callback):
             self.save(step)
 
 
-class Bar(Callback):
-    """Steps, the last epoch's figures and the time left, on the error stream."""
+class ProgressBar(Callback):
+    """Show the steps, the last epoch's figures and the time left."""
 
     def __init__(self) -> None:
-        self.progress = Progress(
-            TextColumn("training"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(),
-            TextColumn("{task.fields[news]}"),
-            console=Console(stderr=True),
-            refresh_per_second=4,
-        )
+        self.bar = Bar(shown=True, counted=True)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         batches = int(trainer.num_training_batches)
-        self.task = self.progress.add_task(
-            "",
-            total=batches * int(trainer.max_epochs or 0),
-            completed=batches * trainer.current_epoch,
-            news="",
-        )
-        self.progress.start()
+        total = batches * int(trainer.max_epochs or 0)
+        self.bar.start("training", total, batches * trainer.current_epoch)
 
     def on_train_batch_end(
         self,
@@ -271,27 +261,130 @@ class Bar(Callback):
         batch: Any,
         batch_idx: int,
     ) -> None:
-        self.progress.update(self.task, advance=1)
+        before = trainer.current_epoch * int(trainer.num_training_batches)
+        self.bar.update(before + batch_idx + 1)
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, Training)
         row = pl_module.history[-1]
-        news = f"epoch {row['epoch']:.0f}/{trainer.max_epochs}  loss {row['train_loss']:.3f}  test accuracy {row['test_accuracy']:.1%}"
-        self.progress.update(self.task, news=news)
+        self.bar.update(
+            news=f"epoch {row['epoch']:.0f}/{trainer.max_epochs}  loss {row['train_loss']:.3f}  "
+            f"test accuracy {row['test_accuracy']:.1%}"
+        )
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.progress.stop()
+        self.bar.stop()
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        if self.progress.live.is_started:  # else it would print an empty line
-            self.progress.stop()
+        self.bar.stop()
 
 
 def as_csv(rows: list[dict[str, float]]) -> str:
+    """Write rows with the same keys as text, the keys first."""
     text = io.StringIO()
     writer = csv.DictWriter(text, fieldnames=list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+def fit(
+    job: TrainingJob,
+    model: nn.Module,
+    data: ImageData,
+    out: Path,
+    device: torch.device,
+    save: Callable[[int], None],
+    progress: bool,
+) -> Training:
+    """Train the model in place, from where a stopped run left off; `save` keeps a step's state."""
+    on_gpu = device.type == "cuda"
+    bf16 = job.precision == "bf16" or (job.precision == "auto" and on_gpu)
+    if on_gpu:
+        # torch's annotations lack this overload.
+        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    graphs = replays(job.defense, device)
+    module = Training(model, job.recipe, job.seed, bf16, graphs, job.defense, job.on_batch)
+    callbacks: list[Callback] = [RunSaver(out, job.save_at, save)]
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    with (
+        warnings.catch_warnings(),
+        torch.random.fork_rng(devices=[device] if on_gpu else []),
+        _failures(job, out),
+    ):
+        # Advice about workers and loggers that this loop does not use.
+        warnings.filterwarnings("ignore", module="lightning")
+        trainer = L.Trainer(
+            accelerator="gpu" if on_gpu else "cpu",
+            devices=1,
+            max_epochs=job.recipe.epochs,
+            callbacks=[*callbacks, ProgressBar()] if progress else callbacks,
+            logger=_tensorboard(out),
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            num_sanity_val_steps=0,
+            reload_dataloaders_every_n_epochs=1,
+            default_root_dir=out,
+        )
+        trainer.fit(module, datamodule=data, ckpt_path=_stopped(out), weights_only=True)
+        if not module.history:  # no epoch was asked for: the untrained model
+            trainer.validate(module, datamodule=data, verbose=False)
+            for step in job.save_at:
+                save(step)
+    return module
+
+
+@contextmanager
+def _failures(job: TrainingJob, out: Path) -> Iterator[None]:
+    """Tell in a line what goes wrong while training; a signal, which Lightning hides, ends all."""
+    try:
+        yield
+    except SystemExit as stop:
+        if not isinstance(stop, SIGTERMException) and not isinstance(
+            stop.__context__, KeyboardInterrupt
+        ):
+            raise GradveilError(
+                f"model {job.model_name!r} ended the program while training, with {stop.code!r}"
+            ) from stop
+        raise KeyboardInterrupt from stop
+    except torch.OutOfMemoryError as error:
+        raise GradveilError(
+            f"the GPU's memory is too small for batches of {job.recipe.batch_size}: "
+            "lower --batch-size"
+        ) from error
+    except GradveilError:
+        raise
+    except OSError as error:  # from the TensorBoard log: all other files are written by core.files
+        raise GradveilError(
+            f"cannot write into {out}: {error.strerror or error}; mend that and run again"
+        ) from error
+    except Exception as error:
+        if isinstance(job.model, str) and ":" not in job.model:
+            raise
+        raise GradveilError(
+            f"model {job.model_name!r} failed while training: {one_line(error)}"
+        ) from error
+
+
+def _stopped(out: Path) -> Path | None:
+    """Return the point to go on from, if there is any."""
+    path = out / RESUME
+    if not path.is_file():
+        return None
+    try:
+        torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+    except Exception as error:
+        raise GradveilError(
+            f"{path} is damaged ({type(error).__name__}): delete it, and the training starts again"
+        ) from error
+    return path
+
+
+def _tensorboard(out: Path) -> TensorBoardLogger | None:
+    try:
+        return TensorBoardLogger(out, name=TENSORBOARD, version="")
+    except ModuleNotFoundError:  # metrics.csv has the same figures
+        return None

@@ -1,80 +1,211 @@
 """The training run: trains a job into a folder, or goes on where it stopped."""
 
 import copy
-import logging
 import platform
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.loggers import TensorBoardLogger
-from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import nn
 
 from gradveil import __version__
 from gradveil.core.errors import GradveilError, GradveilWarning, one_line
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch
-from gradveil.data import Images, load
-from gradveil.defenses import Defense
+from gradveil.data.images import Images, as_images
+from gradveil.defenses import Defense, as_defense
+from gradveil.defenses.applied import protected_batch, protected_model
 from gradveil.engine.device import find_device
 from gradveil.models import build
 from gradveil.models.checkpoints import load_checkpoint, read_settings, save_checkpoint
 from gradveil.training.job import (
     FINAL,
     RESUME,
-    TENSORBOARD,
+    Recipe,
     TrainingJob,
     TrainingResult,
+    alone,
     claim,
     refuse_other,
     release,
     step_path,
 )
-from gradveil.training.lightning import Bar, ImageData, RunSaver, Training
-from gradveil.training.step import DefendedStep, Objective, acts_on, passes_again
+from gradveil.training.step import DefendedStep, Objective, acts_on, replays
+from gradveil.transforms import Policy
 
 
-def candidate(name: str, split: Images, seed: int) -> nn.Module:
-    """A new model for these images. One that cannot be trained on them is refused: a user's own may be anything."""
-    model = build(
-        name,
-        channels=split.channels,
-        size=split.size,
-        classes=len(split.classes),
-        mean=split.mean,
-        std=split.std,
-        seed=seed,
+def train_model(
+    model: nn.Module | str,
+    images: object,
+    labels: object = None,
+    *,
+    test: object = None,
+    defense: Defense | Policy | str = "none",
+    out: Path | str | None = None,
+    seed: int = 0,
+    epochs: int = 60,
+    lr: float = 0.1,
+    momentum: float = 0.9,
+    weight_decay: float = 5e-4,
+    batch_size: int = 128,
+    loss_scale: float = 1.0,
+    augment: bool = True,
+    fraction: float = 1.0,
+    image_size: int | None = None,
+    save_at: Iterable[int] = (),
+    precision: str = "auto",
+    delta: float | None = None,
+    classes: int | None = None,
+    root: Path | str | None = None,
+    device: str = "auto",
+    progress: bool = True,
+) -> TrainingResult:
+    """Train a model, a module or a name, by the published recipe; the module given is left alone.
+
+    `images` is the name of a data set, or all that `data.images.as_images` takes: a tensor
+    (N, C, H, W) with `labels`, a pair of both, a Dataset or DataLoader. `test` is the same for the
+    images that the accuracy is measured on: by default the test split of a named data set, or about
+    a fifth of the images given, which are then left out of training. `defense` is a value, a policy
+    or a text. The run goes into the folder `out`, by default runs/train-DATA-MODEL-SEED; a run that
+    was stopped goes on there.
+    """
+    if isinstance(images, str) and labels is not None:
+        raise GradveilError(f"labels: the data set {images!r} has its own; leave them out")
+    data = images if isinstance(images, str) else as_images(images, labels, classes=classes)
+    tested = (
+        test
+        if test is None or isinstance(test, str)
+        else as_images(test, name="test", split="test")
     )
+    job = TrainingJob(
+        data,
+        model,
+        Recipe(epochs, lr, momentum, weight_decay, batch_size, loss_scale),
+        as_defense(defense),
+        augment,
+        fraction,
+        image_size,
+        tuple(sorted(set(save_at))),
+        precision,
+        seed,
+        delta,
+        tested,
+    )
+    folder = job.folder if out is None else Path(out)
+    return train(job, folder, root=root, device=device, progress=progress)
+
+
+def train(
+    job: TrainingJob,
+    out: Path | str,
+    *,
+    root: Path | str | None = None,
+    device: str = "auto",
+    progress: bool = True,
+) -> TrainingResult:
+    """Train into the folder `out`.
+
+    A run that was stopped goes on after its last whole epoch; one that is done is read back.
+    """
+    place, out = find_device(device), Path(out)
+    refuse_other(out, job.settings())
+    train_split, test_split = job.splits(None if root is None else Path(root))
+    steps = job.steps(len(train_split))
+    shape = train_split.channels, train_split.size, train_split.size
+    model = protected_model(job.defense, candidate(job.model, train_split, job.seed), shape)
+    if (out / FINAL).is_file():
+        return _read_back(out, model)
+    job.spent(len(train_split), max(steps, 1))  # now it shows whether an accountant is there
+    try_defense(job, model, train_split)
+    claim(out, job.settings(), parts=())
+    with alone(out):
+        if (out / FINAL).is_file():
+            return _read_back(out, model)
+        claim(out, job.settings())
+        try:
+            facts = _fitted(job, model, (train_split, test_split), out, place, progress)
+            save_checkpoint(out / FINAL, model, facts)
+        except Exception:
+            release(out)
+            raise
+        (out / RESUME).unlink(missing_ok=True)
+    return _result(out, facts, model)
+
+
+def candidate(given: nn.Module | str, split: Images, seed: int) -> nn.Module:
+    """Return a new model for these images, or a copy of a module, on the CPU.
+
+    A model that cannot be trained on them is refused: a user's own may be anything.
+    """
+    if isinstance(given, str):
+        name = repr(given)
+        model = build(
+            given,
+            channels=split.channels,
+            size=split.size,
+            classes=len(split.classes),
+            mean=split.mean,
+            std=split.std,
+            seed=seed,
+        )
+    else:
+        name, model = type(given).__name__, _copy(given)
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise GradveilError(f"model {name!r} has no parameters to train")
+        raise GradveilError(f"model {name} has no parameters to train")
     images = split.images[:2].float() / 255
-    given, wanted = _output_shape(name, model, images), (len(images), len(split.classes))
-    if given != wanted:
+    found, wanted = _output_shape(name, model, images), (len(images), len(split.classes))
+    if found != wanted:
         raise GradveilError(
-            f"model {name!r} gives {given} for images of shape {tuple(images.shape)}: expected {wanted}, a logit per class"
+            f"model {name} gives {found} for images of shape {tuple(images.shape)}: "
+            f"expected {wanted}, a logit per class"
         )
     return model
 
 
-def protected(model: nn.Module, defense: Defense, split: Images) -> nn.Module:
-    """The model that is trained under this defense."""
-    return defense.protect_model(model, (split.channels, split.size, split.size))
+def _copy(model: nn.Module) -> nn.Module:
+    """Copy a user's module to the CPU, in training mode; layers it keeps in eval mode stay so."""
+    try:
+        copied = copy.deepcopy(model).cpu()
+    except Exception as error:
+        raise GradveilError(
+            f"model {type(model).__name__} cannot be copied: {one_line(error, 200)}"
+        ) from error
+    return copied if copied.training else copied.train()
 
 
-def try_defense(name: str, model: nn.Module, defense: Defense, split: Images) -> None:
-    """Refuse a defense that cannot change the gradients of this model, in a training step of a copy."""
+def _output_shape(name: str, model: nn.Module, images: torch.Tensor) -> tuple[int, ...]:
+    # A copy: its modes and statistics stay as they are.
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            answers = copy.deepcopy(model).eval()(images)
+        return tuple(answers.shape)
+    except Exception as error:
+        raise GradveilError(
+            f"model {name} fails on images of shape {tuple(images.shape)}: {one_line(error)}"
+        ) from error
+
+
+def try_defense(job: TrainingJob, model: nn.Module, split: Images) -> None:
+    """Refuse a defense that cannot change these images or this model's gradients.
+
+    One training step of a copy of the model shows it, and whether a checkpoint can hold what the
+    defense keeps.
+    """
+    defense, on_batch = job.defense, job.on_batch
+    batch = Batch(split.images[:2].float() / 255, split.labels[:2])
+    if on_batch is not None:
+        batch = protected_batch(on_batch, batch, generator(0, "trial"))
+        low, high = float(batch.images.min()), float(batch.images.max())
+        if not (low >= 0 and high <= 1):
+            raise GradveilError(
+                f"defense {on_batch}: protect_batch gave images with values from {low:g} to "
+                f"{high:g}; expected [0, 1]"
+            )
     if not acts_on(defense, "gradients"):
         return
-    tried, batch = (
-        copy.deepcopy(model).train(),
-        Batch(split.images[:2].float() / 255, split.labels[:2]),
-    )
+    tried = copy.deepcopy(model).train()
     step = DefendedStep(
         tried,
         Objective.of(defense, 1.0),
@@ -82,6 +213,7 @@ def try_defense(name: str, model: nn.Module, defense: Defense, split: Images) ->
         False,
         defense,
         lambda: generator(0, "trial"),
+        thorough=True,
     )
     try:
         with (
@@ -93,170 +225,44 @@ def try_defense(name: str, model: nn.Module, defense: Defense, split: Images) ->
         raise
     except Exception as error:
         raise GradveilError(
-            f"model {name!r} cannot be trained with defense {defense}: {one_line(error)}"
+            f"model {job.model_name!r} cannot be trained with defense {defense}: {one_line(error)}"
         ) from error
+    defense.unpack_state(defense.pack_state(step.state), torch.device("cpu"))
 
 
-def _output_shape(name: str, model: nn.Module, images: torch.Tensor) -> tuple[int, ...]:
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            return tuple(
-                copy.deepcopy(model).eval()(images).shape
-            )  # a copy: its own modes and statistics stay as they are
-    except Exception as error:
-        raise GradveilError(
-            f"model {name!r} fails on images of shape {tuple(images.shape)}: {type(error).__name__}: {error}"
-        ) from error
-
-
-def train(
-    job: TrainingJob,
-    out: Path,
-    *,
-    root: Path | None = None,
-    device: str = "auto",
-    progress: bool = True,
-) -> TrainingResult:
-    """Train into `out`. A run that was stopped goes on after its last whole epoch; one that is done is read back."""
-    place = find_device(device)
-    refuse_other(out, job.settings())
-    train_split = load(
-        job.data,
-        "train",
-        root=root,
-        image_size=job.image_size,
-        fraction=job.fraction,
-        seed=job.seed,
-    )
-    test_split = load(job.data, "test", root=root, image_size=job.image_size)
-    steps = job.steps(len(train_split))
-    model = protected(candidate(job.model, train_split, job.seed), job.protection, train_split)
-    if (out / FINAL).is_file():
-        load_checkpoint(out / FINAL, model)
-        return _trained(out, read_settings(out / FINAL))
-    job.spent(len(train_split), max(steps, 1))  # now it shows whether an accountant is there
-    try_defense(job.model, model, job.protection, train_split)
-    claim(out, job.settings())
-    data = ImageData(train_split, test_split, job.preparation(), job.recipe.batch_size, job.seed)
-    try:
-        module = _fit(job, model, data, out, place, progress)
-        accuracy = module.history[-1]["test_accuracy"] if module.history else module.accuracy
-        facts = _facts(job, train_split, steps, place) | {
-            "test_accuracy": accuracy,
-            "history": module.history,
-        }
-        save_checkpoint(out / FINAL, model, facts)
-    except Exception:
-        release(out)
-        raise
-    (out / RESUME).unlink(missing_ok=True)
-    return _trained(out, facts)
-
-
-def _fit(
+def _fitted(
     job: TrainingJob,
     model: nn.Module,
-    data: ImageData,
+    splits: tuple[Images, Images],
     out: Path,
-    place: torch.device,
+    device: torch.device,
     progress: bool,
-) -> Training:
-    on_gpu = place.type == "cuda"
-    bf16 = job.precision == "bf16" or (job.precision == "auto" and on_gpu)
-    if on_gpu:
-        model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # an overload that torch's annotations lack
-    module = Training(model, job.recipe, job.seed, bf16, _graphs(job, place), job.protection)
+) -> dict[str, Any]:
+    """Train the model in place and return the facts to be saved with its weights."""
+    from gradveil.training import lightning  # which takes seconds to import
+
+    train_split, test_split = splits
+    data = lightning.ImageData(
+        train_split, test_split, job.preparation(), job.recipe.batch_size, job.seed
+    )
 
     def save(step: int) -> None:
-        save_checkpoint(step_path(out, step), model, _facts(job, data.splits["train"], step, place))
+        save_checkpoint(step_path(out, step), model, _facts(job, train_split, step, device))
 
-    callbacks: list[Callback] = [RunSaver(out, job.save_at, save)]
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    with (
-        warnings.catch_warnings(),
-        torch.random.fork_rng(devices=[place] if on_gpu else []),
-        _failures(job, out),
-    ):
-        warnings.filterwarnings(
-            "ignore", module="lightning"
-        )  # advice about workers and loggers that this loop does not use
-        trainer = L.Trainer(
-            accelerator="gpu" if on_gpu else "cpu",
-            devices=1,
-            max_epochs=job.recipe.epochs,
-            callbacks=[*callbacks, Bar()] if progress else callbacks,
-            logger=_tensorboard(out),
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            num_sanity_val_steps=0,
-            reload_dataloaders_every_n_epochs=1,
-            default_root_dir=out,
-        )
-        trainer.fit(module, datamodule=data, ckpt_path=_stopped(out), weights_only=True)
-        if not module.history:  # no epoch was asked for: the untrained model
-            trainer.validate(module, datamodule=data, verbose=False)
-            for step in job.save_at:
-                save(step)
-    return module
+    module = lightning.fit(job, model, data, out, device, save, progress)
+    accuracy = module.history[-1]["test_accuracy"] if module.history else module.accuracy
+    return _facts(job, train_split, job.steps(len(train_split)), device) | {
+        "test_accuracy": accuracy,
+        "history": module.history,
+    }
 
 
-@contextmanager
-def _failures(job: TrainingJob, out: Path) -> Iterator[None]:
-    """What can go wrong in the midst of training, told in a line; and signals, which Lightning turns into the program's quiet end."""
-    try:
-        yield
-    except SystemExit as stop:
-        if not isinstance(stop, SIGTERMException) and not isinstance(
-            stop.__context__, KeyboardInterrupt
-        ):
-            raise GradveilError(
-                f"model {job.model!r} ended the program while training, with {stop.code!r}"
-            ) from stop
-        raise KeyboardInterrupt from stop
-    except torch.OutOfMemoryError as error:
-        raise GradveilError(
-            f"the GPU's memory is too small for batches of {job.recipe.batch_size}: lower --batch-size"
-        ) from error
-    except GradveilError:
-        raise
-    except OSError as error:  # from the TensorBoard log: all other files are written by core.files
-        raise GradveilError(
-            f"cannot write into {out}: {error.strerror or error}; mend that and run again"
-        ) from error
-    except Exception as error:
-        if ":" not in job.model:
-            raise
-        raise GradveilError(
-            f"model {job.model!r} failed while training: {type(error).__name__}: {error}"
-        ) from error
+def _facts(job: TrainingJob, split: Images, step: int, device: torch.device) -> dict[str, Any]:
+    """Return what is saved with weights; `trained_under` is the defense as training applied it."""
+    import lightning
 
-
-def _stopped(out: Path) -> Path | None:
-    """The point to go on from, if there is one."""
-    path = out / RESUME
-    if not path.is_file():
-        return None
-    try:
-        torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:
-        raise GradveilError(
-            f"{path} is damaged ({type(error).__name__}): delete it, and the training starts again"
-        ) from error
-    return path
-
-
-def _tensorboard(out: Path) -> TensorBoardLogger | None:
-    try:
-        return TensorBoardLogger(out, name=TENSORBOARD, version="")
-    except (
-        ModuleNotFoundError
-    ):  # neither tensorboard nor tensorboardX is installed; metrics.csv has the same figures
-        return None
-
-
-def _facts(job: TrainingJob, split: Images, step: int, place: torch.device) -> dict[str, Any]:
     return job.settings() | {
+        "trained_under": str(job.acting),
         "step": step,
         "channels": split.channels,
         "image_size": split.size,
@@ -266,21 +272,28 @@ def _facts(job: TrainingJob, split: Images, step: int, place: torch.device) -> d
         "versions": {
             "gradveil": __version__,
             "torch": torch.__version__,
-            "lightning": L.__version__,
+            "lightning": lightning.__version__,
             "python": platform.python_version(),
         },
-        "cuda_graphs": _graphs(job, place),
-        "device": torch.cuda.get_device_name(place) if place.type == "cuda" else "cpu",
+        "cuda_graphs": replays(job.defense, device),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
     }
 
 
-def _graphs(job: TrainingJob, place: torch.device) -> bool:
-    """Whether steps are replayed: on a GPU, unless a defense passes the batch through the model again."""
-    return place.type == "cuda" and not passes_again(job.protection)
+def _read_back(out: Path, model: nn.Module) -> TrainingResult:
+    load_checkpoint(out / FINAL, model)
+    return _result(out, read_settings(out / FINAL), model)
 
 
-def _trained(out: Path, facts: Mapping[str, Any]) -> TrainingResult:
-    history, budget = tuple(facts["history"]), (facts.get("epsilon"), facts.get("delta"))
+def _result(out: Path, facts: Mapping[str, Any], model: nn.Module) -> TrainingResult:
     return TrainingResult(
-        out, out / FINAL, facts["test_accuracy"], facts["epochs"], facts["step"], history, *budget
+        out,
+        out / FINAL,
+        facts["test_accuracy"],
+        facts["epochs"],
+        facts["step"],
+        tuple(facts["history"]),
+        model.cpu(),
+        facts.get("epsilon"),
+        facts.get("delta"),
     )

@@ -1,16 +1,16 @@
-"""One training step, plain or as a CUDA graph that is captured once and replayed."""
+"""One training step: plain, as a CUDA graph that is captured once and replayed, or defended."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar
 
 import torch
 from torch import Generator, Tensor, nn
 
 from gradveil.core.types import Batch, Gradients, Loss
-from gradveil.defenses import DPSGD, Defense, Moment, Soteria, State
-from gradveil.defenses.pruning import Residuals
+from gradveil.defenses import Defense, Moment, State
+from gradveil.defenses.applied import protected_gradients
 from gradveil.engine.device import Replayed
 from gradveil.engine.draws import Draws, draw, draw_shapes, drawing, given
 from gradveil.engine.gradients import cross_entropy, trainable
@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 
 class Step:
-    """Forward, backward and update; keeps the sums of loss and hits on the device until they are asked for."""
+    """Forward, backward and update; sums of loss and hits stay on the device until asked for."""
 
     def __init__(
         self, model: nn.Module, loss: BatchLoss, optimizer: torch.optim.Optimizer, bf16: bool
@@ -29,11 +29,8 @@ class Step:
         self.model, self.loss, self.optimizer, self.bf16 = model, loss, optimizer, bf16
         self.penalties = penalties(model)
         device = next(model.parameters()).device
-        self.loss_sum, self.hits, self.seen = (
-            torch.zeros((), device=device),
-            torch.zeros((), device=device),
-            0,
-        )
+        self.loss_sum, self.hits = torch.zeros((), device=device), torch.zeros((), device=device)
+        self.seen = 0
 
     def __call__(self, batch: Batch) -> None:
         self.seen += len(batch)
@@ -44,7 +41,7 @@ class Step:
         self.optimizer.step()
 
     def learn(self, batch: Batch) -> None:
-        """Give the parameters the gradients of the batch."""
+        """Compute the gradients of the batch into the parameters."""
         self.optimizer.zero_grad(set_to_none=True)
         answers = self.forward(batch.images)
         loss = self.loss(answers.float(), batch.labels)
@@ -58,7 +55,7 @@ class Step:
         return answers
 
     def averages(self) -> tuple[float, float]:
-        """Mean loss and accuracy since the last call. It waits for the device."""
+        """Return mean loss and accuracy since the last call; waits for the device."""
         count = max(self.seen, 1)
         found = float(self.loss_sum) / count, float(self.hits) / count
         self.loss_sum.zero_()
@@ -68,12 +65,15 @@ class Step:
 
 
 def hits(answers: Tensor, labels: Tensor, penalties: int) -> Tensor:
-    """How many are right, by the logits alone: the last columns of an answer may be penalties."""
+    """Count the right answers by their logits: the last `penalties` columns are none."""
     return (answers[:, : answers.shape[1] - penalties].argmax(1) == labels).sum()
 
 
 class Graphed(Generic[T]):
-    """A function of a batch, replayed for batches that look like the first one; an odd last one is passed to the function itself."""
+    """A function of a batch, replayed for batches that look like the first.
+
+    A smaller last batch is passed to the function itself.
+    """
 
     def __init__(self, function: Callable[[Batch], T]) -> None:
         self.function = function
@@ -81,7 +81,7 @@ class Graphed(Generic[T]):
         self.replayed: Replayed[T] | None = None
 
     def forget(self) -> None:
-        """Before something changes that a capture holds as it was."""
+        """Capture anew next time: something changes that a capture holds as it was."""
         self.replayed = None
 
     def __call__(self, batch: Batch) -> T:
@@ -112,23 +112,24 @@ class GraphedStep(Step):
         self.graphed(batch)
 
 
-AGAIN = (
-    DPSGD,
-    Soteria,
-)  # these pass the batch through the model again, and must meet the same draws there
+def repasses(defense: Defense) -> bool:
+    """Whether a part passes the batch through the model again, to meet the same draws there."""
+    return any(part.repasses for part in defense.parts())
 
 
-def passes_again(defense: Defense) -> bool:
-    return any(isinstance(part, AGAIN) for part in defense.parts())
+def replays(defense: Defense, device: torch.device) -> bool:
+    """Whether steps are CUDA graphs: on a GPU, unless the batch passes through the model again."""
+    return device.type == "cuda" and not repasses(defense)
 
 
-def acts_on(defense: Defense, what: Literal["model", "batch", "gradients"]) -> bool:
-    return any(part.acts_on == what for part in defense.parts())
+def acts_on(defense: Defense, seam: Literal["model", "batch", "gradients"]) -> bool:
+    """Whether a part of the defense changes this."""
+    return any(part.acts_on == seam for part in defense.parts())
 
 
 @dataclass(frozen=True)
 class Objective:
-    """scale x (task loss + penalties), as one value for each sample and, when called, as their mean."""
+    """scale x (task loss + penalties): a value for each sample, and their mean when called."""
 
     losses: Loss
     scale: float
@@ -145,9 +146,11 @@ class Objective:
 
 
 class DefendedStep(Step):
-    """What the optimizer gets is what a client would share. `stream` gives the generator of the present step.
+    """Update the model by what a client would share; `stream` gives the present step's generator.
 
-    `graphs`: forward and backward pass are replayed; the defense, which may draw and remember, and the update are not.
+    With `graphs` the forward and backward pass are replayed; the defense, which may draw and
+    remember, and the update are not. Values are looked at only where `thorough`: that waits for
+    the device.
     """
 
     def __init__(
@@ -159,11 +162,13 @@ class DefendedStep(Step):
         defense: Defense,
         stream: Callable[[], Generator],
         graphs: bool = False,
+        thorough: bool = False,
     ) -> None:
         super().__init__(model, objective, optimizer, bf16)
         self.objective, self.defense, self.stream = objective, defense, stream
+        self.thorough = thorough
         self.state: State = defense.start()
-        self.again = passes_again(defense)
+        self.again = repasses(defense)
         self.learned = Graphed(self.gradients) if graphs else self.gradients
         self.shapes: dict[str, tuple[int, ...]] | None = None
         self.draws: Draws = {}
@@ -184,19 +189,18 @@ class DefendedStep(Step):
         clean = self.learned(batch)
         moment = Moment(self.model, batch, self.objective.each, self.draws)
         with _statistics_kept(self.model) if self.again else nullcontext():
-            shared, self.state = self.defense.protect_gradients(
-                clean, moment, self.state, self.stream()
+            shared, self.state = protected_gradients(
+                self.defense, clean, moment, self.state, self.stream(), finite=self.thorough
             )
         for name, parameter in trainable(self.model).items():
             parameter.grad = shared[name].detach()
         self.optimizer.step()
 
     def _drawn(self, images: Tensor) -> Draws:
-        """From torch's own generator, as the modules themselves would draw."""
+        """Draw from torch's own generator, as the modules themselves would."""
         if self.shapes is None:
-            with torch.random.fork_rng(
-                [images.device] if images.is_cuda else []
-            ):  # a run that goes on looks at another time
+            # Forked: a run that was stopped comes here at another step.
+            with torch.random.fork_rng([images.device] if images.is_cuda else []):
                 names = set(drawing(self.model))
                 self.shapes = draw_shapes(self.model, images, names) if names else {}
         return {
@@ -207,7 +211,7 @@ class DefendedStep(Step):
 
 @contextmanager
 def _statistics_kept(model: nn.Module) -> Iterator[None]:
-    """A second pass of a batch does not count twice in the running statistics of batch norm."""
+    """Restore buffers: a second pass must not count twice in the statistics of batch norm."""
     before = {name: buffer.clone() for name, buffer in model.named_buffers()}
     try:
         yield
@@ -215,29 +219,3 @@ def _statistics_kept(model: nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for name, buffer in model.named_buffers():
                 buffer.copy_(before[name])
-
-
-def packed(state: State) -> Any:
-    if state is None:
-        return None
-    if isinstance(state, tuple):
-        return [packed(one) for one in state]
-    if isinstance(state, Residuals):
-        return {"momentum": dict(state.momentum), "unsent": dict(state.unsent)}
-    raise TypeError(
-        f"a defense keeps a {type(state).__name__} between steps: say here how a checkpoint holds it"
-    )
-
-
-def unpacked(plain: Any, device: torch.device) -> State:
-    """What `packed` was given, on this device."""
-    if plain is None:
-        return None
-    if isinstance(plain, list):
-        return tuple(unpacked(one, device) for one in plain)
-    return Residuals(
-        **{
-            part: {name: value.to(device) for name, value in values.items()}
-            for part, values in plain.items()
-        }
-    )

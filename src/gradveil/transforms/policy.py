@@ -1,12 +1,11 @@
 """Policies: up to three transformations in a row, written `3-1-7`; a hybrid is several joined by `+`, one drawn for each image."""
 
 import re
-import tomllib
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 import torch
@@ -14,6 +13,9 @@ from PIL import Image
 from torch import Generator, Tensor
 
 from gradveil.core.errors import GradveilError, GradveilWarning, unknown
+from gradveil.core.files import MissingFileError, shown
+from gradveil.core.formats import PoliciesFile
+from gradveil.core.reading import MalformedError, WrongTypeError, convert, read_toml
 from gradveil.core.seeds import signs
 from gradveil.transforms.library import LIBRARY, OPERATIONS
 
@@ -42,17 +44,17 @@ class Transform:
     @classmethod
     def parse(cls, text: str) -> "Transform":
         """`3` (a place in the library, 0 to 49) or `translate_x(9)` (an operation and its magnitude index)."""
-        if re.fullmatch(r"\d+", text):
+        if re.fullmatch(r"[0-9]{1,4}", text):
             index = int(text)
             if index >= len(LIBRARY):
                 raise GradveilError(
                     f"transformation {index} is out of range: choose 0 to {len(LIBRARY) - 1}, or a name such as translate_x(9)"
                 )
             return cls(*LIBRARY[index], index=index)
-        named = re.fullmatch(r"([A-Za-z_]+)\((\d+)\)", text)
+        named = re.fullmatch(r"([A-Za-z_]+)\(([0-9]{1,4})\)", text)
         if not named:
             raise GradveilError(
-                f"{text!r} is no transformation: write 0 to {len(LIBRARY) - 1}, or a name and magnitude 0 to 9 such as translate_x(9)"
+                f"{shown(repr(text))} is no transformation: write 0 to {len(LIBRARY) - 1}, or a name and magnitude 0 to 9 such as translate_x(9)"
             )
         return cls(named[1], int(named[2]))
 
@@ -110,7 +112,7 @@ class Policy:
         try:
             return cls(tuple(_member(part.strip()) for part in text.split("+")))
         except GradveilError as error:
-            raise GradveilError(f"policy {text!r}: {error}") from None
+            raise GradveilError(f"policy {shown(repr(text))}: {error}") from None
 
     @classmethod
     def load(cls, path: Path | str, which: str = "hybrid") -> "Policy":
@@ -215,59 +217,48 @@ FORMAT = "gradveil policies 1"
 
 
 def load_policy(path: Path, which: str = "hybrid") -> Policy:
-    """`hybrid`, `best`, or a rank from 1 on. A search without a hybrid gives its best policy, and a warning says so."""
+    """`hybrid`, `best`, or a rank from 1 on.
+
+    A search without a hybrid gives its best policy, and a warning says so.
+    """
     found = read_policies(path)
-    if which == "hybrid" and "hybrid" not in found:
-        why = found.get("no_hybrid", "the search found none")
+    if which == "hybrid" and found.hybrid is None:
         warnings.warn(
-            f"{path} holds no hybrid ({why}): the best policy, {found['best']}, is used",
+            f"{path} holds no hybrid ({shown(found.no_hybrid)}):"
+            f" the best policy, {shown(found.best)}, is used",
             GradveilWarning,
             stacklevel=3,
         )
         which = "best"
     if which in ("hybrid", "best"):
-        return _parsed(path, found[which])
-    ranked: list[dict[str, Any]] = found["policy"]
-    if not which.isdecimal() or not 1 <= int(which) <= len(ranked):
+        return _parsed(path, (which == "hybrid" and found.hybrid) or found.best)
+    ranks = {str(rank): one.policy for rank, one in enumerate(found.policy, start=1)}
+    if which not in ranks:
         raise GradveilError(
-            f"no policy {which!r} in {path}: choose hybrid, best, or a rank from 1 to {len(ranked)}"
+            f"no policy {shown(repr(which))} in {path}:"
+            f" choose hybrid, best, or a rank from 1 to {len(ranks)}"
         )
-    return _parsed(path, ranked[int(which) - 1]["policy"])
+    return _parsed(path, ranks[which])
 
 
-def read_policies(path: Path) -> dict[str, Any]:
-    """The whole file, after a look at what every reader needs."""
+def read_policies(path: Path) -> PoliciesFile:
+    """The whole file, its types checked."""
     try:
-        found = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        found = read_toml(path, dict[str, object])
+        if found.get("format") != FORMAT:
+            raise GradveilError(
+                f"{path} is no file of `gradveil search`:"
+                f" its format is {shown(repr(found.get('format')))}, expected {FORMAT!r}"
+            )
+        return convert(found, PoliciesFile, path)
+    except MissingFileError:
         raise GradveilError(
-            f"no file of policies at {path}: `gradveil search` writes one"
+            f"no file of policies at {shown(path)}: `gradveil search` writes one"
         ) from None
-    except OSError as error:
-        raise GradveilError(f"cannot read {path}: {error.strerror or error}") from None
-    except ValueError as error:  # not TOML, or not text
-        raise GradveilError(
-            f"{path} is damaged, or no TOML: {' '.join(str(error).split())}"
-        ) from None
-    if found.get("format") != FORMAT:
-        raise GradveilError(
-            f"{path} is no file of `gradveil search`: its format is {found.get('format')!r}, expected {FORMAT!r}"
-        )
-    ranked = found.get("policy")
-    whole = (
-        isinstance(ranked, list)
-        and ranked
-        and all(isinstance(one, dict) and isinstance(one.get("policy"), str) for one in ranked)
-    )
-    if (
-        not whole
-        or not isinstance(found.get("best"), str)
-        or not isinstance(found.get("hybrid", ""), str)
-    ):
-        raise GradveilError(
-            f"{path} is damaged: it needs `best` and at least one [[policy]] with a `policy`, as text"
-        )
-    return found
+    except MalformedError as error:
+        raise GradveilError(f"{shown(path)} is damaged, or no TOML: {error.problem}") from None
+    except WrongTypeError as error:
+        raise GradveilError(f"{error}; the file is damaged") from None
 
 
 def _parsed(path: Path, text: str) -> Policy:

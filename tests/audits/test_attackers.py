@@ -1,15 +1,25 @@
-"""Which attacks a defence meets, and that each of them is told what it needs and no more."""
+"""Which attacks a defense meets, and that each of them is told what it needs and no more."""
 
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 
 import pytest
 import torch
 
 from gradveil.attacks import PRESETS, find
-from gradveil.audits.breakers import BREAKERS, ROUNDS, automatic, granted, in_words, rounds
+from gradveil.audits.attackers import (
+    PUBLIC,
+    ROUNDS,
+    automatic,
+    check_told,
+    granted,
+    in_words,
+    rounds,
+    unbroken,
+)
 from gradveil.clients import Client
-from gradveil.core.types import Batch, Knowledge, Observation
-from gradveil.defenses import REGISTRY, parse
+from gradveil.core.errors import GradveilError
+from gradveil.core.types import MEANINGS, Batch, Gradients, Knowledge, Observation
+from gradveil.defenses import REGISTRY, Defense, Moment, Pruning, State, chain, parse
 from gradveil.models import build
 
 MEANS = torch.zeros(10, 1, 28, 28)
@@ -39,11 +49,57 @@ def seen(defense: str, rounds: int = 1) -> Observation:
     return one
 
 
-def test_every_defense_has_an_entry_of_attacks_that_exist() -> None:
-    assert set(BREAKERS) == set(REGISTRY.values())
-    listed = {name for names in BREAKERS.values() for name in names}
-    knowing = {name for name, attack in PRESETS.items() if set(attack.needs) - {"labels"}}
-    assert knowing <= listed <= set(PRESETS)
+def test_every_breaker_is_declared_by_a_defense_and_every_declared_attack_exists() -> None:
+    declared = {name for kind in REGISTRY.values() for name in kind.breakers}
+    knowing = {name for name, attack in PRESETS.items() if {*attack.needs} - {"labels"}}
+    assert knowing <= declared <= set(PRESETS)
+    for kind in REGISTRY.values():
+        assert {*kind.strongest, *kind.instead} - {None} <= {*kind.breakers}
+
+
+def test_only_what_changes_nothing_is_listed_without_a_breaker() -> None:
+    assert [kind for kind in REGISTRY.values() if not kind.breakers] == [Defense]
+
+
+@dataclass(frozen=True)
+class Halved(Defense):
+    """A user's own, of which no breaker is known."""
+
+    def protect_gradients(
+        self, gradients: Gradients, moment: Moment, state: State, rng: torch.Generator
+    ) -> tuple[Gradients, State]:
+        return {name: value / 2 for name, value in gradients.items()}, state
+
+
+@dataclass(frozen=True)
+class Broken(Halved):
+    breakers = ("masked",)
+    strongest = ("masked",)
+
+    def tell(self, knowledge: Knowledge, model: torch.nn.Module) -> Knowledge:
+        return replace(knowledge, pruned=bool(model.head))  # none without a model
+
+
+@dataclass(frozen=True)
+class Misspelled(Halved):
+    breakers = ("maskd",)
+
+
+def test_a_user_s_own_defense_meets_what_it_declares_alone_and_in_a_chain() -> None:
+    assert automatic(Halved()) == ("adam-cosine", "closed-form")
+    assert unbroken(chain([Pruning(0.5), Halved()])) == (Halved(),)
+    assert automatic(Broken()) == ("adam-cosine", "masked", "closed-form")
+    names = automatic(chain([parse("3-1-7"), Broken(), Halved()]))
+    assert "transform-known+masked" in names and len(names) == 9
+    with pytest.raises(
+        GradveilError, match=r"Misspelled declares a breaker: unknown attack 'maskd'"
+    ):
+        automatic(Misspelled())
+
+
+def test_a_stronger_breaker_stands_for_a_weaker_one_of_another_part() -> None:
+    names = automatic(parse("3-1-7,then,prune:0.9,then,prune-feedback:0.9"))
+    assert [name for name in names if "+" in name] == ["transform-known+masked-rounds"]
 
 
 def test_auto_is_the_standard_attack_the_breakers_of_every_part_alone_and_together_and_the_closed_form() -> (
@@ -132,9 +188,25 @@ def test_what_is_told_is_put_in_words(defense: str, attack: str, says: str) -> N
     )
 
 
-def test_every_need_of_a_preset_has_words_or_figures() -> None:
-    from gradveil.audits.breakers import WORDS
-
+def test_every_need_of_a_preset_has_words_and_is_a_field() -> None:
     needed = {need for attack in PRESETS.values() for need in attack.needs}
-    assert needed <= {*WORDS, "labels", "noise", "earlier"}
-    assert replace(Knowledge(), **dict.fromkeys(WORDS)) is not None  # they are fields
+    assert needed - {"labels"} <= set(MEANINGS) < {field.name for field in fields(Knowledge)}
+
+
+def test_an_error_names_the_defenses_under_which_a_need_is_known() -> None:
+    found = {}
+    for need in {need for attack in PRESETS.values() for need in attack.needs} - {*PUBLIC}:
+        attack = next(attack for attack in PRESETS.values() if need in attack.needs)
+        with pytest.raises(GradveilError, match="known only under") as caught:
+            check_told("any", attack, [seen("none")])
+        found[need] = str(caught.value).partition(" only under ")[2].partition(",")[0]
+    assert found == {
+        "transform": "policy or random",
+        "policy": "policy or random",
+        "random_layers": "precode or dropout",
+        "train_masks": "dropout",
+        "defended_layers": "soteria",
+        "pruned": "prune or prune-feedback",
+        "earlier": "prune-feedback",
+        "noise": "gaussian or laplacian or dp",
+    }

@@ -1,4 +1,4 @@
-"""Chains meet their breakers in one search, models that draw meet those of their draws, and reasons are given once."""
+"""Chains meet their breakers in one search, models that draw meet those of their draws."""
 
 from dataclasses import replace
 from itertools import combinations as choices
@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from gradveil.audits.runs import Prepared, audit, prepare
 
 from gradveil.attacks import find
-from gradveil.audits import AuditJob
-from gradveil.audits.breakers import STANDARD, automatic, granted, rounds
+from gradveil.audits import AuditJob, Case, run_audit
+from gradveil.audits.attackers import STANDARD, automatic, granted, rounds
+from gradveil.audits.run import PreparedCase, prepare
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.seeds import generator
@@ -92,8 +92,7 @@ def test_no_chain_has_an_attack_that_does_not_exist_or_whose_name_an_audit_refus
     for count in range(1, len(parts) + 1):
         for some in choices(parts, count):
             for name in automatic(parse(",then,".join(some))):
-                find(name)
-                AuditJob("fashion-mnist-mini", "lenet", (name,), 1)
+                AuditJob("lenet", "fashion-mnist-mini", {name: find(name)})
 
 
 def best(defense: str, names: list[str], count: int = 2) -> dict[str, float]:
@@ -144,55 +143,48 @@ def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def prepared(
     model: str, defense: str = "none", train: bool = True, steps: int = 1, **changes: Any
-) -> Prepared:
+) -> PreparedCase:
+    protocol = Protocol(steps, train_mode=train)
+    case = Case(parse(defense))
     job = AuditJob(
-        "fashion-mnist-mini",
-        model,
-        ("auto",),
-        2,
-        defense=defense,
-        protocol=Protocol(steps, train_mode=train),
-        steps=2,
+        model, "fashion-mnist-mini", auto=True, cases=(case,), images=2, protocol=protocol, steps=2
     )
-    split = load("fashion-mnist-mini", "test")
-    return prepare(
-        replace(job.on(torch.device("cpu")), **changes), split, split, torch.device("cpu")
-    )
+    (made,) = prepare(replace(job, **changes), Path("nowhere"), None, torch.device("cpu")).cases
+    return made
 
 
 def test_dropout_of_the_model_s_own_meets_its_breakers_in_train_mode(own: str) -> None:
-    proper = prepared(own).proper
+    proper = prepared(own).stage
     assert {"without-random-layers", "joint-masks"} < {*proper.attacks}
     assert {getattr(attack, "steps", 2) for attack in proper.attacks.values()} == {2}
     assert proper.knows()["joint-masks"] == "labels, dropout is on"
     assert not {"without-random-layers", "joint-masks"} & {
-        *prepared(own, train=False).proper.attacks
+        *prepared(own, train=False).stage.attacks
     }
-    assert "joint-masks+masked" in prepared(own, "prune:0.5").proper.attacks
+    assert "joint-masks+masked" in prepared(own, "prune:0.5").stage.attacks
 
 
 def test_an_audit_with_own_dropout_is_made_and_read_back(own: str, tmp_path: Path) -> None:
     job = AuditJob(
-        "fashion-mnist-mini",
         own,
-        ("auto",),
-        2,
+        "fashion-mnist-mini",
+        auto=True,
+        images=2,
         protocol=Protocol(train_mode=True),
         steps=2,
         positive=False,
     )
     with pytest.warns(GradveilWarning):  # that the model draws
-        first = audit(job, tmp_path / "run", progress=False)
+        first = run_audit(job, tmp_path / "run", progress=False).cases[0]
     assert "joint-masks" in {record.attack for record in first.records}
-    assert audit(job, tmp_path / "run", progress=False).records == first.records
+    again = run_audit(job, tmp_path / "run", progress=False)
+    assert again.cases[0].records == first.records
 
 
 def test_what_auto_adds_for_a_model_is_left_out_where_it_does_not_suit(own: str) -> None:
     made = prepared(own, steps=2)
     assert "draws can be given for 1 step alone" in made.settings["left_out"]["joint-masks"]
-    assert (
-        "without-random-layers" in made.proper.attacks and "joint-masks" not in made.proper.attacks
-    )
+    assert "without-random-layers" in made.stage.attacks and "joint-masks" not in made.stage.attacks
 
 
 @pytest.mark.parametrize(
@@ -214,7 +206,7 @@ def test_why_a_defense_is_impossible_is_said_once(model: str, defense: str, step
 
 def test_rounds_that_cannot_be_added_up_are_left_out_with_the_reason() -> None:
     made = prepared("lenet", "prune-feedback:0.9,then,clip:1", False)
-    assert "masked" in made.proper.attacks and "masked-rounds" not in made.proper.attacks
+    assert "masked" in made.stage.attacks and "masked-rounds" not in made.stage.attacks
     assert (
         "prune-feedback, where nothing after it clips, prunes or adds noise"
         in made.settings["left_out"]["masked-rounds"]
@@ -237,22 +229,13 @@ def test_layers_that_are_all_random_are_a_short_reason() -> None:
     [
         (
             "masked",
-            "attack masked needs to know the pruned (whether zeros were cut off), which is known only under a defense that prunes",
+            "attack masked needs to know the pruned (whether zeros were cut off), which is known only under prune or prune-feedback, where no noise is added after it",
         ),
         ("masked+likelihood", "attack masked+likelihood needs to know the pruned"),
         ("masked-rounds", "attack masked-rounds needs to know the earlier"),
     ],
 )
 def test_an_attack_that_is_not_told_enough_is_named_as_the_user_did(attack: str, says: str) -> None:
-    made = prepared("lenet", "none", False, attacks=(attack,))
     with pytest.raises(GradveilError) as caught:
-        made.proper.try_out(attack)
+        prepared("lenet", "none", False, auto=False, attacks={attack: find(attack)})
     assert says in str(caught.value)
-
-
-def test_every_need_of_a_breaker_says_under_which_defense_it_is_known() -> None:
-    from gradveil.attacks import PRESETS
-    from gradveil.audits.breakers import PUBLIC, UNDER
-
-    needs = {need for attack in PRESETS.values() for need in attack.needs}
-    assert needs == {*UNDER, *PUBLIC}

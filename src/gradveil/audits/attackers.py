@@ -1,0 +1,217 @@
+"""Which attacks a defense meets, what each attacker is told of it, and how that is put in words.
+
+Nothing here knows a defense by its type: each declares its breakers, and an attack declares what it
+needs to know.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+from torch import Tensor, nn
+
+from gradveil.attacks import Attack, find
+from gradveil.core.errors import GradveilError
+from gradveil.core.types import MEANINGS, Knowledge, Observation
+from gradveil.defenses import REGISTRY, Defense, DropoutDefense, Precode, chain
+from gradveil.engine.draws import DROPOUTS, Draw, drawing
+from gradveil.engine.gradients import in_mode
+
+AUTO = "auto"
+STANDARD = "adam-cosine"
+CLOSED_FORM = "closed-form"
+LONGEST = 128  # letters of an attack's name
+ROUNDS = 4  # that a client shares of one batch, where rounds add up and an attack looks at several
+
+PUBLIC = ("labels", "means")
+"""Knowledge that no defense has to give away."""
+
+
+def automatic(
+    defense: Defense, model: nn.Module | None = None, train_mode: bool = False
+) -> tuple[str, ...]:
+    """Name the attacks of `auto`, each once.
+
+    These are the standard attack, the breakers that each part of the defense declares, all parts'
+    strongest ones in one search, and the closed form. What the model draws by itself in this mode
+    is attacked as the defense that draws alike is.
+    """
+    parts: list[Defense | type[Defense]] = [*defense.parts()]
+    parts += [] if model is None else _drawing_like(model, train_mode)
+    breakers = [name for part in parts for name in part.breakers]
+    for part in parts:
+        _check_breakers(part)
+    names = (STANDARD, *breakers, *combinations(defense, parts), CLOSED_FORM)
+    return tuple(dict.fromkeys(names))
+
+
+def unbroken(defense: Defense) -> tuple[Defense, ...]:
+    """Return the parts of a defense for which no breaker is known."""
+    return tuple(part for part in defense.parts() if not part.breakers)
+
+
+def combinations(defense: Defense, parts: Sequence[Defense | type[Defense]]) -> list[str]:
+    """Name the attacks that unite a breaker of each part in one search, as `A+B`.
+
+    Each part takes part with its strongest breaker that can be told what it needs, and once more
+    with each of those that it has instead. Attacks that cannot be united are left out.
+    """
+    told = _Told.of(defense, parts)
+    choices: list[list[str | None]] = []
+    weaker: set[str] = set()  # than the choice of a part that names them after it
+    for part in parts:
+        able = [name for name in part.strongest if told.suffices(name, part)]
+        weaker.update(able[1:])
+        if able and [able[0], *part.instead] not in choices:
+            choices.append([able[0], *part.instead])
+    choices = [choice for choice in choices if choice[0] not in weaker]
+    choices.sort(key=lambda choice: _rank(choice[0] or ""))
+    found = []
+    for reversed_names in product(*reversed(choices)):  # the first part's choices change fastest
+        names = list(dict.fromkeys(name for name in reversed(reversed_names) if name))
+        if len(names) > 1 and _can_unite(names):
+            found.append(_joined(names))
+    return list(dict.fromkeys(found))
+
+
+@dataclass(frozen=True, eq=False)
+class _Told:
+    """What can be told of a chain before there is a model.
+
+    A part that has to see its model to tell anything is taken at its word: `unsure` holds those.
+    Rounds of a model that draws are never alike, so earlier ones are no knowledge there.
+    """
+
+    knowledge: Knowledge
+    unsure: tuple[Defense | type[Defense], ...]
+    alike: bool  # whether each round of one batch has the same gradient
+
+    @classmethod
+    def of(cls, defense: Defense, parts: Sequence[Defense | type[Defense]]) -> "_Told":
+        telling = [part for part in defense.parts() if _tells(part)]
+        unsure = tuple(part for part in parts if part not in telling)
+        drawn = any(
+            part.acts_on == "model" and (isinstance(part, type) or part.random) for part in parts
+        )
+        return cls(chain(telling).tell(Knowledge(), nn.Module()), unsure, not drawn)
+
+    def suffices(self, name: str, part: Defense | type[Defense]) -> bool:
+        """Whether the attack can be told all that it needs, under a part that declares it."""
+        return all(self._knows(need, part) for need in find(name).needs)
+
+    def _knows(self, need: str, part: Defense | type[Defense]) -> bool:
+        if need == "earlier":
+            return self.knowledge.momentum is not None and self.alike
+        if need in PUBLIC or need == "transform" or part in self.unsure:
+            return True
+        return getattr(self.knowledge, need) is not None
+
+
+def _tells(part: Defense) -> bool:
+    """Whether the part can tell what it does without a model."""
+    try:
+        part.tell(Knowledge(), nn.Module())
+    except Exception:  # by whatever it misses in the model: the class may be anyone's
+        return False
+    return True
+
+
+def _check_breakers(part: Defense | type[Defense]) -> None:
+    for name in (*part.breakers, *part.strongest, *filter(None, part.instead)):
+        try:
+            find(name)
+        except GradveilError as error:
+            raise GradveilError(f"defense {part} declares a breaker: {error}") from None
+
+
+def _rank(name: str) -> int:
+    """Give the place of an attack in a combined name, whatever the order of the chain."""
+    needs, order = find(name).needs, list(MEANINGS)
+    return min((order.index(need) for need in needs if need in MEANINGS), default=len(order))
+
+
+def _can_unite(names: Sequence[str]) -> bool:
+    try:
+        find("+".join(names))
+    except GradveilError:
+        return False
+    return True
+
+
+def _joined(names: Sequence[str]) -> str:
+    """Write the name of a combined attack, without the last ones where it would be too long."""
+    found = "+".join(names)
+    return found if len(found) <= LONGEST else _joined(names[:-1])
+
+
+def _drawing_like(model: nn.Module, train_mode: bool) -> list[type[Defense]]:
+    """Return the defenses that draw as the model does by itself."""
+    with in_mode(model, train_mode):
+        drawn = list(drawing(model).values())
+    kinds: list[type[Defense]] = []
+    if any(isinstance(module, Draw) for module in drawn):
+        kinds.append(Precode)
+    if any(isinstance(module, DROPOUTS) for module in drawn):
+        kinds.append(DropoutDefense)
+    return kinds
+
+
+def check_told(name: str, attack: Attack, seen: Sequence[Observation]) -> None:
+    """Refuse an attack, by its name, that needs what is not known under this defense."""
+    for need in attack.needs:
+        known = all(getattr(one.knowledge, need) is not None for one in seen)
+        if known or need in PUBLIC or need not in MEANINGS:
+            continue
+        under = [
+            kind.name
+            for kind in REGISTRY.values()
+            if any(need in find(breaker).needs for breaker in kind.breakers)
+        ]
+        meaning = MEANINGS[need]
+        raise GradveilError(
+            f"attack {name} needs to know the {need} ({meaning.long}), which is known only under "
+            f"{' or '.join(under)}" + (f", {meaning.where}" if meaning.where else "")
+        )
+
+
+def rounds(defense: Defense, attacks: Iterable[Attack]) -> int:
+    """Count how often each victim shares its batch.
+
+    That is several times only where residuals are fed back, rounds add up and an attack looks at
+    them.
+    """
+    told = _Told.of(defense, defense.parts()).knowledge
+    several = told.momentum is not None and any("earlier" in attack.needs for attack in attacks)
+    return ROUNDS if several else 1
+
+
+def granted(one: Observation, attack: Attack, means: Tensor | None) -> Observation:
+    """Return what this attacker sees: the labels, what the attack needs of the rest, no more.
+
+    Of several rounds it sees the first, unless it needs the earlier ones.
+    """
+    full = replace(one.knowledge, means=means)
+    told = Knowledge(
+        full.labels, **{name: getattr(full, name) for name in attack.needs if name != "labels"}
+    )
+    if "earlier" in attack.needs:
+        return replace(one, knowledge=replace(told, momentum=full.momentum))
+    return replace(
+        one, gradients=full.earlier[0] if full.earlier else one.gradients, knowledge=told
+    )
+
+
+def in_words(attack: Attack, defense: Defense, model: nn.Module, size: int, labels: str) -> str:
+    """Say what the attack is told of a victim of `size` images, as `labels, gaussian noise 0.01`."""
+    told = defense.tell(Knowledge(torch.zeros(size, dtype=torch.long)), model)
+    words = ["labels" if labels == "known" else "labels it inferred"]
+    for name in dict.fromkeys(attack.needs):
+        if name == "noise" and told.noise is not None:
+            kind, scale = told.noise
+            words.append(f"{kind} noise {scale:g}")
+        elif name == "earlier":
+            words.append(f"{ROUNDS} rounds")
+        elif name in MEANINGS:
+            words.append(MEANINGS[name].short)
+    return ", ".join(words)

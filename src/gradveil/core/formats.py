@@ -1,0 +1,310 @@
+"""The files that jobs leave, as types. Settings of trainings and searches carry no `format`.
+
+A field without a default must be there. Fields that a type does not name are let through in
+settings, which are compared whole before a job goes on, and refused in records and results.
+"""
+
+from typing import Annotated, Any
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+Count = Annotated[int, Meta(ge=0, le=2**62)]
+Positive = Annotated[int, Meta(ge=1, le=2**62)]
+Share = Annotated[float, Meta(ge=0, le=1)]
+
+
+class AuditCase(Struct, frozen=True, forbid_unknown_fields=True):
+    """A case within the settings of an audit; `folder` lies beside them."""
+
+    defense: str
+    clean: bool
+    step: str | None
+    checkpoint: str | None
+    folder: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_+-][A-Za-z0-9._+-]{0,99}$")]
+
+
+class Asked(Struct, frozen=True):
+    """What an audit and each of its cases are asked for."""
+
+    format: str
+    data: str
+    model: str
+    images: Positive
+    labels: str
+    seed: int
+    batch_size: Positive = 1
+    steps: Positive | None = None
+    restarts: Positive | None = None
+    local_lr: float | UnsetType = UNSET
+    local_steps: Positive | UnsetType = UNSET
+    train_mode: bool = False
+    split: str = "test"
+    first: Count = 0
+    victims_at_once: Positive | None = None
+    image_size: Positive | None = None
+
+
+class AuditSettings(Asked, frozen=True, kw_only=True):
+    """settings.json of an audit."""
+
+    attacks: list[str]
+    cases: Annotated[list[AuditCase], Meta(min_length=1)]
+
+
+class CaseSettings(Asked, frozen=True, kw_only=True):
+    """settings.json of a case of an audit."""
+
+    attacks: dict[str, str]  # the settings of each, by name
+    defense: str
+    clean: bool
+    step: str | None
+    checkpoint: str | None
+    changes_images: bool
+    knows: dict[str, str]
+    left_out: dict[str, str]
+    protected: bool = False
+    candidates: Count | UnsetType = UNSET
+    weights_sha256: str | UnsetType = UNSET
+    images_sha256: str | UnsetType = UNSET
+    versions: dict[str, str] | UnsetType = UNSET
+    device: str | UnsetType = UNSET
+
+
+class TrainingSettings(Struct, frozen=True):
+    """settings.json of a training."""
+
+    data: str
+    model: str
+    epochs: Count
+    lr: float
+    momentum: float
+    weight_decay: float
+    batch_size: Positive
+    loss_scale: float
+    policy: str
+    augment: bool
+    fraction: float
+    image_size: Positive | None
+    save_at: list[Count]
+    precision: str
+    seed: int
+    defense: str | UnsetType = UNSET
+    delta: Share | None = None
+
+
+class SearchSettings(Struct, frozen=True):
+    """settings.json of a search, and the `settings` within its search.json."""
+
+    data: str
+    model: str
+    trials: Positive
+    keep: Positive
+    threshold: float
+    score: str
+    rule: str
+    sampler: str
+    seed: int
+    checkpoint: str | None = None
+    rank_by: str | UnsetType = UNSET
+    race: bool = False
+    race_confidence: Share | UnsetType = UNSET
+    images: Positive | None = None
+    attack: str | UnsetType = UNSET
+    probe_steps: Positive | UnsetType = UNSET
+    hybrid: Positive | UnsetType = UNSET
+    at_once: Positive | None = None
+    audit_images: Positive | UnsetType = UNSET
+    audit_steps: Positive | None = None
+    augment: bool = True
+    image_size: Positive | None = None
+
+
+class ImageScores(Struct, frozen=True, forbid_unknown_fields=True):
+    """The scores of one image against one truth."""
+
+    mse: float
+    psnr: float
+    ssim: float
+    psnr_affine: float
+    over_blind: float
+    identified: float
+
+
+class Truths(Struct, frozen=True, forbid_unknown_fields=True):
+    """Scores against the images used and the original ones; none of an attack that failed."""
+
+    used: ImageScores | UnsetType = UNSET
+    original: ImageScores | UnsetType = UNSET
+
+
+class Chances(Struct, frozen=True, forbid_unknown_fields=True):
+    """The chance of identification by luck or by the label alone, for each truth."""
+
+    used: Share
+    original: Share
+
+
+class RecordLine(Struct, frozen=True, forbid_unknown_fields=True):
+    """A line of records.jsonl: what one attack made of one image."""
+
+    experiment: str
+    kind: str
+    attack: str
+    chunk: Count
+    image: Count
+    status: str
+    label: int
+    label_found: int | None
+    distance: float | None
+    candidates: Count
+    chance: Chances
+    scores: Truths
+    seconds: float
+
+    def __post_init__(self) -> None:
+        whole = self.scores.used is not UNSET and self.scores.original is not UNSET
+        if self.status == "ok" and not whole:
+            raise ValueError("scores: used and original are needed where the status is ok")
+
+
+class PictureFacts(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The facts inside a file of pictures: images by their numbers, and iterations of frames."""
+
+    images: list[Count]
+    frame_images: list[Count] = []
+    frame_steps: list[Count] = []
+
+
+class TrainedModel(Struct, frozen=True, forbid_unknown_fields=True):
+    """model.json of a case; null for an untrained model."""
+
+    accuracy: Share
+    tested: Positive
+    under: str | None
+    step: Count | None
+
+
+class Quantity(Struct, frozen=True, forbid_unknown_fields=True):
+    """A measured mean with its standard error and the number of images."""
+
+    mean: float
+    error: float | None
+    n: Count
+
+
+class FoundPolicy(Struct, frozen=True, forbid_unknown_fields=True):
+    """A trial within search.json."""
+
+    number: Count
+    policy: str
+    state: str
+    quantities: dict[str, Quantity]
+
+
+class Savings(Struct, frozen=True):
+    """What a race saved, within search.json."""
+
+    dropped: Count
+    scored: Count
+    all: Count
+    unjudged: Count
+
+
+class SearchFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """search.json; `kept` and `front` are numbers of trials."""
+
+    format: str
+    settings: dict[str, Any]
+    trials: list[FoundPolicy]
+    kept: list[Count]
+    front: list[Count]
+    best: str
+    hybrid: str | None
+    no_hybrid: str
+    saving: Savings | None
+    notes: list[str]
+    study: str
+    storage: str
+    confirmed: dict[str, dict[str, str]]
+    words: list[str]
+
+
+class OwnerEntry(Struct, frozen=True):
+    """`owner:<id>` of a study: the process that holds trials; `beat` is None once it has left."""
+
+    host: str
+    pid: Positive
+    start: str | None
+    beat: float | None
+
+
+class TrialResult(Struct, frozen=True):
+    """`result` of a trial: its figures, image by image."""
+
+    state: str
+    values: dict[str, list[float]]
+
+
+class TrialAttributes(Struct, frozen=True):
+    """The user attributes of a trial; a sampler may add its own."""
+
+    owner: str | UnsetType = UNSET
+    policy: str | UnsetType = UNSET
+    result: TrialResult | UnsetType = UNSET
+
+
+class CheckpointFacts(Struct, frozen=True):
+    """The settings inside a checkpoint. They are hints: a file may have been made by hand."""
+
+    model: str | UnsetType = UNSET
+    data: str | UnsetType = UNSET
+    policy: str | UnsetType = UNSET
+    defense: str | UnsetType = UNSET
+    augment: bool = True
+    seed: int = 0
+    epochs: Count | UnsetType = UNSET
+    step: Count | UnsetType = UNSET
+    images: Count | UnsetType = UNSET
+    channels: Positive | UnsetType = UNSET
+    classes: Positive | UnsetType = UNSET
+    image_size: Positive | None = None
+    test_accuracy: Share | UnsetType = UNSET
+    history: list[dict[str, float]] | UnsetType = UNSET
+    epsilon: float | None = None
+    delta: Share | None = None
+    versions: dict[str, str] | UnsetType = UNSET
+
+
+class RankedPolicy(Struct, frozen=True):
+    """A [[policy]] of policies.toml; its figures stand beside these fields."""
+
+    policy: str
+    rank: Positive | UnsetType = UNSET
+    trial: Count | UnsetType = UNSET
+
+
+class PoliciesFile(Struct, frozen=True):
+    """policies.toml."""
+
+    best: str
+    policy: Annotated[list[RankedPolicy], Meta(min_length=1)]
+    hybrid: str | None = None
+    no_hybrid: str = "the search found none"
+    search: dict[str, Any] = {}
+
+
+class CacheFacts(Struct, frozen=True, forbid_unknown_fields=True):
+    """The manifest of a cache entry."""
+
+    classes: Annotated[list[str], Meta(min_length=1)]
+    mean: list[float]
+    std: list[float]
+
+
+KINDS: dict[str, tuple[str, type[Struct]]] = {
+    "trials": ("a search", SearchSettings),
+    "epochs": ("a training", TrainingSettings),
+    "cases": ("an audit", AuditSettings),
+    "attacks": ("a case of an audit", CaseSettings),
+}
+"""The kind and the type of settings, by a setting that the kinds after it have not."""

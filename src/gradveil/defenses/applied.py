@@ -1,0 +1,138 @@
+"""Applying a defense and checking what it gives back: its class may be a user's own.
+
+Clients, chains and training call a defense through these functions, so a mistake in a class is one
+line that names it, wherever it shows.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Generator, Tensor, nn
+
+from gradveil.core.errors import GradveilError, one_line
+from gradveil.core.types import Batch, Gradients
+from gradveil.defenses.base import Defense, ImageShape, Moment, State, is_built_in
+
+NAMED = 3  # names in an error
+
+
+def protected_model(
+    defense: Defense, model: nn.Module, image_shape: ImageShape | None = None
+) -> nn.Module:
+    """Return the model that the defense makes of this one, a module that can be trained."""
+    with _explained(defense, "protect_model"):
+        made: object = defense.protect_model(model, image_shape)
+    if not isinstance(made, nn.Module):
+        raise _wrong(defense, "protect_model", _kind(made), "a torch.nn.Module")
+    return made
+
+
+def protected_batch(defense: Defense, batch: Batch, rng: Generator) -> Batch:
+    """Return the batch as the defense leaves it: images of the same shape and type, and labels."""
+    with _explained(defense, "protect_batch"):
+        made: object = defense.protect_batch(batch, rng)
+    if not isinstance(made, Batch):
+        raise _wrong(defense, "protect_batch", _kind(made), "a Batch")
+    for name, value, given in (
+        ("images", made.images, batch.images),
+        ("labels", made.labels, batch.labels),
+    ):
+        if not _alike(value, given):
+            found = _form(value) if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise _wrong(defense, "protect_batch", f"{name} of {found}", _form(given))
+    return made
+
+
+def protected_gradients(
+    defense: Defense,
+    gradients: Gradients,
+    moment: Moment,
+    state: State,
+    rng: Generator,
+    *,
+    finite: bool = True,
+) -> tuple[Gradients, State]:
+    """Return what is shared, by the names given and in their order, and what is kept.
+
+    `finite` False leaves out the look at each value, which would keep a GPU waiting.
+    """
+    with _explained(defense, "protect_gradients"):
+        answer: object = defense.protect_gradients(gradients, moment, state, rng)
+    if not isinstance(answer, tuple) or len(answer) != 2 or not isinstance(answer[0], dict):
+        expected = "a dict of gradients and what is kept for the next round"
+        raise _wrong(defense, "protect_gradients", _kind(answer), expected)
+    shared, kept = answer
+    if shared is gradients:
+        return shared, kept
+    if shared.keys() != gradients.keys():
+        absent = [str(name) for name in gradients if name not in shared]
+        extra = [str(name) for name in shared if name not in gradients]
+        found = f"no gradient of {_few(absent)}" if absent else f"a gradient of {_few(extra)}"
+        raise _wrong(defense, "protect_gradients", found, "the names it was given, no others")
+    for name, given in gradients.items():
+        value = shared[name]
+        if not _alike(value, given):
+            form = _form(value) if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            found = f"a gradient of {name!r} of {form}"
+            raise _wrong(defense, "protect_gradients", found, _form(given))
+    if finite and shared:
+        _check_finite(defense, shared)
+    return {name: _detached(shared[name]) for name in gradients}, kept
+
+
+def _check_finite(defense: Defense, shared: Gradients) -> None:
+    finite = torch.stack([value.isfinite().all() for value in shared.values()])
+    if not bool(finite.all()):
+        name = list(shared)[int((~finite).nonzero()[0])]
+        raise _wrong(
+            defense, "protect_gradients", f"a gradient of {name!r} that is not finite", "numbers"
+        )
+
+
+@contextmanager
+def _explained(defense: Defense, method: str) -> Iterator[None]:
+    """Tell in a line what a user's own class raised; an error in this package stays as it is."""
+    try:
+        yield
+    except (GradveilError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        if is_built_in(type(defense)):
+            raise
+        raise GradveilError(
+            f"defense {defense}: {method} failed: {one_line(error, 200)}"
+        ) from error
+
+
+def _wrong(defense: Defense, method: str, found: str, expected: str) -> GradveilError:
+    return GradveilError(f"defense {defense}: {method} gave {found}; expected {expected}")
+
+
+def _alike(value: object, given: Tensor) -> bool:
+    return (
+        isinstance(value, Tensor)
+        and value.shape == given.shape
+        and value.dtype == given.dtype
+        and value.device == given.device
+    )
+
+
+def _detached(value: Tensor) -> Tensor:
+    return value.detach() if value.requires_grad else value
+
+
+def _form(value: Tensor) -> str:
+    device = "" if value.device.type == "cpu" else f" on {value.device}"
+    return f"shape {tuple(value.shape)} and type {str(value.dtype).removeprefix('torch.')}{device}"
+
+
+def _kind(answer: object) -> str:
+    if isinstance(answer, tuple):
+        return f"({', '.join(type(part).__name__ for part in answer)})"
+    return f"a {type(answer).__name__}"
+
+
+def _few(names: list[str]) -> str:
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(map(repr, names[:NAMED])) + more

@@ -1,0 +1,467 @@
+"""Files of every format, changed in any way, give a value or one line that names the file.
+
+A change swaps a value for one of another type, drops or doubles parts, cuts, flips bytes, nests
+brackets 100,000 deep, or writes numbers of 5,000 digits. Nothing but a `GradveilError` may come of
+it, in two seconds of processor time.
+"""
+
+import copy
+import io
+import json
+import struct
+import time
+import warnings
+import zipfile
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from safetensors.torch import save
+from torch import nn
+
+from gradveil.core import GradveilError
+from gradveil.core.formats import RecordLine, SearchFile, TrainedModel
+from gradveil.core.job_folder import Kind
+from gradveil.core.reading import read_json, read_lines
+from gradveil.data import load
+from gradveil.models.checkpoints import load_checkpoint, read_resume, read_settings
+from gradveil.transforms import Policy
+from gradveil.updates import read_weights
+
+QUICK, LONG = 60, 2_000  # files of each format
+SECONDS = 2.0  # of processor time for one file
+RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
+
+Choose = Callable[[int], int]
+"""A number below the one given."""
+
+ODD: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 2**70, 0.5, -1e308, "", "text", "\n\x1b[31m", "x" * 10_000),
+    *(
+        [],
+        {},
+        [None],
+        {"": None},
+        [[[[[0]]]]],
+        {"a": {"b": {"c": []}}},
+        ["a", 1, None],
+        "9" * 5_000,
+    ),
+)
+RAW = (
+    b"9" * 5_000,
+    b"1e400",
+    b"NaN",
+    b"-Infinity",
+    b"[" * 100_000,
+    b'{"a":' * 100_000,
+    b"\xff\xfe",
+)
+TOML = ("3", '"text"', "[1]", "9" * 5_000, "nan", "1979-05-27", "{a = 1}", "[" * 5_000, '"\\n"', "")
+
+
+def places(value: Any) -> list[tuple[Any, Any]]:
+    """Every container with each of its keys, the outermost first."""
+    found: list[tuple[Any, Any]] = []
+    waiting = [value]
+    while waiting:
+        outer = waiting.pop(0)
+        for key in [*outer] if isinstance(outer, dict) else range(len(outer)):
+            found.append((outer, key))
+            if isinstance(outer[key], dict | list):
+                waiting.append(outer[key])
+    return found
+
+
+def swapped(value: Any, choose: Choose) -> Any:
+    """The tree with a part replaced, dropped, renamed, doubled or wrapped."""
+    tree = [copy.deepcopy(value)]
+    spots = places(tree)
+    outer, key = spots[choose(len(spots))]
+    match choose(6):
+        case 0 if outer is not tree:
+            del outer[key]
+        case 1 if isinstance(outer, dict):
+            outer[f"{key}x"] = outer.pop(key)
+        case 2 if isinstance(outer, list) and outer is not tree:
+            outer.append(outer[key])
+        case 3:
+            outer[key] = [outer[key]]
+        case _:
+            outer[key] = ODD[choose(len(ODD))]
+    return tree[0]
+
+
+def broken(data: bytes, choose: Choose) -> bytes:
+    """The bytes cut, flipped, doubled or filled in between."""
+    if not data:
+        return RAW[choose(len(RAW))]
+    start = choose(len(data))
+    end = min(len(data), start + 1 + choose(40))
+    match choose(5):
+        case 0:
+            return data[:start]
+        case 1:
+            return data[:start] + bytes([data[start] ^ (1 << choose(8))]) + data[start + 1 :]
+        case 2:
+            return data[:end] + data[start:]
+        case 3:
+            return data[:start] + data[end:]
+        case _:
+            return data[:start] + RAW[choose(len(RAW))] + data[end:]
+
+
+def json_text(value: Any, choose: Choose) -> bytes:
+    """A JSON text with a change of the tree, of a number, or of the bytes."""
+    kind = choose(4)
+    if kind == 0:
+        return broken(json.dumps(value).encode(), choose)
+    tree = swapped(value, choose)
+    if kind == 1:
+        tree = swapped(tree, choose)
+    data = json.dumps(tree).encode()
+    if kind == 2 and b": " in data:  # a value, or its key, in a way that no writer of JSON has
+        parts = data.split(b": ")
+        spot = 1 + choose(len(parts) - 1)
+        parts[spot] = RAW[choose(len(RAW))] + parts[spot][1:]
+        data = b": ".join(parts)
+    return data
+
+
+def toml_text(text: str, choose: Choose) -> bytes:
+    lines = text.split("\n")
+    spot = choose(len(lines))
+    match choose(6):
+        case 0:
+            return broken(text.encode(), choose)
+        case 1:
+            del lines[spot]
+        case 2:
+            lines.insert(spot, lines[choose(len(lines))])
+        case 3:
+            lines[spot] = "a" + ".a" * 10 ** choose(6) + " = 1"
+        case _:
+            key = lines[spot].partition("=")[0]
+            lines[spot] = f"{key}= {TOML[choose(len(TOML))]}"
+    return "\n".join(lines).encode()
+
+
+@cache
+def model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
+
+
+def safetensors(choose: Choose, facts: Any) -> bytes:
+    if choose(2):
+        return save(model().state_dict(), {"gradveil": json_text(facts, choose).decode("latin1")})
+    data = save(model().state_dict(), {"gradveil": json.dumps(facts)})
+    if choose(2):
+        return broken(data, choose)
+    (length,) = struct.unpack("<Q", data[:8])
+    head = json_text(json.loads(data[8 : 8 + length]), choose)
+    return struct.pack("<Q", len(head)) + head + data[8 + length :]
+
+
+def npz(choose: Choose) -> bytes:
+    file = io.BytesIO()
+    arrays = {name: value.numpy() for name, value in model().state_dict().items()}
+    np.savez_compressed(file, allow_pickle=False, **arrays)
+    data = file.getvalue()
+    if choose(2):
+        return broken(data, choose)
+    changed = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(data)) as source, zipfile.ZipFile(changed, "w") as target:
+        names = source.namelist()
+        spot = choose(len(names))
+        for number, name in enumerate(names):
+            member = source.read(name)
+            if number == spot:
+                shapes = (b"(99999999999,), }", b"(-1,), }", b"'x', }", b"((((((", b"(2**99,), }")
+                member = (
+                    broken(member, choose)
+                    if choose(2)
+                    else member.replace(b"(4,), }", shapes[choose(len(shapes))])
+                )
+            target.writestr(name, member)
+    return changed.getvalue()
+
+
+def pickled(choose: Choose, value: Any) -> bytes:
+    """With odd values in place of tensors, tensors without values, or damaged bytes."""
+    tensors = (
+        torch.ones(2, 2).to_sparse(),
+        torch.ones(2, device="meta"),
+        torch.ones(2).cfloat(),
+        torch.ones(1).expand(10**9),
+        torch.ones(2).to(torch.float8_e5m2),
+    )
+    kind = choose(3)
+    tree = swapped(value, choose) if kind else value
+    if kind == 2 and isinstance(tree, dict):
+        tree = {**tree, "0.weight": tensors[choose(len(tensors))]}
+    file = io.BytesIO()
+    with warnings.catch_warnings(action="ignore"):
+        torch.save(tree, file, _use_new_zipfile_serialization=choose(4) > 0)
+    return file.getvalue() if kind else broken(file.getvalue(), choose)
+
+
+# The state that a stopped training leaves, but for its loops.
+STATE: dict[str, Any] = {
+    "epoch": 0,
+    "global_step": 0,
+    "pytorch-lightning_version": "2.6.6",
+    "loops": {"fit_loop": {"epoch_progress": {"total": {"ready": 1}}}},
+    "callbacks": {},
+    "optimizer_states": [{"state": {}, "param_groups": [{"lr": 0.1, "params": [0]}]}],
+    "lr_schedulers": [],
+    "history": [{"epoch": 1, "train_loss": 0.5, "test_accuracy": 0.1}],
+}
+QUANTITY = {"mean": 1.5, "error": 0.25, "n": 3}
+SEARCH: dict[str, Any] = {
+    "format": "gradveil search 1",
+    "settings": {"data": "x", "model": "lenet", "trials": 2},
+    "trials": [
+        {"number": 0, "policy": "3-1-7", "state": "scored", "quantities": {"ssim": QUANTITY}},
+        {"number": 1, "policy": "none", "state": "dropped", "quantities": {"ssim": QUANTITY}},
+    ],
+    "kept": [0],
+    "front": [],
+    "best": "3-1-7",
+    "hybrid": "3-1-7+43-18-18",
+    "no_hybrid": "",
+    "saving": {"dropped": 1, "scored": 2, "all": 3, "unjudged": 0, "share": 0.5},
+    "notes": ["a note"],
+    "study": "gradveil",
+    "storage": "study.journal",
+    "confirmed": {"untrained": {"none": "none"}},
+    "words": [],
+}
+FACTS: dict[str, Any] = {
+    "model": "lenet",
+    "data": "fashion-mnist-mini",
+    "step": 3,
+    "epochs": 1,
+    "test_accuracy": 0.5,
+    "history": [{"epoch": 1, "train_loss": 0.5}],
+    "defense": "none",
+    "policy": "none",
+    "augment": True,
+    "versions": {"gradveil": "0.1.0"},
+}
+
+
+@cache
+def kept(pattern: str) -> bytes:
+    """The first of the files kept with the benchmarks."""
+    return min(RESULTS.glob(pattern)).read_bytes()
+
+
+def records(choose: Choose) -> bytes:
+    lines = kept("grids/*/*/records.jsonl").splitlines()[:4]
+    spot = choose(len(lines))
+    lines[spot] = json_text(json.loads(lines[spot]), choose)
+    data = b"\n".join(lines) + b"\n"
+    return broken(data, choose) if choose(4) == 0 else data
+
+
+def use_settings(found: dict[str, Any]) -> None:
+    """As the tables and pictures of an audit do."""
+    assert f"{found['model']} on {found['data']}, {found['labels']}, seed {found['seed']:d}"
+    assert found["images"] + 1 > 1 and all(isinstance(name, str) for name in found["attacks"])
+    assert isinstance(found.get("defense", found["policy"]), str)
+
+
+def use_record(record: Any) -> None:
+    assert record.image + record.chunk >= 0 and f"{record.seconds:.3f}{record.attack:>20}"
+
+
+def use_facts(found: dict[str, Any]) -> None:
+    assert f"{found.get('test_accuracy', 0.0):.1%}{found.get('step', 0):06d}"
+    assert all(f"{row.get('train_loss', 0):.3f}" for row in found.get("history", ()))
+
+
+def read_audit(path: Path) -> None:
+    use_settings(Kind("an audit", "audit").read(path.parent))
+
+
+def read_records(path: Path) -> None:
+    for record, end in read_lines(path, RecordLine):
+        use_record(record)
+        assert 0 < end <= path.stat().st_size
+
+
+def read_search(path: Path) -> None:
+    for trial in read_json(path, SearchFile).trials:
+        assert all(f"{one.mean:.3f}" for one in trial.quantities.values())
+
+
+def read_trained(path: Path) -> None:
+    found = read_json(path, TrainedModel | None)
+    assert found is None or 0 <= round(found.accuracy * found.tested) <= found.tested
+
+
+def read_policies(path: Path) -> None:
+    with warnings.catch_warnings(action="ignore"):
+        for which in ("hybrid", "best", "2"):
+            Policy.load(path, which)
+
+
+def read_checkpoint(path: Path) -> None:
+    use_facts(read_settings(path))
+    load_checkpoint(path, copy.deepcopy(model()))
+
+
+def read_any_weights(path: Path) -> None:
+    for value in read_weights(path).values():
+        assert value.device.type == "cpu" and value.numel() >= 0
+
+
+def read_cached(path: Path) -> None:
+    """The manifest of a cache entry, of four pictures in a folder beside it."""
+    found = load(str(path.parents[1] / "photos"))
+    assert len(found) == 4 and int(found.labels.max()) < len(found.classes)
+    assert len(found.mean) == 3 and "".join(found.classes)
+
+
+@dataclass(frozen=True)
+class Format:
+    """The name of a file, how it is made and changed, and how it is read and used."""
+
+    name: str
+    make: Callable[[Choose], bytes]
+    read: Callable[[Path], None]
+
+
+def state(choose: Choose) -> bytes:
+    return pickled(choose, STATE | {"state_dict": dict(model().state_dict())})
+
+
+def audit_settings(choose: Choose) -> bytes:
+    return json_text(json.loads(kept("grids/*/*/settings.json")), choose)
+
+
+def manifest(choose: Choose) -> bytes:
+    facts = {"classes": ["a", "b"], "mean": [0.5, 0.5, 0.5], "std": [0.25, 0.25, 0.25]}
+    return json_text(facts, choose)
+
+
+def policies(choose: Choose) -> bytes:
+    return toml_text(kept("searches/*/policies.toml").decode(), choose)
+
+
+def trained(choose: Choose) -> bytes:
+    return json_text({"accuracy": 0.5, "tested": 10, "under": "none", "step": 3}, choose)
+
+
+FORMATS = {
+    "settings": Format("settings.json", audit_settings, read_audit),
+    "records": Format("records.jsonl", records, read_records),
+    "search": Format("search.json", lambda choose: json_text(SEARCH, choose), read_search),
+    "model": Format("model.json", trained, read_trained),
+    "policies": Format("policies.toml", policies, read_policies),
+    "checkpoint": Format(
+        "model.safetensors", lambda choose: safetensors(choose, FACTS), read_checkpoint
+    ),
+    "weights": Format(
+        "weights.safetensors", lambda choose: safetensors(choose, FACTS), read_any_weights
+    ),
+    "npz": Format("weights.npz", npz, read_any_weights),
+    "pt": Format(
+        "weights.pt",
+        lambda choose: pickled(choose, dict(model().state_dict())),
+        read_any_weights,
+    ),
+    "resume": Format("resume.ckpt", state, lambda path: [*map(str, read_resume(path))] and None),
+    "cache": Format("manifest.json", manifest, read_cached),
+}
+
+
+def failure(read: Callable[[Path], None], path: Path, name: str) -> str | None:
+    """What is wrong with how the file was read; None where it was read, or refused in one line."""
+    began = time.process_time()
+    try:
+        read(path)
+    except GradveilError as error:
+        text = str(error)
+        if "\n" in text or not text.isprintable() or len(text) > 2_000:
+            return f"no line to print: {text[:200]!r}"
+        if name not in text:
+            return f"the file is not named: {text[:200]}"
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:200]}"
+    took = time.process_time() - began
+    return f"{took:.1f} s" if took > SECONDS else None
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """For the files; beside it pictures, whose cache entry lies in it."""
+    (tmp_path / "files").mkdir()
+    monkeypatch.setenv("GRADVEIL_CACHE", str(tmp_path / "files"))
+    for place in ("train/a", "train/b", "test/a", "test/b"):
+        (tmp_path / "photos" / place).mkdir(parents=True)
+        for number in range(2):
+            shade = 40 * number + len(place)
+            Image.new("RGB", (4, 4), (shade, 0, 255 - shade)).save(
+                tmp_path / "photos" / place / f"{number}.png"
+            )
+    return tmp_path / "files"
+
+
+def path_of(form: Format, folder: Path) -> Path:
+    """The file to be changed; that of the cache has a name of its own."""
+    if form.read is not read_cached:
+        return folder / form.name
+    if not [*folder.glob("*.json")]:
+        load(str(folder.parent / "photos"))
+    return min(folder.glob("*.json"))
+
+
+@pytest.mark.parametrize(
+    "examples", [QUICK, pytest.param(LONG, marks=pytest.mark.slow)], ids=["quick", "long"]
+)
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_changed_file_is_read_or_refused_in_one_line(
+    name: str, examples: int, folder: Path
+) -> None:
+    form = FORMATS[name]
+    path = path_of(form, folder)
+
+    @settings(
+        max_examples=examples,
+        derandomize=examples == QUICK,
+        database=None,
+        deadline=None,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, Phase.shrink],
+    )
+    @given(st.data())
+    def explore(data: st.DataObject) -> None:
+        path.write_bytes(form.make(lambda below: data.draw(st.integers(0, below - 1))))
+        assert failure(form.read, path, path.name) is None
+
+    explore()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_some_changed_files_are_still_read(name: str, folder: Path) -> None:
+    """A few changes change nothing that is read: the readers above do not refuse everything."""
+    form = FORMATS[name]
+    path = path_of(form, folder)
+    for seed in range(200):
+        random = np.random.default_rng(seed)
+        path.write_bytes(form.make(lambda below, random=random: int(random.integers(below))))
+        with suppress(GradveilError):
+            form.read(path)
+            return
+    pytest.fail("every file was refused")
