@@ -1,8 +1,9 @@
-"""Two checkpoints of any kind give back the update; other files are refused, and never run."""
+"""Two files of weights give back the update and its images; code in a file is never run."""
 
 import pickle
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+import toys
+from gradveil.attacks import adam_cosine
 from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.types import Knowledge, Observation, Protocol
 from gradveil.engine.gradients import cross_entropy
 from gradveil.engine.shares import Shares
 from gradveil.models import build
-from gradveil.updates import observe_update, read_weights
+from gradveil.scores import psnr
+from gradveil.updates import observe_update, read_weights, reconstruct
 
 CLASSES = 4
 SIZE = 8
@@ -26,16 +30,7 @@ Weights = dict[str, Tensor]
 
 
 def net(seed: int = 0) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(seed)
-        layers = (
-            nn.Conv2d(1, 2, 3),
-            nn.BatchNorm2d(2),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(72, CLASSES),
-        )
-        return nn.Sequential(*layers)
+    return toys.conv_with_norm(1, SIZE, CLASSES, seed=seed).float()
 
 
 def save(path: Path, weights: Weights) -> Path:
@@ -43,16 +38,15 @@ def save(path: Path, weights: Weights) -> Path:
         case ".safetensors":
             save_file(weights, path)
         case ".npz":
-            arrays = {name: value.numpy() for name, value in weights.items()}
-            np.savez(path, **arrays)  # type: ignore[arg-type]
+            arrays: dict[str, Any] = {name: value.numpy() for name, value in weights.items()}
+            np.savez(path, **arrays)
         case _:
             torch.save(weights, path)
     return path
 
 
 def batch() -> tuple[Tensor, Tensor]:
-    rng = torch.Generator().manual_seed(1)
-    return torch.rand(2, 1, SIZE, SIZE, generator=rng), torch.tensor([1, 3])
+    return toys.pictures(2, 1), torch.tensor([1, 3])
 
 
 def trained(model: nn.Module) -> Weights:
@@ -83,10 +77,7 @@ def observe(
 
 
 def refused(*args: Any, **more: Any) -> str:
-    with pytest.raises(GradveilError) as caught:
-        observe(*args, **more)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
+    return toys.refused(observe, *args, **more)
 
 
 @pytest.fixture
@@ -321,8 +312,7 @@ def test_a_whole_pickled_model_is_refused_with_the_way_out(tmp_path: Path) -> No
     torch.save(net(), tmp_path / "model.pt")
     with pytest.raises(
         GradveilError,
-        match=r"it asks for torch\.nn\.\S+Sequential; "
-        r"save plain weights: torch\.save\(model\.state_dict",
+        match=r"it asks for torch\.nn\.\S+Sequential; save plain weights: torch\.save\(model\.",
     ):
         read_weights(tmp_path / "model.pt")
 
@@ -408,3 +398,57 @@ def test_a_built_in_model_goes_through_files_and_back(name: str, tmp_path: Path)
     )
     seen = observe(before, after, built(7))
     assert list(seen.gradients) == [key for key, _ in built(0).named_parameters()]
+
+
+@pytest.fixture(scope="module")
+def sent(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, str]:
+    """What a client with one picture got and sent back, by plain SGD."""
+    folder, model, mine = tmp_path_factory.mktemp("sent"), toys.leaky().float(), toys.fashion(1)
+    before = save(folder / "before.pt", model.state_dict())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    nn.functional.cross_entropy(model(mine.images.float()), mine.labels).backward()
+    optimizer.step()
+    return str(before), str(save(folder / "after.pt", model.state_dict()))
+
+
+def test_a_module_and_two_files_give_the_picture_back(sent: tuple[str, str]) -> None:
+    model, mine = toys.leaky().float(), toys.fashion(1)
+    with torch.no_grad():
+        model.get_parameter("head.bias").fill_(9.0)  # other weights, which stay as they are
+    found = reconstruct(*sent, model, image_shape=(1, 12, 12), steps=5, device="cpu")
+    assert float(psnr(found.images, mine.images.float())) > 25
+    assert found.labels is not None and torch.equal(found.labels, mine.labels)
+    assert bool((model.get_parameter("head.bias") == 9).all())
+
+
+def test_an_attack_is_a_value_or_a_name(sent: tuple[str, str]) -> None:
+    more: dict[str, Any] = {"image_shape": (1, 12, 12), "device": "cpu"}
+    attack = replace(adam_cosine, steps=2)
+    value = reconstruct(*sent, toys.leaky().float(), attack=attack, **more)
+    name = reconstruct(*sent, toys.leaky().float(), attack="adam-cosine", steps=2, **more)
+    assert torch.equal(value.images, name.images)
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"model": "lenet"}, "the image shape is not known"),
+        ({"image_shape": None}, "the image shape is not known"),
+        ({"model": 3}, "model: a int; expected a torch.nn.Module"),
+        ({"image_shape": (3, 12, 12)}, "model Classifier fails on images of shape (1, 3, 12, 12)"),
+        ({"attack": 3}, "attack: a int; expected an Attack or its name"),
+        ({"attack": "magic"}, "unknown attack 'magic'"),
+        ({"attack": "closed-form", "steps": 3}, "has no iterations: leave the steps out"),
+        ({"steps": 0}, "steps 0: there must be at least 1"),
+        ({"size": 0}, "size 0"),
+        ({"local_lr": 0.0}, "local learning rate 0.0"),
+        ({"before": "nowhere.pt"}, "no weights file at nowhere.pt"),
+        ({"device": "tpu"}, "unknown device 'tpu'"),
+    ],
+)
+def test_bad_values_for_a_reconstruction_are_one_line(
+    sent: tuple[str, str], changes: dict[str, Any], says: str
+) -> None:
+    given = {"before": sent[0], "after": sent[1], "model": toys.leaky().float()}
+    more = {"image_shape": (1, 12, 12), "device": "cpu"}
+    assert says in toys.refused(reconstruct, **(given | more | changes))

@@ -5,15 +5,19 @@ The files may come from any framework; they are read and never unpickled.
 
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
+from gradveil.attacks import Attack, GradientMatching, find
+from gradveil.attacks.labels import Counted
 from gradveil.core.errors import GradveilError, GradveilWarning, one_line
 from gradveil.core.files import MissingFileError, regular_file, shown
+from gradveil.core.seeds import as_generator
 from gradveil.core.tensor_files import (
     check_name,
     load_pickled,
@@ -21,9 +25,13 @@ from gradveil.core.tensor_files import (
     read_npz,
     read_safetensors,
 )
-from gradveil.core.types import Knowledge, Loss, Observation, Protocol
-from gradveil.engine.gradients import trainable
+from gradveil.core.types import Knowledge, Loss, Observation, Protocol, Reconstruction
+from gradveil.data import Images, load
+from gradveil.engine.device import find_device
+from gradveil.engine.gradients import cross_entropy, trainable
 from gradveil.engine.shares import Shares
+from gradveil.models import build_for
+from gradveil.models.factories import logits, own_copy
 
 NESTS = ("state_dict", "model", "model_state_dict")
 PREFIXES = ("module.", "model.", "_orig_mod.")  # of DataParallel, of Lightning, of torch.compile
@@ -254,3 +262,72 @@ def _tell_left_out(
             "such as running statistics"
         )
         warnings.warn(text, GradveilWarning, stacklevel=3)
+
+
+def reconstruct(
+    before: Path | str,
+    after: Path | str,
+    model: nn.Module | str,
+    *,
+    images: Images | str | None = None,
+    image_shape: tuple[int, int, int] | None = None,
+    size: int = 1,
+    attack: Attack | str = "dlg",
+    steps: int | None = None,
+    loss: Loss = cross_entropy,
+    train_mode: bool = False,
+    local_steps: int = 1,
+    local_lr: float = 0.01,
+    image_size: int | None = None,
+    seed: int | Generator = 0,
+    data_root: Path | str | None = None,
+    device: str = "auto",
+) -> Reconstruction:
+    """Reconstruct a client's images from the files of its weights before and after its training.
+
+    `model` is a module, which stays as it is, or a name such as lenet. A name needs `images` of the
+    client's kind, or the name of a data set, for the image shape, the classes and the
+    normalization; a module needs these or `image_shape`, (C, H, W). The client made `local_steps`
+    steps of SGD with rate `local_lr` over its `size` images. Labels are inferred.
+    """
+    where = find_device(device)
+    chosen = _prepared(find(attack) if isinstance(attack, str) else attack, steps)
+    if isinstance(images, str):
+        root = None if data_root is None else Path(data_root)
+        images = load(images, "test", root=root, image_size=image_size)
+    if images is not None:
+        made, classes = build_for(model, images, check=False), len(images.classes)
+        image_shape = images.channels, images.size, images.size
+    elif isinstance(model, str) or image_shape is None:
+        raise GradveilError(
+            "reconstruct: the image shape is not known; give images of the client's kind, or a "
+            "module and image_shape, such as (3, 32, 32)"
+        )
+    else:
+        made = own_copy(model)
+        classes = logits(made, torch.zeros(1, *image_shape), type(model).__name__).shape[-1]
+    seen = observe_update(
+        Path(before),
+        Path(after),
+        made.to(where),
+        loss=loss,
+        image_shape=image_shape,
+        classes=classes,
+        size=size,
+        protocol=Protocol(local_steps, local_lr, train_mode),
+    )
+    (found,) = chosen([seen], as_generator(seed, "reconstruct"))
+    return found
+
+
+def _prepared(attack: object, steps: int | None) -> Attack:
+    """Let the attack infer the labels, and give it this number of iterations."""
+    if not isinstance(attack, Attack):
+        raise GradveilError(f"attack: a {type(attack).__name__}; expected an Attack or its name")
+    if steps is not None and steps < 1:
+        raise GradveilError(f"steps {steps}: there must be at least 1")
+    if isinstance(attack, GradientMatching):
+        return replace(attack, labels=Counted(), steps=attack.steps if steps is None else steps)
+    if steps is not None:
+        raise GradveilError(f"attack {attack} has no iterations: leave the steps out")
+    return attack

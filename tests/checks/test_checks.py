@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from gradveil.attacks import GradientMatching, find
+import toys
+from gradveil.attacks import GradientMatching, dlg, find
 from gradveil.attacks.labels import SingleLabel
 from gradveil.attacks.optimizers import Adam
 from gradveil.checks import CHECKS, Finding, Subject
@@ -21,39 +22,31 @@ from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Protocol
 from gradveil.defenses import parse
 from gradveil.engine.gradients import cross_entropy
-from gradveil.models import build
 from gradveil.models.base import Normalize
 
 CLASSES, SIZE = 4, 8
 
 
 def net(name: str = "lenet") -> nn.Module:
-    return build(name, channels=1, size=SIZE, classes=CLASSES, mean=[0.4], std=[0.3])
+    return toys.built(name, 1, SIZE, CLASSES, mean=[0.4], std=[0.3]).float()
 
 
 def small(*layers: nn.Module) -> nn.Sequential:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return nn.Sequential(
-            nn.Flatten(), nn.Linear(SIZE * SIZE, 16), *layers, nn.Linear(16, CLASSES)
-        )
+    return toys.mlp(*layers, channels=1, classes=CLASSES).float()
 
 
-def private(count: int = 8, batch: int = 1) -> list[Batch]:
-    rng = generator(0, "private")
-    images = torch.rand(count, batch, 1, SIZE, SIZE, generator=rng)
-    return [
-        Batch(own, torch.arange(victim, victim + batch) % CLASSES)
-        for victim, own in enumerate(images)
-    ]
+def private(victims: int = 8, batch: int = 1) -> list[Batch]:
+    return toys.private(victims, batch, 1, SIZE, CLASSES)
 
 
-def case(
+def others(count: int = 120) -> Batch:
+    return toys.batch(count, 1, SIZE, CLASSES, seed=1)
+
+
+def subject(
     model: nn.Module | None = None, batches: list[Batch] | None = None, **facts: Any
 ) -> Subject:
-    around = {
-        key: facts.pop(key) for key in ("loss", "protocol", "defense", "prepare") if key in facts
-    }
+    around = {key: facts.pop(key) for key in ("loss", "protocol", "defense") if key in facts}
     return Subject(
         Client(net() if model is None else model, CLASSES, **around),
         private() if batches is None else batches,
@@ -82,22 +75,21 @@ def filled(model: nn.Module, value: float, name: str) -> nn.Module:
 TRAINING = Protocol(train_mode=True)
 
 
-def test_a_sound_case_is_silent_in_every_check_but_says_that_it_is_untrained() -> None:
-    rng = generator(0, "others")
-    others = Batch(torch.rand(120, 1, SIZE, SIZE, generator=rng), torch.arange(120) % CLASSES)
-    sound = case(labels="inferred", test=others, public=others, attacker_loss=cross_entropy)
+def test_a_sound_subject_is_silent_in_every_check_but_says_that_it_is_untrained() -> None:
+    spare = others()
+    sound = subject(labels="inferred", test=spare, public=spare, attacker_loss=cross_entropy)
     found = {name: check(sound) for name, check in CHECKS.items()}
     assert [name for name, one in found.items() if one is not None] == ["weights trained"]
     assert found["weights trained"] is not None and found["weights trained"].level == "note"
 
 
 def test_dropout_is_noticed_in_train_mode_alone() -> None:
-    assert model_checks.dropout_on(case(small(nn.Dropout(0.5)))) is None
-    assert model_checks.dropout_on(case(small(nn.Dropout(0.0)), protocol=TRAINING)) is None
+    assert model_checks.dropout_on(subject(small(nn.Dropout(0.5)))) is None
+    assert model_checks.dropout_on(subject(small(nn.Dropout(0.0)), protocol=TRAINING)) is None
     assert (
         "2 (Dropout)"
         in fired(
-            model_checks.dropout_on, case(small(nn.Dropout(0.5)), protocol=TRAINING), "warning"
+            model_checks.dropout_on, subject(small(nn.Dropout(0.5)), protocol=TRAINING), "warning"
         ).means
     )
 
@@ -105,39 +97,43 @@ def test_dropout_is_noticed_in_train_mode_alone() -> None:
 def test_dropout_that_is_the_defense_is_a_note() -> None:
     assert (
         "joint-masks"
-        in fired(model_checks.dropout_on, case(net("mlp"), defense=parse("dropout:0.3")), "note").do
+        in fired(
+            model_checks.dropout_on, subject(net("mlp"), defense=parse("dropout:0.3")), "note"
+        ).do
     )
 
 
 def test_batch_norm_is_noticed_in_train_mode_or_without_statistics() -> None:
-    assert model_checks.batch_statistics(case(small(nn.BatchNorm1d(16)))) is None
+    assert model_checks.batch_statistics(subject(small(nn.BatchNorm1d(16)))) is None
     pair = private(4, batch=2)
     assert (
         "2 images"
         in fired(
             model_checks.batch_statistics,
-            case(small(nn.BatchNorm1d(16)), pair, protocol=TRAINING),
+            subject(small(nn.BatchNorm1d(16)), pair, protocol=TRAINING),
             "warning",
         ).means
     )
     bare = small(nn.BatchNorm1d(16, track_running_stats=False))
     assert (
         "track_running_stats"
-        in fired(model_checks.batch_statistics, case(bare, pair), "warning").do
+        in fired(model_checks.batch_statistics, subject(bare, pair), "warning").do
     )
 
 
 def test_a_scaled_loss_is_told_by_its_factor() -> None:
-    assert attack_checks.losses_differ(case(loss=ScaledCrossEntropy(0.5))) is None
+    assert attack_checks.losses_differ(subject(loss=ScaledCrossEntropy(0.5))) is None
     assert (
-        attack_checks.losses_differ(case(loss=ScaledCrossEntropy(1.0), attacker_loss=cross_entropy))
+        attack_checks.losses_differ(
+            subject(loss=ScaledCrossEntropy(1.0), attacker_loss=cross_entropy)
+        )
         is None
     )
     assert (
         "0.5 times"
         in fired(
             attack_checks.losses_differ,
-            case(loss=ScaledCrossEntropy(0.5), attacker_loss=cross_entropy),
+            subject(loss=ScaledCrossEntropy(0.5), attacker_loss=cross_entropy),
             "warning",
         ).means
     )
@@ -150,7 +146,9 @@ def test_a_loss_of_another_form_is_told_by_its_angle() -> None:
     assert (
         "cosine"
         in fired(
-            attack_checks.losses_differ, case(loss=smooth, attacker_loss=cross_entropy), "warning"
+            attack_checks.losses_differ,
+            subject(loss=smooth, attacker_loss=cross_entropy),
+            "warning",
         ).means
     )
 
@@ -158,20 +156,20 @@ def test_a_loss_of_another_form_is_told_by_its_angle() -> None:
 def test_images_that_are_no_pixels_are_an_error_that_says_what_they_are() -> None:
     normal = [replace(batch, images=(batch.images - 0.4) / 0.3) for batch in private()]
     bytes_ = [replace(batch, images=(batch.images * 255).round()) for batch in private()]
-    assert input_checks.outside_pixels(case()) is None
-    assert "twice" in fired(input_checks.outside_pixels, case(batches=normal), "error").means
+    assert input_checks.outside_pixels(subject()) is None
+    assert "twice" in fired(input_checks.outside_pixels, subject(batches=normal), "error").means
     assert (
         "twice"
-        not in fired(input_checks.outside_pixels, case(small(nn.ReLU()), normal), "error").means
+        not in fired(input_checks.outside_pixels, subject(small(nn.ReLU()), normal), "error").means
     )
     dark = [replace(batch, images=(batch.images * 20).byte()) for batch in private()]
-    assert "255" in fired(input_checks.outside_pixels, case(batches=bytes_), "error").do
-    assert "255" in fired(input_checks.outside_pixels, case(batches=dark), "error").do
+    assert "255" in fired(input_checks.outside_pixels, subject(batches=bytes_), "error").do
+    assert "255" in fired(input_checks.outside_pixels, subject(batches=dark), "error").do
     assert (
         "not finite"
         in fired(
             input_checks.outside_pixels,
-            case(
+            subject(
                 batches=[replace(private(1)[0], images=torch.full((1, 1, SIZE, SIZE), torch.nan))]
             ),
             "error",
@@ -180,42 +178,37 @@ def test_images_that_are_no_pixels_are_an_error_that_says_what_they_are() -> Non
 
 
 def test_two_normalizations_in_a_row_are_noticed_and_one_or_an_idle_one_is_not() -> None:
-    assert input_checks.normalized_twice(case()) is None
-    assert input_checks.normalized_twice(case(nn.Sequential(Normalize(1), net()))) is None
+    assert input_checks.normalized_twice(subject()) is None
+    assert input_checks.normalized_twice(subject(nn.Sequential(Normalize(1), net()))) is None
     twice = nn.Sequential(Normalize(1, [0.4], [0.3]), net())
-    assert "1.normalize" in fired(input_checks.normalized_twice, case(twice), "warning").means
+    assert "1.normalize" in fired(input_checks.normalized_twice, subject(twice), "warning").means
     assert not any(module._forward_pre_hooks for module in twice.modules())
 
 
 def test_few_candidates_and_few_images_are_noticed() -> None:
-    others = Batch(
-        torch.rand(100, 1, SIZE, SIZE, generator=generator(0)), torch.arange(100) % CLASSES
-    )
-    assert (
-        input_checks.few_candidates(case()) is None
-        and input_checks.few_candidates(case(test=others)) is None
-    )
+    assert input_checks.few_candidates(subject()) is None
+    assert input_checks.few_candidates(subject(test=others(100))) is None
     assert (
         "5%"
         in fired(
             input_checks.few_candidates,
-            case(test=Batch(others.images[:20], others.labels[:20])),
+            subject(test=others(20)),
             "warning",
         ).means
     )
     assert (
-        input_checks.few_images(case(batches=private(6))) is None
-        and input_checks.few_images(case(batches=private(2, batch=3))) is None
+        input_checks.few_images(subject(batches=private(6))) is None
+        and input_checks.few_images(subject(batches=private(2, batch=3))) is None
     )
-    assert fired(input_checks.few_images, case(batches=private(5)), "note")
+    assert fired(input_checks.few_images, subject(batches=private(5)), "note")
 
 
 def test_weights_that_are_not_finite_are_an_error_that_names_them() -> None:
-    assert model_checks.weights_not_finite(case()) is None
+    assert model_checks.weights_not_finite(subject()) is None
     assert (
         "head.bias"
         in fired(
-            model_checks.weights_not_finite, case(filled(net(), torch.nan, "head.bias")), "error"
+            model_checks.weights_not_finite, subject(filled(net(), torch.nan, "head.bias")), "error"
         ).means
     )
 
@@ -224,23 +217,23 @@ def test_gradients_that_are_not_finite_are_an_error() -> None:
     def root(logits: Tensor, labels: Tensor) -> Tensor:
         return (cross_entropy(logits, labels) * 0).sqrt()
 
-    assert model_checks.gradients_not_finite(case()) is None
-    assert "victim 0" in fired(model_checks.gradients_not_finite, case(loss=root), "error").means
+    assert model_checks.gradients_not_finite(subject()) is None
+    assert "victim 0" in fired(model_checks.gradients_not_finite, subject(loss=root), "error").means
 
 
 def test_zero_gradients_are_an_error() -> None:
-    assert model_checks.gradients_zero(case()) is None
+    assert model_checks.gradients_zero(subject()) is None
     assert (
         "8 of 8"
-        in fired(model_checks.gradients_zero, case(loss=ScaledCrossEntropy(0.0)), "error").means
+        in fired(model_checks.gradients_zero, subject(loss=ScaledCrossEntropy(0.0)), "error").means
     )
 
 
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.Sigmoid(), nn.Tanh(), nn.ReLU6()])
 def test_saturated_units_are_noticed(activation: nn.Module) -> None:
-    assert model_checks.saturated(case(small(activation))) is None
+    assert model_checks.saturated(subject(small(activation))) is None
     found = fired(
-        model_checks.saturated, case(filled(small(activation), -60.0, "1.bias")), "warning"
+        model_checks.saturated, subject(filled(small(activation), -60.0, "1.bias")), "warning"
     )
     assert "100.0%" in found.means and type(activation).__name__ in found.means
 
@@ -251,8 +244,8 @@ def test_gradients_that_vanish_on_the_way_to_the_first_layer_are_noticed() -> No
         if isinstance(module, nn.Conv2d | nn.Linear):
             with torch.no_grad():
                 module.weight.mul_(0.05)
-    assert model_checks.faded(case()) is None
-    assert "first layer" in fired(model_checks.faded, case(model), "warning").means
+    assert model_checks.faded(subject()) is None
+    assert "first layer" in fired(model_checks.faded, subject(model), "warning").means
 
 
 def test_gradients_of_images_that_the_model_is_certain_of_are_noticed() -> None:
@@ -264,36 +257,38 @@ def test_gradients_of_images_that_the_model_is_certain_of_are_noticed() -> None:
         model.get_parameter("1.weight").fill_(0.125)  # all pixels 1: 8 - 4
         model.get_parameter("2.weight")[0] = 0.2  # a logit of 12.8, and about 0 for noise
     white = [Batch(torch.ones(1, 1, SIZE, SIZE), torch.tensor([0]))] * 6
-    assert model_checks.faded(case(small(), white)) is None
-    assert "certain" in fired(model_checks.faded, case(model, white), "warning").means
+    assert model_checks.faded(subject(small(), white)) is None
+    assert "certain" in fired(model_checks.faded, subject(model, white), "warning").means
 
 
 def test_labels_that_cannot_be_inferred_are_an_error_and_wrong_ones_a_warning() -> None:
-    assert attack_checks.labels_not_inferred(case(labels="inferred")) is None
+    assert attack_checks.labels_not_inferred(subject(labels="inferred")) is None
     frozen = small()
     frozen[2].requires_grad_(False)
-    assert attack_checks.labels_not_inferred(case(frozen)) is None
+    assert attack_checks.labels_not_inferred(subject(frozen)) is None
     assert (
         "frozen"
-        in fired(attack_checks.labels_not_inferred, case(frozen, labels="inferred"), "error").means
+        in fired(
+            attack_checks.labels_not_inferred, subject(frozen, labels="inferred"), "error"
+        ).means
     )
     unlinear = nn.Sequential(nn.Conv2d(1, CLASSES, SIZE), nn.Flatten())
     assert (
         "linear"
         in fired(
-            attack_checks.labels_not_inferred, case(unlinear, labels="inferred"), "error"
+            attack_checks.labels_not_inferred, subject(unlinear, labels="inferred"), "error"
         ).means
     )
-    single = replace(find("dlg"), labels=SingleLabel())  # type: ignore[type-var]
+    single = replace(dlg, labels=SingleLabel())
     assert (
         "batch of 2"
         in fired(
             attack_checks.labels_not_inferred,
-            case(batches=private(4, batch=2), attack=single),
+            subject(batches=private(4, batch=2), attack=single),
             "error",
         ).means
     )
-    noisy = case(labels="inferred", defense=parse("gaussian:100"))
+    noisy = subject(labels="inferred", defense=parse("gaussian:100"))
     assert "gaussian" in fired(attack_checks.labels_not_inferred, noisy, "warning").means
 
 
@@ -306,7 +301,7 @@ def test_a_batch_larger_than_the_classes_is_named_where_labels_were_wrong() -> N
         )
         for _ in range(4)
     ]
-    crowd = case(batches=uneven, labels="inferred", defense=parse("gaussian:1"))
+    crowd = subject(batches=uneven, labels="inferred", defense=parse("gaussian:1"))
     assert (
         "more than the 4 classes"
         in fired(attack_checks.labels_not_inferred, crowd, "warning").means
@@ -314,10 +309,10 @@ def test_a_batch_larger_than_the_classes_is_named_where_labels_were_wrong() -> N
 
 
 def test_a_model_that_cannot_be_batched_is_told_with_its_slowdown() -> None:
-    assert model_checks.not_batchable(case()) is None
-    assert model_checks.not_batchable(case(net("mlp"), defense=parse("precode:k=8"))) is None
+    assert model_checks.not_batchable(subject()) is None
+    assert model_checks.not_batchable(subject(net("mlp"), defense=parse("precode:k=8"))) is None
     odd = small(nn.PReLU(16))
-    assert "times as long" in fired(model_checks.not_batchable, case(odd), "warning").means
+    assert "times as long" in fired(model_checks.not_batchable, subject(odd), "warning").means
 
 
 def test_random_shares_are_a_note_for_a_random_defense_and_a_warning_without() -> None:
@@ -326,22 +321,22 @@ def test_random_shares_are_a_note_for_a_random_defense_and_a_warning_without() -
             return values + torch.randn_like(values)
 
     assert (
-        model_checks.shares_differ(case()) is None
-        and model_checks.shares_differ(case(defense=parse("prune:0.5"))) is None
+        model_checks.shares_differ(subject()) is None
+        and model_checks.shares_differ(subject(defense=parse("prune:0.5"))) is None
     )
     assert (
         "gaussian"
-        in fired(model_checks.shares_differ, case(defense=parse("gaussian:0.1")), "note").means
+        in fired(model_checks.shares_differ, subject(defense=parse("gaussian:0.1")), "note").means
     )
     assert (
         "the model does"
         in fired(
-            model_checks.shares_differ, case(small(nn.Dropout()), protocol=TRAINING), "warning"
+            model_checks.shares_differ, subject(small(nn.Dropout()), protocol=TRAINING), "warning"
         ).means
     )
     with torch.random.fork_rng(devices=[]):
         before = torch.get_rng_state()
-        model_checks.shares_differ(case(small(Noisy())))
+        model_checks.shares_differ(subject(small(Noisy())))
         assert torch.equal(torch.get_rng_state(), before)
 
 
@@ -356,32 +351,31 @@ def test_accuracy_at_chance_is_a_note_for_an_untrained_model_and_a_warning_for_a
         knowing.get_parameter("1.weight").copy_(torch.eye(CLASSES, SIZE * SIZE))
     test = Batch(images, truth)
     assert (
-        input_checks.at_chance(case()) is None
-        and input_checks.at_chance(case(knowing, test=test, trained=True)) is None
+        input_checks.at_chance(subject()) is None
+        and input_checks.at_chance(subject(knowing, test=test, trained=True)) is None
     )
     assert (
         "25.0%"
         in fired(
             input_checks.at_chance,
-            case(filled(knowing, 0.0, "1.weight"), test=test, trained=True),
+            subject(filled(knowing, 0.0, "1.weight"), test=test, trained=True),
             "warning",
         ).means
     )
-    assert fired(input_checks.at_chance, case(knowing, test=test), "note")
+    assert fired(input_checks.at_chance, subject(knowing, test=test), "note")
 
 
 def test_an_attack_is_compared_with_blind_guesses() -> None:
     exact, still = find("closed-form"), GradientMatching(optimizer=Adam(1e-9), steps=1)
-    assert attack_checks.no_better_than_blind(case(small(nn.ReLU()))) is None
-    assert attack_checks.no_better_than_blind(case(small(nn.ReLU()), attack=exact)) is None
+    assert attack_checks.no_better_than_blind(subject(small(nn.ReLU()))) is None
+    assert attack_checks.no_better_than_blind(subject(small(nn.ReLU()), attack=exact)) is None
     assert (
-        "among 4" in fired(attack_checks.no_better_than_blind, case(attack=still), "warning").means
+        "among 4"
+        in fired(attack_checks.no_better_than_blind, subject(attack=still), "warning").means
     )
-    rng = generator(0, "others")
-    others = Batch(torch.rand(120, 1, SIZE, SIZE, generator=rng), torch.arange(120) % CLASSES)
     many = fired(
         attack_checks.no_better_than_blind,
-        case(attack=still, labels="inferred", test=others, public=others),
+        subject(attack=still, labels="inferred", test=others(), public=others()),
         "warning",
     )
     assert "0 of 4 identified among 124" in many.means
@@ -390,7 +384,7 @@ def test_an_attack_is_compared_with_blind_guesses() -> None:
 def test_a_batch_is_attacked_as_one_victim_and_scored_in_its_own_order() -> None:
     still = GradientMatching(optimizer=Adam(1e-9), steps=1)
     used, truths, founds = attack_checks.short_attack(
-        case(batches=private(3, batch=4), attack=still)
+        subject(batches=private(3, batch=4), attack=still)
     )
     assert len(used) == len(truths) == len(founds) == 1 and torch.equal(
         truths[0], private(1, batch=4)[0].images
@@ -405,24 +399,26 @@ def test_an_attack_that_lacks_what_it_needs_is_an_error() -> None:
     assert (
         "needs to know"
         in fired(
-            attack_checks.no_better_than_blind, case(attack=find("transform-known")), "error"
+            attack_checks.no_better_than_blind, subject(attack=find("transform-known")), "error"
         ).means
     )
 
 
 def test_what_does_not_fit_or_cannot_be_shared_is_an_error() -> None:
-    assert input_checks.unfit(case()) is None and input_checks.unshared(case()) is None
+    assert input_checks.unfit(subject()) is None and input_checks.unshared(subject()) is None
     assert (
         "16"
         in fired(
-            input_checks.unfit, case(nn.Sequential(nn.Flatten(), nn.Linear(16, CLASSES))), "error"
+            input_checks.unfit,
+            subject(nn.Sequential(nn.Flatten(), nn.Linear(16, CLASSES))),
+            "error",
         ).means
     )
     assert (
         "label 9"
         in fired(
             input_checks.unfit,
-            case(batches=[Batch(private(1)[0].images, torch.tensor([9]))]),
+            subject(batches=[Batch(private(1)[0].images, torch.tensor([9]))]),
             "error",
         ).means
     )
@@ -430,7 +426,7 @@ def test_what_does_not_fit_or_cannot_be_shared_is_an_error() -> None:
         "BatchNorm"
         in fired(
             input_checks.unshared,
-            case(small(nn.BatchNorm1d(16)), defense=parse("dp:norm=1,multiplier=1.1")),
+            subject(small(nn.BatchNorm1d(16)), defense=parse("dp:norm=1,multiplier=1.1")),
             "error",
         ).means
     )
@@ -440,15 +436,12 @@ def test_what_does_not_fit_or_cannot_be_shared_is_an_error() -> None:
 def test_checks_leave_the_model_as_it_was(training: bool) -> None:
     model = small(nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.5)).train(training)
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    others = Batch(
-        torch.rand(20, 1, SIZE, SIZE, generator=generator(1)), torch.arange(20) % CLASSES
-    )
-    one = case(
+    one = subject(
         model,
         private(8, batch=2),
         protocol=TRAINING,
-        test=others,
-        public=others,
+        test=others(20),
+        public=others(20),
         labels="inferred",
         attacker_loss=cross_entropy,
     )

@@ -6,48 +6,49 @@ import pytest
 import torch
 from torch import nn
 
-from gradveil.checks import CHECKS, Finding, before_audit, diagnose, self_check
+import toys
+from gradveil.checks import CHECKS, Finding, Subject, before_audit, diagnose, self_check
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError, GradveilWarning
-from gradveil.core.seeds import generator
-from gradveil.core.types import Batch, Protocol
-from gradveil.models import build
+from gradveil.core.types import Protocol
 
-CLASSES, SIZE = 4, 8
+TRAINING = Protocol(train_mode=True)
 
 
 def client(protocol: Protocol | None = None) -> Client:
-    model = nn.Sequential(build("lenet", channels=1, size=SIZE, classes=CLASSES), nn.Dropout(0.5))
-    return Client(model, CLASSES, protocol=protocol or Protocol())
+    model = nn.Sequential(toys.lenet().float(), nn.Dropout(0.5))
+    return Client(model, toys.CLASSES, protocol=protocol or Protocol())
 
 
-def batches(count: int = 6) -> list[Batch]:
-    images = torch.rand(count, 1, 1, SIZE, SIZE, generator=generator(0))
-    return [Batch(own, torch.tensor([victim % CLASSES])) for victim, own in enumerate(images)]
+def findings(client: Client, victims: int = 6) -> tuple[Finding, ...]:
+    return diagnose(Subject(client, toys.private(victims))).findings
 
 
 def test_a_sound_client_gives_no_finding() -> None:
-    assert diagnose(client(), batches()) == []
+    assert findings(client()) == ()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert before_audit(client(), batches(), labels="inferred") == []
+        assert before_audit(client(), toys.private(6), labels="inferred") == []
 
 
 def test_findings_come_in_the_order_of_the_checks() -> None:
-    found = diagnose(client(Protocol(train_mode=True)), batches(2))
-    assert [one.name for one in found] == ["dropout", "random shares", "images"]
+    assert [found.name for found in findings(client(TRAINING), 2)] == [
+        "dropout",
+        "random shares",
+        "images",
+    ]
 
 
 def test_an_error_among_the_first_checks_ends_the_diagnosis() -> None:
     broken = client()
     with torch.no_grad():
         next(broken.model.parameters()).fill_(torch.inf)
-    assert [one.level for one in diagnose(broken, batches())] == ["error"]
+    assert [found.level for found in findings(broken)] == ["error"]
 
 
 def test_before_an_audit_each_warning_is_warned_of_and_notes_are_only_returned() -> None:
     with pytest.warns(GradveilWarning) as caught:
-        found = before_audit(client(Protocol(train_mode=True)), batches(2))
+        found = before_audit(client(TRAINING), toys.private(2))
     assert {one.level for one in found} == {"warning", "note"}
     assert [str(one.message) for one in caught] == [
         str(one) for one in found if one.level == "warning"
@@ -56,9 +57,9 @@ def test_before_an_audit_each_warning_is_warned_of_and_notes_are_only_returned()
 
 def test_no_batches_and_other_words_for_labels_are_refused() -> None:
     with pytest.raises(GradveilError, match="no batches"):
-        diagnose(client(), [])
+        Subject(client(), [])
     with pytest.raises(GradveilError, match=r"guessed.*known, inferred"):
-        diagnose(client(), batches(), labels="guessed")  # type: ignore[arg-type]
+        Subject(client(), toys.private(1), labels="guessed")  # type: ignore[arg-type]
 
 
 def test_a_finding_is_one_line_and_its_level_one_of_three() -> None:
@@ -84,11 +85,6 @@ def test_findings_on_a_model_that_draws_do_not_depend_on_torchs_own_generators()
     for number in range(12):
         torch.manual_seed(number)
         state = torch.random.get_rng_state()
-        found.append(
-            [
-                (one.name, one.level)
-                for one in diagnose(client(Protocol(train_mode=True)), batches(2))
-            ]
-        )
+        found.append([(one.name, one.level) for one in findings(client(TRAINING), 2)])
         assert torch.equal(torch.random.get_rng_state(), state)
     assert all(one == found[0] for one in found)

@@ -1,4 +1,4 @@
-"""gradveil doctor takes `auto`, as its own notes recommend: the standard attack is tried and the defense's breakers are named."""
+"""gradveil doctor with `auto` tries the standard attack and names those of an audit."""
 
 import json
 import warnings
@@ -8,9 +8,8 @@ import pytest
 from gradveil.checks import Finding
 
 with warnings.catch_warnings():
-    warnings.simplefilter(
-        "ignore", DeprecationWarning
-    )  # typer 0.20 imports names that click 8.5 means to remove
+    # typer 0.20 imports names that click 8.5 means to remove
+    warnings.simplefilter("ignore", DeprecationWarning)
     from gradveil.cli import run
 
 
@@ -18,7 +17,8 @@ with warnings.catch_warnings():
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the self-check, which is tested elsewhere and takes seconds."""
     monkeypatch.setattr(
-        "gradveil.checks.self_check", lambda _: Finding("note", "self-check", "left out", "nothing")
+        "gradveil.checks.doctor.self_check",
+        lambda _: Finding("note", "self-check", "left out", "nothing"),
     )
 
 

@@ -1,4 +1,4 @@
-"""Calling the command line in this process: its status, what it printed, and what it said on the error stream."""
+"""The command line, called in this process: its status and what it printed on both streams."""
 
 import json
 import warnings
@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 with warnings.catch_warnings():
-    warnings.simplefilter(
-        "ignore", DeprecationWarning
-    )  # typer 0.20 imports names that click 8.5 means to remove
+    # typer 0.20 imports names that click 8.5 means to remove
+    warnings.simplefilter("ignore", DeprecationWarning)
     from gradveil.cli import run
 
 

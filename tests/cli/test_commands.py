@@ -1,15 +1,20 @@
 """What holds for every command: help with examples, one line for bad input, and a quick start."""
 
+import os
+import signal
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.table import Table
 
 from gradveil import __version__, cli
 from gradveil.cli import main
-from gradveil.core.errors import GradveilWarning
+from gradveil.cli.options import say, table
+from gradveil.core.errors import GradveilError, GradveilWarning
 
 COMMANDS = [
     "train",
@@ -111,7 +116,7 @@ def test_an_interrupt_is_one_line_and_status_130(
     def interrupt(_: str) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("gradveil.cli.policy.find_device", interrupt)
+    monkeypatch.setattr("gradveil.engine.device.find_device", interrupt)
     outcome = gradveil("policy show 3")
     assert (outcome.status, outcome.shown) == (130, "")
     assert outcome.said == "error: stopped; run the same command again to go on\n"
@@ -123,25 +128,112 @@ def test_a_disk_error_from_anywhere_is_one_line(
     def broken(_: str) -> None:
         raise OSError(5, "Input/output error", "some/file")
 
-    monkeypatch.setattr("gradveil.cli.policy.find_device", broken)
+    monkeypatch.setattr("gradveil.engine.device.find_device", broken)
     assert gradveil("policy show 3").error == "[Errno 5] Input/output error: 'some/file'"
 
 
-def test_a_fault_of_the_program_itself_is_not_hidden(
+def test_a_fault_of_the_program_itself_is_one_line_and_status_70(
     gradveil: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradveil.cli.policy.find_device", lambda _: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        gradveil("policy show 3")
+    monkeypatch.setattr("gradveil.engine.device.find_device", lambda _: 1 / 0)
+    outcome = gradveil("policy show 3")
+    assert (outcome.status, outcome.shown) == (70, "")
+    assert outcome.said == (
+        "error: unexpected ZeroDivisionError: division by zero; "
+        "run again with --debug for the traceback\n"
+    )
+
+
+def test_a_program_that_is_ended_from_inside_says_so(
+    gradveil: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradveil.engine.device.find_device", lambda _: sys.exit(0))
+    assert gradveil("policy show 3").status == 70
+
+
+@pytest.mark.parametrize("line", ["--debug policy show 3", "policy show 3 --debug"])
+def test_debug_shows_the_traceback_wherever_it_stands(
+    gradveil: Any, monkeypatch: pytest.MonkeyPatch, line: str
+) -> None:
+    monkeypatch.setattr("gradveil.engine.device.find_device", lambda _: 1 / 0)
+    outcome = gradveil(line)
+    assert outcome.status == 70 and outcome.said.startswith("Traceback")
+    assert outcome.said.endswith("ZeroDivisionError: division by zero\n")
+
+
+def test_debug_shows_the_traceback_of_bad_input_too(gradveil: Any) -> None:
+    outcome = gradveil("policy show 3-99 --debug")
+    assert outcome.status == 2 and "Traceback" in outcome.said
+
+
+@pytest.mark.parametrize("debug", ["", " --debug"])
+def test_an_error_cannot_send_escape_sequences_to_the_terminal(
+    gradveil: Any, monkeypatch: pytest.MonkeyPatch, debug: str
+) -> None:
+    def evil(_: str) -> None:
+        raise GradveilError("\x1b]0;title\x07 a name with \udcff in it \u202e")
+
+    monkeypatch.setattr("gradveil.engine.device.find_device", evil)
+    said = gradveil(f"policy show 3{debug}").said
+    assert r"\x1b]0;title\x07 a name with \udcff in it \u202e" in said
+    assert said.replace("\n", "").isprintable()
+
+
+def test_tables_and_words_cannot_send_escape_sequences_to_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    raw = Table("column")
+    raw.add_row("\x1b[4m")
+    say({}, False, table("\x1b[1m", ("column",), [("\x1b[2m",)]), "\x1b[3m", raw, "plain")
+    shown = capsys.readouterr().out
+    assert all(rf"\x1b[{number}m" in shown for number in (1, 2, 3)) and "\x1b" not in shown
+    assert shown.endswith("plain\n")
 
 
 def test_help_starts_without_the_slow_libraries() -> None:
     code = (
-        "import sys; from gradveil.cli import run; run(['--help']); slow = {'lightning', 'scipy', 'matplotlib', 'torchmetrics'}; "
+        "import sys; from gradveil.cli import run; run(['--help']); run(['audit', '--help']); "
+        "slow = {'torch', 'numpy', 'lightning', 'scipy', 'matplotlib'}; "
         "print(*slow & sys.modules.keys(), file=sys.stderr)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr.strip() == ""
+
+
+def start(folder: Path, *before: str) -> "subprocess.Popen[str]":
+    """A command that is just about to import torch, for which a module stands in that waits."""
+    (folder / "torch.py").write_text("import time\nprint('waiting', flush=True)\ntime.sleep(60)\n")
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    process = subprocess.Popen(
+        [*before, sys.executable, "-m", "gradveil", "policy", "show", "3"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": path},
+    )
+    assert process.stdout is not None and process.stdout.readline() == "waiting\n"
+    return process
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_in_the_first_second_is_one_line_and_its_own_status(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    process = start(tmp_path)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=30)
+    assert said == "error: stopped; run the same command again to go on\n"
+    assert process.returncode == 128 + number
+
+
+def test_a_signal_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
+    process = start(tmp_path, "nohup")
+    process.send_signal(signal.SIGHUP)
+    with pytest.raises(subprocess.TimeoutExpired):
+        process.wait(timeout=0.5)
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    assert process.returncode == 128 + signal.SIGTERM
 
 
 def test_a_reader_that_goes_away_is_no_traceback() -> None:
@@ -154,7 +246,7 @@ def test_a_warning_of_ours_is_one_line_on_the_error_stream(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def warn(_: object) -> int:
-        warnings.warn("taking them one at a time", GradveilWarning, stacklevel=1)
+        warnings.warn("taking \x07 them one\nat a time", GradveilWarning, stacklevel=1)
         return 0
 
     monkeypatch.setattr(cli, "run", warn)
@@ -162,4 +254,4 @@ def test_a_warning_of_ours_is_one_line_on_the_error_stream(
     with warnings.catch_warnings(), pytest.raises(SystemExit):
         warnings.simplefilter("always")
         cli.main([])
-    assert capsys.readouterr().err == "warning: taking them one at a time\n"
+    assert capsys.readouterr().err == "warning: taking \\x07 them one at a time\n"

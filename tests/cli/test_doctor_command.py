@@ -77,8 +77,10 @@ def test_an_attack_above_blind_is_silent(gradveil: Any) -> None:
 
 
 def test_an_error_among_the_findings_gives_status_1(gradveil: Any, tmp_path: Path) -> None:
-    lines = "from torch import nn\ndef make(classes):\n    return nn.Sequential(nn.Flatten(), nn.Linear(9, classes))\n"
-    (tmp_path / "too_narrow_net.py").write_text(lines)
+    (tmp_path / "too_narrow_net.py").write_text(
+        "from torch import nn\ndef make(classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(9, classes))\n"
+    )
     outcome = gradveil(f"{MINI} --model too_narrow_net:make --steps 0 --json")
     assert (
         outcome.status == 1
@@ -86,6 +88,14 @@ def test_an_error_among_the_findings_gives_status_1(gradveil: Any, tmp_path: Pat
         and "attack above blind" in outcome.result["skipped"]
     )
     assert [one["name"] for one in outcome.result["findings"]] == ["model and images", "self-check"]
+
+
+def test_an_attack_of_ones_own_is_tried(gradveil: Any, tmp_path: Path) -> None:
+    (tmp_path / "own_attack_of_the_doctor.py").write_text(
+        "from gradveil.attacks import closed_form\nMINE = closed_form\n"
+    )
+    outcome = gradveil(f"{MINI} --model mlp --attack own_attack_of_the_doctor:MINE --json")
+    assert "attack above blind" in outcome.result["silent"]
 
 
 @pytest.mark.parametrize(
@@ -96,6 +106,7 @@ def test_an_error_among_the_findings_gives_status_1(gradveil: Any, tmp_path: Pat
         ("--model lenet --defense shield", "unknown defense 'shield'"),
         ("--model lenet --defense prune:1.5", "1.5"),
         ("--model lenet --attack magic", "unknown attack 'magic'"),
+        ("--model lenet --attack nowhere_at_all:MINE", "there is no module 'nowhere_at_all'"),
         ("--model lenet --labels guessed", "guessed"),
         ("--model lenet --batch-size 0", "batch size 0"),
         ("--model lenet --batch-size 501", "501"),

@@ -13,6 +13,8 @@ from gradveil.data import load
 from gradveil.engine.gradients import cross_entropy
 from gradveil.models import build
 
+MINI = "--data fashion-mnist-mini --model lenet --device cpu"
+
 
 @pytest.fixture
 def update(tmp_path: Path) -> tuple[Path, Path]:
@@ -32,8 +34,8 @@ def test_a_clients_picture_comes_back_from_two_files(
     gradveil: Any, update: tuple[Path, Path], tmp_path: Path
 ) -> None:
     out = tmp_path / "found"
-    options = f"--before {update[0]} --after {update[1]} --data fashion-mnist-mini --model lenet --steps 25 --out {out} --json"
-    outcome = gradveil(f"reconstruct {options}")
+    files = f"--before {update[0]} --after {update[1]} --out {out}"
+    outcome = gradveil(f"reconstruct {files} {MINI} --steps 25 --json")
     assert outcome.status == 0
     assert outcome.result["labels"] == [load("fashion-mnist-mini", "test").classes[0]]
     found = np.array(Image.open(out / "image-0.png")).astype(float)
@@ -44,9 +46,28 @@ def test_a_clients_picture_comes_back_from_two_files(
 def test_two_equal_files_are_refused(
     gradveil: Any, update: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    outcome = gradveil(
-        f"reconstruct --before {update[0]} --after {update[0]} --data fashion-mnist-mini --model lenet --out {tmp_path / 'o'}"
-    )
-    assert outcome.status == 2
-    assert outcome.said.count("error: ") == 1
+    files = f"--before {update[0]} --after {update[0]} --out {tmp_path / 'o'}"
+    assert "hold the same weights" in gradveil(f"reconstruct {files} {MINI}").error
+    assert not (tmp_path / "o").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("--attack magic", "unknown attack 'magic'"),
+        ("--attack nowhere_at_all:MINE", "there is no module 'nowhere_at_all'"),
+        ("--attack closed-form --steps 3", "has no iterations: leave the steps out"),
+        ("--steps 0", "--steps"),
+        ("--size 0", "size 0"),
+        ("--local-lr 0", "local learning rate 0.0"),
+        ("--model nonet", "unknown model 'nonet'"),
+        ("--data cats", "unknown dataset 'cats'"),
+        ("--device tpu", "unknown device 'tpu'"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(
+    gradveil: Any, update: tuple[Path, Path], tmp_path: Path, line: str, words: str
+) -> None:
+    files = f"--before {update[0]} --after {update[1]} --out {tmp_path / 'o'}"
+    assert words in gradveil(f"reconstruct {files} {MINI} {line}").error
     assert not (tmp_path / "o").exists()

@@ -1,6 +1,14 @@
-"""The doctor: what an audit would meet, said before it starts. Each check is one small function of a case."""
+"""The doctor: what an audit would meet, said before it starts. Each check is a small function."""
 
 from gradveil.checks.doctor import CHECKS, before_audit, diagnose, self_check
-from gradveil.checks.subject import Finding, Subject
+from gradveil.checks.subject import Diagnosis, Finding, Subject
 
-__all__ = ["CHECKS", "Finding", "Subject", "before_audit", "diagnose", "self_check"]
+__all__ = [
+    "CHECKS",
+    "Diagnosis",
+    "Finding",
+    "Subject",
+    "before_audit",
+    "diagnose",
+    "self_check",
+]

@@ -1,4 +1,4 @@
-"""Whether an attack finds more than anyone could have drawn: a short one, beside blind guesses."""
+"""Checks of the attacker's side: labels, losses, and whether a short attack beats blind guesses."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from gradveil.attacks import GradientMatching
 from gradveil.attacks.labels import Counted, Known, LabelFinder, SingleLabel, last_layer
 from gradveil.checks.subject import Finding, Subject, quiet
 from gradveil.core.errors import GradveilError
+from gradveil.core.importing import user_code
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Loss, Observation, Reconstruction
 from gradveil.engine.gradients import cross_entropy, per_sample
@@ -19,29 +20,30 @@ from gradveil.scores import assign, gray, identify, mean_color, mean_image, nois
 from gradveil.stats import better_than_blind
 
 
-def labels_not_inferred(case: Subject) -> Finding | None:
-    """Silent where labels are known, and where all are found."""
-    finder = chosen(case)
+def labels_not_inferred(subject: Subject) -> Finding | None:
+    """Find labels that the attacker has to infer and infers wrongly."""
+    finder = chosen(subject)
     if finder is None:
         return None
-    seen, used = (
-        [one for one, _ in case.shared],
-        [batch.labels.tolist() for _, batch in case.shared],
-    )
+    seen = [shared.seen for shared in subject.shared]
+    used = [shared.batch.labels.tolist() for shared in subject.shared]
     try:
         with quiet():
-            found = finder.bind(seen, generator(case.seed, "checks", "labels")).tolist()
+            found = finder.bind(seen, generator(subject.seed, "checks", "labels")).tolist()
     except GradveilError as error:
         return Finding(
             "error", "labels", str(error), "until then no attack that infers labels can run"
         )
     right = sum(
-        (Counter(own) & Counter(guess)).total() for own, guess in zip(used, found, strict=True)
+        (Counter(true) & Counter(guess)).total() for true, guess in zip(used, found, strict=True)
     )
     total = sum(map(len, used))
     if right == total:
         return None
-    means = f"{right} of {total} labels were found from what is shared{_reason(case)}: an attack then looks for images of wrong classes"
+    means = (
+        f"{right} of {total} labels were found from what is shared{_reason(subject)}: "
+        "an attack then looks for images of wrong classes"
+    )
     return Finding(
         "warning",
         "labels",
@@ -50,42 +52,45 @@ def labels_not_inferred(case: Subject) -> Finding | None:
     )
 
 
-def chosen(case: Subject) -> LabelFinder | None:
-    """Who infers labels in this case, as an audit would choose."""
+def chosen(subject: Subject) -> LabelFinder | None:
+    """Return what infers the labels, as an audit would choose it; None where they are known."""
     if (
-        isinstance(case.attack, GradientMatching)
-        and isinstance(case.attack.labels, LabelFinder)
-        and not isinstance(case.attack.labels, Known)
+        isinstance(subject.attack, GradientMatching)
+        and isinstance(subject.attack.labels, LabelFinder)
+        and not isinstance(subject.attack.labels, Known)
     ):
-        return case.attack.labels
-    if case.labels == "known":
+        return subject.attack.labels
+    if subject.labels == "known":
         return None
-    return SingleLabel() if len(case.few[0]) == 1 else Counted()
+    return SingleLabel() if len(subject.few[0]) == 1 else Counted()
 
 
-def _reason(case: Subject) -> str:
-    """The first known one."""
-    one, batch = case.shared[0]
-    classes = case.classes
+def _reason(subject: Subject) -> str:
+    """Say why labels were inferred wrongly: the first reason that is known."""
+    seen, batch = subject.shared[0]
+    classes = subject.classes
     if len(batch) > classes:
-        return f" (batches of {len(batch)} images, more than the {classes} classes: every class may repeat)"
-    if case.client.protocol.local_steps > 1:
-        return f" (the weights move in {case.client.protocol.local_steps} local steps)"
-    if last_layer(one).bias is None:
+        return (
+            f" (batches of {len(batch)} images, more than the {classes} classes: "
+            "every class may repeat)"
+        )
+    if subject.client.protocol.local_steps > 1:
+        return f" (the weights move in {subject.client.protocol.local_steps} local steps)"
+    if last_layer(seen).bias is None:
         return " (the last layer has no bias, so the sums of its rows stand in for it)"
-    if any(part.acts_on == "gradients" for part in case.client.acting.parts()):
-        return f" ({case.client.acting} changes the last layer's gradient)"
-    if any(len(set(own.labels.tolist())) < len(own) for _, own in case.shared):
+    if any(part.acts_on == "gradients" for part in subject.client.acting.parts()):
+        return f" ({subject.client.acting} changes the last layer's gradient)"
+    if any(len(set(used.labels.tolist())) < len(used) for _, used in subject.shared):
         return " (batches with several images of one class)"
     return ""
 
 
-SAME = 1e-4  # relative, above the rounding of float32 and below any scale that matters
+SAME = 1e-4  # relative: above the rounding of float32, below any scale that matters
 
 
 @dataclass(frozen=True)
 class ScaledCrossEntropy:
-    """As a client shares that trains with a scaled loss."""
+    """Cross-entropy times `scale`, the loss of a client that was trained so."""
 
     scale: float = 1.0
 
@@ -93,26 +98,30 @@ class ScaledCrossEntropy:
         return self.scale * cross_entropy(logits, labels)
 
 
-def losses_differ(case: Subject) -> Finding | None:
-    """Compares what the two pull each logit by: constants do not matter, gradients do."""
-    if case.attacker_loss is None:
+def losses_differ(subject: Subject) -> Finding | None:
+    """Find losses of client and attacker whose slopes, logit by logit, differ."""
+    if subject.attacker_loss is None:
         return None
-    images, labels = case.placed(case.few[0])
-    with case.passes():
-        answers = case.answers(images)
-    attacker = case.client.acting.protect_loss(case.attacker_loss)
-    own, theirs = (_slopes(loss, answers, labels) for loss in (case.loss, attacker))
-    if float((own - theirs).norm()) <= SAME * max(float(own.norm()), float(theirs.norm())):
+    images, labels = subject.placed(subject.few[0])
+    with subject.passes():
+        answers = subject.answers(images)
+    attacker = subject.client.acting.protect_loss(subject.attacker_loss)
+    ours, theirs = (_slopes(loss, answers, labels) for loss in (subject.loss, attacker))
+    if float((ours - theirs).norm()) <= SAME * max(float(ours.norm()), float(theirs.norm())):
         return None
-    factor = float((own * theirs).sum() / theirs.square().sum().clamp_min(1e-30))
+    factor = float((ours * theirs).sum() / theirs.square().sum().clamp_min(1e-30))
     do = "give the attacker the client's own loss; Client.share puts it into the observation"
-    if float((own - factor * theirs).norm()) <= SAME * float(own.norm()):
-        scaled = f"the client's loss is {factor:.4g} times the attacker's: a distance by angle (cosine) does not see it, L1 and L2 do"
-        return Finding(
-            "warning", "loss", f"{scaled} and then look for images with the wrong gradient", do
+    if float((ours - factor * theirs).norm()) <= SAME * float(ours.norm()):
+        means = (
+            f"the client's loss is {factor:.4g} times the attacker's: a distance by angle (cosine) "
+            "does not see it, L1 and L2 do and then look for images with the wrong gradient"
         )
-    alike = float(torch.nn.functional.cosine_similarity(own.flatten(), theirs.flatten(), dim=0))
-    means = f"the losses of client and attacker differ (cosine of their slopes {alike:.3f}): even the true images do not match"
+        return Finding("warning", "loss", means, do)
+    alike = float(torch.nn.functional.cosine_similarity(ours.flatten(), theirs.flatten(), dim=0))
+    means = (
+        f"the losses of client and attacker differ (cosine of their slopes {alike:.3f}): "
+        "even the true images do not match"
+    )
     return Finding("warning", "loss", means, do)
 
 
@@ -125,15 +134,15 @@ def _slopes(loss: Loss, answers: Tensor, labels: Tensor) -> Tensor:
     return found
 
 
-IMAGES = 4  # attacked, or one victim where a batch is larger
+IMAGES = 4  # that are attacked, unless one victim has more
 
 
-def no_better_than_blind(case: Subject) -> Finding | None:
-    """By dB over the best blind guess, or by identification."""
-    if case.attack is None:
+def no_better_than_blind(subject: Subject) -> Finding | None:
+    """Find an attack that is no better than blind, by dB over the best guess and identification."""
+    if subject.attack is None:
         return None
     try:
-        attacked, truths, founds = short_attack(case)
+        attacked, truths, founds = short_attack(subject)
     except GradveilError as error:
         return Finding(
             "error",
@@ -142,80 +151,95 @@ def no_better_than_blind(case: Subject) -> Finding | None:
             "choose an attack that suits this model and what is known",
         )
     over = [
-        value for pair in zip(founds, truths, attacked, strict=True) for value in _over(case, *pair)
+        value
+        for pair in zip(founds, truths, attacked, strict=True)
+        for value in _over(subject, *pair)
     ]
-    hits, candidates = _identified(case, torch.cat(founds), torch.cat(truths))
+    hits, candidates = _identified(subject, torch.cat(founds), torch.cat(truths))
     if median(over) > 0 or better_than_blind(over, hits, len(over), candidates).better:
         return None
-    figures = f"median {median(over):+.1f} dB over the best blind guess, {hits} of {len(over)} identified among {candidates:,}"
+    figures = (
+        f"median {median(over):+.1f} dB over the best blind guess, "
+        f"{hits} of {len(over)} identified among {candidates:,}"
+    )
     means = f"a short attack finds no more than a blind guess ({figures})"
-    do = "before calling that privacy, try more steps, another attack, and earlier or untrained weights"
+    do = (
+        "before calling that privacy, try more steps, another attack, "
+        "and earlier or untrained weights"
+    )
     return Finding("warning", "blind", means, do)
 
 
-def short_attack(case: Subject) -> tuple[list[Batch], list[Tensor], list[Tensor]]:
-    """The victims attacked, the images their attack aims at, and what was found, in their order."""
-    assert case.attack is not None
-    count = max(1, IMAGES // len(case.few[0]))
-    seen = [case.attacked(one) for one, _ in case.shared[:count]]
-    with quiet():
-        found = case.attack(_with_labels(case, seen), generator(case.seed, "checks", "attack"))
-    used = [batch for _, batch in case.shared[:count]]
-    truths = [_aim(one, own, batch) for one, own, batch in zip(found, used, case.few, strict=False)]
-    images = [one.images.detach().cpu().float().clamp(0, 1) for one in found]
-    return (
-        used,
-        truths,
-        [some[assign(some, truth)] for some, truth in zip(images, truths, strict=True)],
-    )
+def short_attack(subject: Subject) -> tuple[list[Batch], list[Tensor], list[Tensor]]:
+    """Attack the first victims; return them, the images aimed at, and those found, in order."""
+    assert subject.attack is not None
+    count = max(1, IMAGES // len(subject.few[0]))
+    seen = [subject.attacked(shared.seen) for shared in subject.shared[:count]]
+    with quiet(), user_code(f"attack {subject.attack.title} failed"):
+        found = subject.attack(
+            _with_labels(subject, seen), generator(subject.seed, "checks", "attack")
+        )
+    used = [shared.batch for shared in subject.shared[:count]]
+    truths = [_aim(*each) for each in zip(found, used, subject.few, strict=False)]
+    images = [each.images.detach().cpu().float().clamp(0, 1) for each in found]
+    ordered = [some[assign(some, truth)] for some, truth in zip(images, truths, strict=True)]
+    return used, truths, ordered
 
 
-def _with_labels(case: Subject, seen: Sequence[Observation]) -> list[Observation]:
-    """Where they are inferred, an attack that needs them gets the inferred ones, as in an audit."""
-    assert case.attack is not None
-    finder = chosen(case)
-    if finder is None or "labels" not in case.attack.needs:
+def _with_labels(subject: Subject, seen: Sequence[Observation]) -> list[Observation]:
+    """Give inferred labels to an attack that needs some, as in an audit."""
+    assert subject.attack is not None
+    finder = chosen(subject)
+    if finder is None or "labels" not in subject.attack.needs:
         return list(seen)
-    inferred = finder.bind(seen, generator(case.seed, "checks", "labels"))
+    inferred = finder.bind(seen, generator(subject.seed, "checks", "labels"))
     return [
-        replace(one, knowledge=replace(one.knowledge, labels=own))
-        for one, own in zip(seen, inferred, strict=True)
+        replace(each, knowledge=replace(each.knowledge, labels=labels))
+        for each, labels in zip(seen, inferred, strict=True)
     ]
 
 
-def _aim(one: Reconstruction, used: Batch, original: Batch) -> Tensor:
-    return (used if one.aims_at == "used" else original).images.detach().cpu().float()
+def _aim(found: Reconstruction, used: Batch, original: Batch) -> Tensor:
+    return (used if found.aims_at == "used" else original).images.detach().cpu().float()
 
 
-def _over(case: Subject, found: Tensor, truth: Tensor, batch: Batch) -> list[float]:
-    """dB over the best of noise, grey and, where there are public images, their mean color and the mean of the label's class."""
+def _over(subject: Subject, found: Tensor, truth: Tensor, batch: Batch) -> list[float]:
+    """dB of each image over the best blind guess: noise, gray, and what public images give.
+
+    These give their mean color, their mean and the mean of the label's class.
+    """
     shape = truth.shape[1], truth.shape[2], truth.shape[3]
-    guesses = [noise(shape, 1, generator(case.seed, "checks", "guess")), gray(shape)]
-    if case.public is not None:
-        guesses += [mean_color(case.public.images.float()), mean_image(case.public.images.float())]
+    guesses = [noise(shape, 1, generator(subject.seed, "checks", "guess")), gray(shape)]
+    if subject.public is not None:
+        guesses += [
+            mean_color(subject.public.images.float()),
+            mean_image(subject.public.images.float()),
+        ]
     everyone = torch.cat(guesses).expand(len(truth), -1, -1, -1, -1)
-    own = torch.stack(
+    guesses_of_each = torch.stack(
         [
-            torch.cat([many, _class_mean(case, int(label))])
+            torch.cat([many, _class_mean(subject, int(label))])
             for many, label in zip(everyone, batch.labels, strict=True)
         ]
     )
-    values: list[float] = over_blind(found, truth, own).tolist()
+    values: list[float] = over_blind(found, truth, guesses_of_each).tolist()
     return values
 
 
-def _class_mean(case: Subject, label: int) -> Tensor:
-    """Grey where nothing of the class is public: that guess is there already."""
-    example = case.few[0].images
+def _class_mean(subject: Subject, label: int) -> Tensor:
+    """The mean of the public images of a class; gray, a guess already, where there are none."""
+    example = subject.few[0].images
     shape = example.shape[1], example.shape[2], example.shape[3]
-    if case.public is None or not bool((case.public.labels == label).any()):
+    if subject.public is None or not bool((subject.public.labels == label).any()):
         return gray(shape)
-    return mean_image(case.public.images[case.public.labels == label].float())
+    return mean_image(subject.public.images[subject.public.labels == label].float())
 
 
-def _identified(case: Subject, found: Tensor, truth: Tensor) -> tuple[int, int]:
-    """How many, and among how many: the true images and the test images, changed as the client changes its own."""
-    others = _changed(case, case.test) if case.test is not None else truth[:0]
+def _identified(subject: Subject, found: Tensor, truth: Tensor) -> tuple[int, int]:
+    """Count the images identified, and the candidates: the true images and the test images, which
+    the defense changes as it changes the client's.
+    """
+    others = _changed(subject, subject.test) if subject.test is not None else truth[:0]
     others = (
         others[
             ~torch.stack([(others - one).abs().flatten(1).amax(1) < 1e-6 for one in truth]).any(0)
@@ -229,7 +253,7 @@ def _identified(case: Subject, found: Tensor, truth: Tensor) -> tuple[int, int]:
     return int(identify(found, candidates, torch.arange(len(found))).sum()), len(candidates)
 
 
-def _changed(case: Subject, batch: Batch) -> Tensor:
-    rng = generator(case.seed, "checks", "candidates")
+def _changed(subject: Subject, batch: Batch) -> Tensor:
+    rng = generator(subject.seed, "checks", "candidates")
     pixels = Batch(batch.images.float(), batch.labels)
-    return case.client.acting.protect_batch(pixels, rng).images
+    return subject.client.acting.protect_batch(pixels, rng).images

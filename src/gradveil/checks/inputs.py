@@ -1,4 +1,4 @@
-"""What reaches the model: pixels in [0, 1], normalized once; and enough images to tell one from another."""
+"""Checks of what reaches the model: pixels in [0, 1], normalized once, and enough of them."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,24 +14,25 @@ from gradveil.core.seeds import forked
 from gradveil.engine.gradients import in_mode
 from gradveil.engine.shares import Shares
 from gradveil.models.bottleneck import at_rest, penalties
+from gradveil.models.factories import logits
 
-LEAST_CANDIDATES = 100  # below, chance alone identifies more than 1 in 100
-LEAST_RANKED = 6  # below, no signed-rank test reaches 2.5%: 1 / 2^5
-BYTES = 32  # no usual normalization gives larger values
-SLACK = 1e-4  # rounding
+LEAST_CANDIDATES = 100  # with fewer, chance alone identifies more than 1 in 100
+LEAST_RANKED = 6  # with fewer, no signed-rank test reaches 2.5%: the least p is 1 / 2^5
+BYTES = 32  # no usual normalization gives values above this
+SLACK = 1e-4  # for rounding
 
 Range = tuple[float, float]
 
 
-def outside_pixels(case: Subject) -> Finding | None:
-    """Images that were normalized before they were handed in, bytes, or numbers that are none."""
-    low = min(float(batch.images.min()) for batch in case.few)
-    high = max(float(batch.images.max()) for batch in case.few)
-    floats = all(batch.images.is_floating_point() for batch in case.few)
+def outside_pixels(subject: Subject) -> Finding | None:
+    """Find images that were normalized already, that are bytes, or that are not finite."""
+    low = min(float(batch.images.min()) for batch in subject.few)
+    high = max(float(batch.images.max()) for batch in subject.few)
+    floats = all(batch.images.is_floating_point() for batch in subject.few)
     if floats and low >= 0 and high <= 1:
         return None
     ends = f"the images have values from {low:g} to {high:g}, pixels have 0 to 1"
-    if not all(bool(batch.images.isfinite().all()) for batch in case.few):
+    if not all(bool(batch.images.isfinite().all()) for batch in subject.few):
         return Finding(
             "error", "pixels", f"{ends}: some are not finite", "mend what makes the images"
         )
@@ -39,7 +40,7 @@ def outside_pixels(case: Subject) -> Finding | None:
         return Finding("error", "pixels", f"{ends}: they are bytes", "divide them by 255")
     twice = (
         "the model normalizes too, so they are normalized twice"
-        if _normalizing(case.client.model)
+        if _normalizing(subject.client.model)
         else "they were normalized already"
     )
     return Finding(
@@ -50,9 +51,9 @@ def outside_pixels(case: Subject) -> Finding | None:
     )
 
 
-def normalized_twice(case: Subject) -> Finding | None:
-    """A layer with mean and std whose input is no longer in [0, 1], seen in a pass."""
-    model, (images, _) = case.client.model, case.placed(case.few[0])
+def normalized_twice(subject: Subject) -> Finding | None:
+    """Find a layer with a mean and a std that gets values outside [0, 1] in a pass."""
+    model, (images, _) = subject.client.model, subject.placed(subject.few[0])
     seen: dict[str, Range] = {}
     with ExitStack() as hooks:
         for name, module in _normalizing(model).items():
@@ -60,12 +61,15 @@ def normalized_twice(case: Subject) -> Finding | None:
                 module.register_forward_pre_hook(_record(seen, name, images.shape)).remove
             )
         with in_mode(model, False), forked():
-            case.answers(images, model)
+            subject.answers(images, model)
     wrong = {name: ends for name, ends in seen.items() if ends[0] < -SLACK or ends[1] > 1 + SLACK}
     if not wrong:
         return None
     name, (low, high) = next(iter(wrong.items()))
-    means = f"{name or 'the model'} normalizes values from {low:.3g} to {high:.3g}, which are no pixels: they were normalized before"
+    means = (
+        f"{name or 'the model'} normalizes values from {low:.3g} to {high:.3g}, which are no "
+        "pixels: they were normalized before"
+    )
     return Finding(
         "warning",
         "normalization",
@@ -74,12 +78,15 @@ def normalized_twice(case: Subject) -> Finding | None:
     )
 
 
-def few_candidates(case: Subject) -> Finding | None:
-    """Identification means little among few."""
-    if case.test is None or len(case.test) >= LEAST_CANDIDATES:
+def few_candidates(subject: Subject) -> Finding | None:
+    """Find too few images for an identification to mean much."""
+    if subject.test is None or len(subject.test) >= LEAST_CANDIDATES:
         return None
-    there = len(case.test)
-    means = f"there are {there} images to identify a reconstruction among: luck alone finds {1 / max(there, 1):.0%}"
+    there = len(subject.test)
+    means = (
+        f"there are {there} images to identify a reconstruction among: "
+        f"luck alone finds {1 / max(there, 1):.0%}"
+    )
     return Finding(
         "warning",
         "candidates",
@@ -88,19 +95,22 @@ def few_candidates(case: Subject) -> Finding | None:
     )
 
 
-def few_images(case: Subject) -> Finding | None:
-    """The tests of an audit need some."""
-    total = sum(map(len, case.batches))
+def few_images(subject: Subject) -> Finding | None:
+    """Find too few images for the tests of an audit."""
+    total = sum(map(len, subject.batches))
     if total >= LEAST_RANKED:
         return None
-    means = f"{total} image(s): no test by rank can tell an attack on fewer than {LEAST_RANKED} from a blind guess"
+    means = (
+        f"{total} image(s): no test by rank can tell an attack on fewer than {LEAST_RANKED} "
+        "from a blind guess"
+    )
     return Finding(
         "note", "images", means, f"attack {LEAST_RANKED} or more, 32 or more for a figure to quote"
     )
 
 
 def _normalizing(model: nn.Module) -> dict[str, nn.Module]:
-    """The modules without weights that hold a mean and a std, unless these change nothing."""
+    """Return the modules that hold a mean and a std but no weights, unless these change nothing."""
     return {
         name: module
         for name, module in model.named_modules()
@@ -134,16 +144,17 @@ def _record(
     return record
 
 
-def unfit(case: Subject) -> Finding | None:
-    """The images and labels are no batch, or the model gives no logit for each class."""
-    client = case.client
+def unfit(subject: Subject) -> Finding | None:
+    """Find images and labels that are no batch, or a model without a logit for each class."""
+    client = subject.client
     try:
-        for number, batch in enumerate(case.few):
-            check_batch(batch, case.classes, f"victim {number}")
-        images, _ = case.placed(case.few[0])
+        for number, batch in enumerate(subject.few):
+            check_batch(batch, subject.classes, f"victim {number}")
+        images, _ = subject.placed(subject.few[0])
+        logits(client.model, images, type(client.model).__name__)
         with quiet():
             Shares(client.model, client.loss, client.protocol).check(
-                images, case.classes + penalties(client.model)
+                images, subject.classes + penalties(client.model)
             )
     except GradveilError as error:
         return Finding(
@@ -152,50 +163,57 @@ def unfit(case: Subject) -> Finding | None:
     return None
 
 
-def unshared(case: Subject) -> Finding | None:
-    """The client refuses for another reason: the defense does not suit the model, the local steps diverge."""
+def unshared(subject: Subject) -> Finding | None:
+    """Find what else keeps the client from sharing, such as a defense that suits another model."""
     try:
-        assert case.shared
+        assert subject.shared  # kept: the other checks look at it
     except GradveilError as error:
         return Finding("error", "sharing", str(error), "nothing can be attacked until then")
     return None
 
 
 MOST_IMAGES = 1_000
-AT_ONCE = 250
-CERTAIN = 0.01  # p-value above which an accuracy may be luck
+IMAGES_AT_ONCE = 250
+CERTAIN = 0.01  # with a larger p-value an accuracy may be luck
 
 
-def at_chance(case: Subject) -> Finding | None:
-    """The accuracy on up to 1,000 images, against the most frequent class of them."""
+def at_chance(subject: Subject) -> Finding | None:
+    """Find an accuracy, on up to 1,000 images, that is no better than their most frequent class."""
     from scipy.stats import binomtest
 
-    if case.test is None or not len(case.test):
+    if subject.test is None or not len(subject.test):
         return None
-    labels = case.test.labels[:MOST_IMAGES]
-    hits, n = correct(case), len(labels)
-    chance = max(float(labels.bincount().max()) / n, 1 / case.classes)
-    bar = min(
-        2 * chance, (1 + chance) / 2
-    )  # random weights alone may do somewhat better than chance
-    if hits / n > bar and binomtest(hits, n, chance, alternative="greater").pvalue < CERTAIN:
+    labels = subject.test.labels[:MOST_IMAGES]
+    hits, n = correct(subject), len(labels)
+    chance = max(float(labels.bincount().max()) / n, 1 / subject.classes)
+    # Random weights alone may do somewhat better than chance.
+    least = min(2 * chance, (1 + chance) / 2)
+    if hits / n > least and binomtest(hits, n, chance, alternative="greater").pvalue < CERTAIN:
         return None
-    means = f"the model is right on {hits / n:.1%} of {n} test images, hardly better than chance ({chance:.1%})"
-    if case.trained:
-        do = "check that checkpoint, model, data set and its normalization belong together; the figures will be those of an untrained model"
+    means = (
+        f"the model is right on {hits / n:.1%} of {n} test images, "
+        f"hardly better than chance ({chance:.1%})"
+    )
+    if subject.trained:
+        do = (
+            "check that checkpoint, model, data set and its normalization belong together; "
+            "the figures will be those of an untrained model"
+        )
         return Finding("warning", "accuracy", means, do)
     do = "give a checkpoint for figures of a trained model: untrained ones leak most"
     return Finding("note", "accuracy", f"{means}, as untrained ones are", do)
 
 
-def correct(case: Subject) -> int:
-    """How many of the test images it is right on, in eval mode and without a defense's dropout."""
-    assert case.test is not None
-    images, labels = case.placed(case.test)
+def correct(subject: Subject) -> int:
+    """Count the test images that the model is right on, with all dropout off."""
+    assert subject.test is not None
+    images, labels = subject.placed(subject.test)
     images, labels = images[:MOST_IMAGES], labels[:MOST_IMAGES]
     hits = 0
-    with case.passes(), in_mode(case.model, False), at_rest(case.model):
-        for some, true in zip(images.split(AT_ONCE), labels.split(AT_ONCE), strict=True):
-            logits = case.answers(some)[:, : case.classes]
+    with subject.passes(), in_mode(subject.model, False), at_rest(subject.model):
+        for some, true in zip(
+            images.split(IMAGES_AT_ONCE), labels.split(IMAGES_AT_ONCE), strict=True
+        ):
+            logits = subject.answers(some)[:, : subject.classes]
             hits += int((logits.argmax(1) == true).sum())
     return hits

@@ -1,4 +1,4 @@
-"""Weights and gradients that no attack can work with: not finite, zero, or so small that they say little."""
+"""Checks of the model: weights, gradients, modes, random draws, and whether it can be batched."""
 
 import math
 import time
@@ -20,9 +20,9 @@ from gradveil.defenses import Defense
 from gradveil.engine.gradients import gradient, in_mode
 from gradveil.models.bottleneck import AlwaysDropout
 
-FLAT = 0.01  # of the steepest slope of a sigmoid or tanh
-MOST_FLAT = 0.95  # share of a layer's units
-FADED = 1e-3  # of what is usual
+FLAT = 0.01  # a slope below this share of an activation's steepest is none
+MOST_FLAT = 0.95  # a layer with this share of flat units is saturated
+FADED = 1e-3  # a gradient below this share of the usual one has vanished
 
 SLOPES: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
     nn.ReLU: lambda y: (y > 0).double(),
@@ -30,22 +30,27 @@ SLOPES: dict[type[nn.Module], Callable[[Tensor], Tensor]] = {
     nn.Sigmoid: lambda y: 4 * y * (1 - y),
     nn.Tanh: lambda y: 1 - y.square(),
 }
-"""From an activation's output to its slope there, as a share of the steepest."""
+"""The slope of an activation, as a share of its steepest, as a function of its output."""
 
 
-def weights_not_finite(case: Subject) -> Finding | None:
+def weights_not_finite(subject: Subject) -> Finding | None:
+    """Find a weight or running statistic that is not finite."""
     try:
-        check_weights(case.client.model)
+        check_weights(subject.client.model)
     except GradveilError as error:
         return Finding("error", "weights", str(error), "nothing can be shared until then")
     return None
 
 
-def gradients_not_finite(case: Subject) -> Finding | None:
-    for number, found in enumerate(case.plain):
+def gradients_not_finite(subject: Subject) -> Finding | None:
+    """Find a gradient that is not finite."""
+    for number, found in enumerate(subject.plain):
         for name, value in found.items():
             if not bool(value.isfinite().all()):
-                means = f"the gradient of {name!r} of victim {number} is not finite: the loss or its slope overflows"
+                means = (
+                    f"the gradient of {name!r} of victim {number} is not finite: "
+                    "the loss or its slope overflows"
+                )
                 return Finding(
                     "error",
                     "gradient",
@@ -55,30 +60,37 @@ def gradients_not_finite(case: Subject) -> Finding | None:
     return None
 
 
-def gradients_zero(case: Subject) -> Finding | None:
-    norms = [_norm(found) for found in case.plain]
+def gradients_zero(subject: Subject) -> Finding | None:
+    """Find victims whose whole gradient is zero."""
+    norms = [_norm(found) for found in subject.plain]
     dead = sum(norm == 0 for norm in norms)
     if not dead:
         return None
-    means = f"the gradient of {dead} of {len(norms)} victims is zero: the model is dead or saturated there, and nothing can be matched"
+    means = (
+        f"the gradient of {dead} of {len(norms)} victims is zero: the model is dead or saturated "
+        "there, and nothing can be matched"
+    )
     return Finding(
         "error", "gradient", means, "take weights from earlier in training, or other images"
     )
 
 
-def saturated(case: Subject) -> Finding | None:
-    """Almost all units of a layer are flat for almost all images: dead ReLUs, sigmoids at 0 or 1."""
+def saturated(subject: Subject) -> Finding | None:
+    """Find a layer with almost all units flat for almost all images, such as dead ReLUs."""
     flat: dict[str, float] = {}
-    with case.passes(), ExitStack() as hooks:
-        for name, module in case.model.named_modules():
+    with subject.passes(), ExitStack() as hooks:
+        for name, module in subject.model.named_modules():
             if slope := SLOPES.get(type(module)):
                 hooks.callback(module.register_forward_hook(_measure(flat, name, slope)).remove)
-        case.answers(torch.cat([case.placed(batch)[0] for batch in case.few]))
+        subject.answers(torch.cat([subject.placed(batch)[0] for batch in subject.few]))
     worst = max(flat, key=lambda name: flat[name], default=None)
     if worst is None or flat[worst] < MOST_FLAT:
         return None
-    kind = type(case.model.get_submodule(worst)).__name__
-    means = f"{flat[worst]:.1%} of the units of {worst} ({kind}) have no slope: hardly any gradient gets through them"
+    kind = type(subject.model.get_submodule(worst)).__name__
+    means = (
+        f"{flat[worst]:.1%} of the units of {worst} ({kind}) have no slope: "
+        "hardly any gradient gets through them"
+    )
     return Finding(
         "warning",
         "saturation",
@@ -87,13 +99,18 @@ def saturated(case: Subject) -> Finding | None:
     )
 
 
-def faded(case: Subject) -> Finding | None:
-    """Gradients far below what is usual: those of early layers beside the others, or these images' beside noise's."""
-    if not case.plain:
+def faded(subject: Subject) -> Finding | None:
+    """Find gradients that are far too small: the first layer's beside those of the other layers,
+    or those of these images beside those of noise.
+    """
+    if not subject.plain:
         return None
-    depths = [_depth(found) for found in case.plain]
+    depths = [_depth(found) for found in subject.plain]
     if (depth := median(depths)) < FADED:
-        means = f"the first layer's gradient is {depth:.0e} of the largest layer's: what it says of the pixels drowns in the rest"
+        means = (
+            f"the first layer's gradient is {depth:.0e} of the largest layer's: "
+            "what it says of the pixels drowns in the rest"
+        )
         return Finding(
             "warning",
             "vanishing",
@@ -101,14 +118,19 @@ def faded(case: Subject) -> Finding | None:
             "take larger initial weights, normalization layers or other activations; no defense",
         )
     noise = torch.rand(
-        case.few[0].images.shape, generator=generator(case.seed, "checks", "noise")
-    ).to(case.example)
-    with case.passes():
-        usual = _norm(gradient(case.model, case.loss, noise, case.placed(case.few[0])[1]))
-    own = median(map(_norm, case.plain))
-    if not own < FADED * usual:
+        subject.few[0].images.shape, generator=generator(subject.seed, "checks", "noise")
+    ).to(subject.example)
+    with subject.passes():
+        usual = _norm(
+            gradient(subject.model, subject.loss, noise, subject.placed(subject.few[0])[1])
+        )
+    norm = median(map(_norm, subject.plain))
+    if not norm < FADED * usual:
         return None
-    means = f"the gradients' norm is {own:.1e}, that of noise images {usual:.1e}: the model is certain of these images"
+    means = (
+        f"the gradients' norm is {norm:.1e}, that of noise images {usual:.1e}: "
+        "the model is certain of these images"
+    )
     return Finding(
         "warning",
         "vanishing",
@@ -122,7 +144,7 @@ def _norm(found: Gradients) -> float:
 
 
 def _depth(found: Gradients) -> float:
-    """The root mean square of the first weight's gradient beside the largest."""
+    """The root mean square of the first weight's gradient, as a share of the largest."""
     sizes = [
         float(value.double().square().mean().sqrt()) for value in found.values() if value.dim() > 1
     ]
@@ -138,17 +160,20 @@ def _measure(
     return measure
 
 
-def dropout_on(case: Subject) -> Finding | None:
-    """Masks hide part of the model from the attacker, who must find them too."""
-    with in_mode(case.model, case.client.protocol.train_mode):
+def dropout_on(subject: Subject) -> Finding | None:
+    """Find dropout that is on: its masks hide part of the model from the attacker."""
+    with in_mode(subject.model, subject.client.protocol.train_mode):
         on = {
             n: m
-            for n, m in case.model.named_modules()
+            for n, m in subject.model.named_modules()
             if isinstance(m, _DropoutNd) and m.training and m.p > 0
         }
     if not on:
         return None
-    means = f"dropout is on in {_few(on)}: each gradient is that of a thinned model whose masks the attacker does not know"
+    means = (
+        f"dropout is on in {_few(on)}: each gradient is that of a thinned model whose masks "
+        "the attacker does not know"
+    )
     if all(isinstance(module, AlwaysDropout) for module in on.values()):
         return Finding(
             "note",
@@ -164,20 +189,23 @@ def dropout_on(case: Subject) -> Finding | None:
     )
 
 
-def batch_statistics(case: Subject) -> Finding | None:
-    """Then the images of a batch depend on each other."""
-    with in_mode(case.model, case.client.protocol.train_mode):
-        norms = {n: m for n, m in case.model.named_modules() if isinstance(m, _BatchNorm)}
+def batch_statistics(subject: Subject) -> Finding | None:
+    """Find batch norm that takes its statistics from the batch, which mixes the batch's images."""
+    with in_mode(subject.model, subject.client.protocol.train_mode):
+        norms = {n: m for n, m in subject.model.named_modules() if isinstance(m, _BatchNorm)}
         on = {n: m for n, m in norms.items() if m.training or m.running_mean is None}
     if not on:
         return None
-    size = len(case.few[0])
+    size = len(subject.few[0])
     alone = (
         ", and a batch of one image is normalized by itself alone"
         if size == 1
         else f", the {size} images of a victim mixed"
     )
-    means = f"batch norm takes its statistics from the batch in {_few(on)}{alone}; victims are attacked one at a time, which is slow"
+    means = (
+        f"batch norm takes its statistics from the batch in {_few(on)}{alone}; "
+        "victims are attacked one at a time, which is slow"
+    )
     if any(module.running_mean is None for module in on.values()):
         return Finding(
             "warning",
@@ -199,21 +227,29 @@ def _few(named: Mapping[str, nn.Module]) -> str:
     return f"{first or 'the model'} ({kind})" + (f" and {len(more)} more" if more else "")
 
 
-SAME = 1e-4  # relative, above what the order of sums on a GPU makes
+SAME = 1e-4  # relative: larger than what the order of sums on a GPU makes
 
 
-def shares_differ(case: Subject) -> Finding | None:
-    """A note where the defense is meant to draw, a warning where nothing should."""
-    change = relative_change(case.shared, case.share(1))
+def shares_differ(subject: Subject) -> Finding | None:
+    """Find shares of one batch that differ: a note under a random defense, else a warning."""
+    change = relative_change(subject.shared, subject.share(1))
     if change <= SAME:
         return None
-    acting = case.client.acting
+    acting = subject.client.acting
     if acting.random:
-        who = str(acting)
-        means = f"two shares of one batch differ by {change:.0%} of their size, since {who} draws anew each time"
-        do = "audit many images, with --attack auto, which adds the attacks that undo it: one lucky draw proves nothing"
+        means = (
+            f"two shares of one batch differ by {change:.0%} of their size, "
+            f"since {acting} draws anew each time"
+        )
+        do = (
+            "audit many images, with --attack auto, which adds the attacks that undo it: "
+            "one lucky draw proves nothing"
+        )
         return Finding("note", "random shares", means, do)
-    means = f"two shares of one batch differ by {change:.0%} of their size, though the defense ({acting}) draws nothing: the model does"
+    means = (
+        f"two shares of one batch differ by {change:.0%} of their size, "
+        f"though the defense ({acting}) draws nothing: the model does"
+    )
     return Finding(
         "warning",
         "random shares",
@@ -232,11 +268,14 @@ def relative_change(one: list[Shared], other: list[Shared]) -> float:
     return math.sqrt(difference / total) if total else 0.0
 
 
-def not_batchable(case: Subject) -> Finding | None:
-    """The slowdown is that of a few victims one by one, against one plain pass of all their images."""
-    used = [batch for _, batch in case.shared]
-    streams = [generator(case.seed, "checks", "engine", number) for number in range(len(used))]
-    shared = Rounds(case.model, case.loss, case.client.protocol, Defense(), used, streams)
+def not_batchable(subject: Subject) -> Finding | None:
+    """Find a model whose victims must be taken one by one, and measure how much slower that is.
+
+    The measure is the time of a few victims beside that of one plain pass of all their images.
+    """
+    used = [batch for _, batch in subject.shared]
+    streams = [generator(subject.seed, "checks", "engine", number) for number in range(len(used))]
+    shared = Rounds(subject.model, subject.loss, subject.client.protocol, Defense(), used, streams)
     with quiet(), forked():
         shared.next()
     reason = shared.shares.why_not
@@ -248,17 +287,20 @@ def not_batchable(case: Subject) -> Finding | None:
     )
 
     def together() -> None:
-        for _ in range(case.client.protocol.local_steps):
-            gradient(case.model, case.loss, images, labels)
+        for _ in range(subject.client.protocol.local_steps):
+            gradient(subject.model, subject.loss, images, labels)
 
-    with quiet(), case.passes():
+    with quiet(), subject.passes():
         slowly = seconds(
             lambda: Rounds(
-                case.model, case.loss, case.client.protocol, Defense(), used, streams
+                subject.model, subject.loss, subject.client.protocol, Defense(), used, streams
             ).next()
         )
         times = slowly / seconds(together)
-    means = f"victims are taken one at a time, as {reason}: {len(used)} of them take {times:.1f} times as long as one pass of their images"
+    means = (
+        f"victims are taken one at a time, as {reason}: {len(used)} of them take {times:.1f} times "
+        "as long as one pass of their images"
+    )
     return Finding(
         "warning",
         "engine",
@@ -268,7 +310,7 @@ def not_batchable(case: Subject) -> Finding | None:
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """The shorter of two runs."""
+    """The seconds that the work takes: the shorter of two runs."""
     found = []
     for _ in range(2):
         started = time.perf_counter()

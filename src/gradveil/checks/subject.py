@@ -1,12 +1,13 @@
-"""What is looked at: a client, some of its batches, and what is known around them. Costly facts are found once."""
+"""What a check looks at (a client, some batches and what is known around them) and what it says."""
 
+import json
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from itertools import islice
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +21,12 @@ from gradveil.core.types import Batch, Gradients, Loss, Observation
 from gradveil.engine.gradients import gradient, in_mode, trainable
 
 Level = Literal["note", "warning", "error"]
-"""A note is good to know; a warning says that figures may mislead; with an error nothing can be measured."""
+"""A note is good to know; after a warning figures may mislead, after an error there are none."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """`name` is the check's; `means` and `do` are one line each."""
+    """What a check found: what it means and what to do about it, in one line each."""
 
     level: Level
     name: str
@@ -42,18 +43,77 @@ class Finding:
         return f"{self.name}: {self.means}; {self.do}"
 
     def plain(self) -> dict[str, str]:
-        """As plain values, for JSON."""
+        """Return the fields as plain values, for JSON."""
         return asdict(self)
 
 
-VICTIMS = 8  # of the batches given, the most that are shared: enough for a first look
+LEVELS = ("error", "warning", "note")  # the worst first
+
+
+@dataclass(frozen=True, repr=False)
+class Diagnosis:
+    """What the checks found, those that found nothing, and those that could not be made.
+
+    `machine` is what the self-check of this machine found, where it was made. It prints as text,
+    and `plain` gives the same for programs.
+    """
+
+    findings: tuple[Finding, ...]
+    silent: tuple[str, ...]
+    skipped: tuple[str, ...]
+    machine: Finding | None = None
+
+    @property
+    def everything(self) -> tuple[Finding, ...]:
+        """All findings, that of the self-check last."""
+        return self.findings if self.machine is None else (*self.findings, self.machine)
+
+    @property
+    def errors(self) -> int:
+        """The number of findings that are errors."""
+        return sum(found.level == "error" for found in self.everything)
+
+    def plain(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        return {
+            "findings": [found.plain() for found in self.everything],
+            "silent": list(self.silent),
+            "skipped": list(self.skipped),
+            "errors": self.errors,
+        }
+
+    def to_json(self) -> str:
+        """Return one JSON object as text."""
+        return json.dumps(self.plain())
+
+    def __str__(self) -> str:
+        """Two lines for each finding, the worst first, then the silent and the skipped checks."""
+        ordered = sorted(self.findings, key=lambda found: LEVELS.index(found.level))
+        lines = [line for found in ordered for line in _in_words(found)]
+        for word, names in (("well", self.silent), ("skipped", self.skipped)):
+            if names:
+                lines.append(f"{word:<8}{len(names)} checks: {', '.join(names)}")
+        return "\n".join([*lines, *(() if self.machine is None else _in_words(self.machine))])
+
+    __repr__ = __str__
+
+
+def _in_words(found: Finding) -> tuple[str, str]:
+    return f"{found.level:<8}{found.name}: {found.means}", f"{'':<8}{found.do}"
+
+
+VICTIMS = 8  # batches that are shared at most: enough for a first look
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """`attacker_loss`: what the attacker differentiates, where that is not the client's loss. `public`: images of the same kind that
-    anyone may have, for blind guesses. `test`: images that the model was not trained on, for its accuracy and as candidates of an
-    identification. `trained`: whether the weights are meant to be.
+    """A client, its private batches, and what is known around them. Costly facts are found once.
+
+    `attack` is tried where it is given. `attacker_loss` is what the attacker differentiates, where
+    that is not the client's loss. `public` are images of the same kind that anyone may have, for
+    blind guesses. `test` are images that the model was not trained on: its accuracy is measured on
+    them, and reconstructions are identified among them. `trained` says that the weights are meant
+    to be those of a trained model.
     """
 
     client: Client
@@ -74,34 +134,36 @@ class Subject:
 
     @cached_property
     def few(self) -> list[Batch]:
+        """The first batches, which most checks look at."""
         return list(islice(self.batches, VICTIMS))
 
     @cached_property
     def classes(self) -> int:
-        """The number of classes, asked of the model where the client does not say it."""
+        """The number of classes, found by a pass of the model where the client does not say it."""
         return self.client.count_classes(self.few[0].images)
 
     @cached_property
     def model(self) -> nn.Module:
-        """The protected one, that gradients are of."""
+        """The model that gradients are of: the client's, as its defense protects it."""
         return self.client.protected_model(self.few[0].images.to(self.example))
 
     @property
     def loss(self) -> Loss:
+        """The loss that gradients are of: the client's, as its defense protects it."""
         return self.client.acting.protect_loss(self.client.loss)
 
     @property
     def example(self) -> Tensor:
-        """For the device and the type of numbers."""
+        """A parameter of the model, which has its device and its type of numbers."""
         return next(iter(trainable(self.client.model).values()))
 
     @cached_property
     def shared(self) -> list[Shared]:
-        """What is seen of the first batches, and what was used."""
+        """What the client shares of the first batches."""
         return self.share(0)
 
     def share(self, draw: int) -> list[Shared]:
-        """The same batches with other random numbers for each `draw`."""
+        """Share the first batches, with other random numbers for each `draw`."""
         with quiet():
             return self.client.share_batches(
                 self.few,
@@ -112,7 +174,7 @@ class Subject:
 
     @cached_property
     def plain(self) -> list[Gradients]:
-        """The gradients of the images as they are, before any defense changes them; none where the model gives none."""
+        """The gradients of the first batches before any defense; none where the model fails."""
         try:
             with self.passes():
                 return [gradient(self.model, self.loss, *self.placed(batch)) for batch in self.few]
@@ -120,7 +182,10 @@ class Subject:
             return []
 
     def answers(self, images: Tensor, model: nn.Module | None = None) -> Tensor:
-        """Of the protected model, or of another, in its present mode; statistics that a pass updates are updated on a copy."""
+        """What a model answers, by default the protected one, in its present mode.
+
+        Running statistics stay as they are.
+        """
         asked = self.model if model is None else model
         with torch.no_grad():
             found: Tensor = functional_call(
@@ -129,27 +194,25 @@ class Subject:
         return found
 
     def placed(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Images and labels where the model is."""
+        """Return a batch's images and labels, on the model's device."""
         return batch.images.to(self.example), batch.labels.to(self.example.device, torch.long)
 
     @contextmanager
     def passes(self) -> Iterator[None]:
-        """For passes of the model in the client's mode, which leave it and torch's own generators as they were."""
+        """Put the model into the client's mode; then it and torch's generators are as before."""
         with in_mode(self.model, self.client.protocol.train_mode), forked():
             yield
 
-    def attacked(self, one: Observation) -> Observation:
-        """As the attacker takes it: with its own loss."""
-        return (
-            one
-            if self.attacker_loss is None
-            else replace(one, loss=self.client.acting.protect_loss(self.attacker_loss))
-        )
+    def attacked(self, seen: Observation) -> Observation:
+        """Return what is seen with the attacker's loss, where that is another than the client's."""
+        if self.attacker_loss is None:
+            return seen
+        return replace(seen, loss=self.client.acting.protect_loss(self.attacker_loss))
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """What our own parts warn of is told as a finding instead."""
+    """Silence gradveil's warnings: a finding says the same."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", GradveilWarning)
         yield

@@ -1,7 +1,8 @@
-"""The command line: every command, and how errors reach the user, as one line and a status of 2."""
+"""The command line: every command, and how errors reach the user, as one line and a status."""
 
 import os
 import sys
+import traceback
 import warnings
 from typing import Annotated, Any
 
@@ -9,16 +10,35 @@ import typer
 
 from gradveil import __version__
 from gradveil.cli import audit, data, defenses, doctor, policy, reconstruct, search, train
-from gradveil.core.errors import GradveilError, GradveilWarning
+from gradveil.core.errors import GradveilError, GradveilWarning, one_line
+from gradveil.core.importing import RAISED
+from gradveil.core.stopping import (
+    STOPPED,
+    exit_status,
+    ignore_signals,
+    signaled,
+    stop_on_signals,
+)
+from gradveil.core.text import printable
 
-INTERRUPTED = 128 + 2  # as shells report a program that SIGINT ended
+BAD_INPUT = 2
+UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h: an error in the program itself
+INTERRUPTED = 128 + 2  # as typer reports Ctrl-C
+
+DEBUG = "--debug"
+
+STATUS = (
+    "Status: 0 done; 1 done, and something was found wrong; 2 bad input; 70 unexpected error; "
+    "128 + n stopped by signal n, such as 130 by Ctrl-C."
+)
 
 app = typer.Typer(
     name="gradveil",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="What shared gradients give away in collaborative learning, and the defences that stop it.",
+    help="What shared gradients give away in collaborative learning, and the defenses against it.",
+    epilog=STATUS,
 )
 app.add_typer(data.app, name="data")
 app.add_typer(policy.app, name="policy")
@@ -41,48 +61,68 @@ def group(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
     ] = False,
+    debug: Annotated[  # `run` takes it out before: it may stand anywhere
+        bool,
+        typer.Option(DEBUG, help="Show the traceback of an error. It may stand anywhere."),
+    ] = False,
 ) -> None:
-    """What shared gradients give away in collaborative learning, and the defences that stop it."""
+    """What shared gradients give away in collaborative learning, and the defenses against it."""
 
 
 def main(arguments: list[str] | None = None) -> None:
+    """Run the command line as a program: take signals and warnings over, and exit."""
     plain = warnings.showwarning
 
-    def one_line(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+    def show(message: Warning | str, category: type[Warning], *origin: Any, **more: Any) -> None:
+        text = printable(" ".join(str(message).split()))
         if issubclass(category, GradveilWarning):
-            typer.echo(f"warning: {message}", err=True)
+            typer.echo(f"warning: {text}", err=True)
         else:
-            plain(message, category, *place, **more)
+            plain(text, category, *origin, **more)
 
-    warnings.showwarning = one_line
-    sys.exit(run(arguments))
+    warnings.showwarning = show
+    with stop_on_signals():
+        sys.exit(run(arguments))
 
 
 def run(arguments: list[str] | None = None) -> int:
-    """The status to exit with."""
+    """Run one command and return the status to exit with."""
+    given = sys.argv[1:] if arguments is None else arguments
+    debug = DEBUG in given
     try:
-        status = app(arguments, standalone_mode=False)
-        if status == INTERRUPTED:  # what typer makes of Ctrl-C
+        status = app([word for word in given if word != DEBUG], standalone_mode=False)
+        if status == INTERRUPTED:  # what typer makes of KeyboardInterrupt
             raise KeyboardInterrupt
         return status if isinstance(status, int) else 0
-    except GradveilError as error:
-        return _fail(str(error))
     except (KeyboardInterrupt, typer.Abort):
-        return _fail("stopped; run the same command again to go on", INTERRUPTED)
+        return _stopped()
     except BrokenPipeError:  # the reader went away, as `| head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except OSError as error:
-        return _fail(str(error))
-    except Exception as error:
-        message = getattr(
-            error, "format_message", None
-        )  # click's errors about usage, wherever this typer keeps click
-        if message is None:
-            raise
-        return _fail(message() or "no command given: see gradveil --help")
+    except RAISED as error:
+        if signaled():
+            return _stopped()
+        message, status = _explained(error)
+        if debug:
+            typer.echo(printable(traceback.format_exc()).rstrip(), err=True)
+        else:
+            typer.echo(f"error: {printable(' '.join(message.split()))}", err=True)
+        return status
 
 
-def _fail(message: str, status: int = 2) -> int:
-    typer.echo("error: " + " ".join(message.split()), err=True)
-    return status
+def _stopped() -> int:
+    ignore_signals()
+    typer.echo(STOPPED, err=True)
+    return exit_status()
+
+
+def _explained(error: BaseException) -> tuple[str, int]:
+    """What to say of an error, and the status to exit with."""
+    if isinstance(error, GradveilError | OSError):
+        return str(error), BAD_INPUT
+    # Of click's errors about usage, wherever this typer keeps click.
+    usage = getattr(error, "format_message", None)
+    if usage is not None:
+        return usage() or "no command given: see gradveil --help", BAD_INPUT
+    said = one_line(error, 200)
+    return f"unexpected {said}; run again with {DEBUG} for the traceback", UNEXPECTED

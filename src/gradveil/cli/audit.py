@@ -8,11 +8,10 @@ import typer
 
 from gradveil.cli.options import DataRoot, Device, Json, Seed, examples, say
 from gradveil.core.errors import GradveilError
-from gradveil.core.types import Protocol
-from gradveil.defenses import Defense, parse
 
 if TYPE_CHECKING:
     from gradveil.audits import AuditResult, Threshold
+    from gradveil.defenses import Defense
 
 END = "end"
 
@@ -127,6 +126,7 @@ def audit_command(
     """Attack the gradients of images, beside blind guesses and an easy model. Run the same command again after a stop: it goes on."""
     from gradveil.audits import AuditJob, make_cases, name_attacks
     from gradveil.audits.run import run_audit  # scipy and matplotlib take a second to import
+    from gradveil.core.types import Protocol
 
     defenses = _defenses(defense, policy)
     threshold = _threshold(certify, delta, gamma)
@@ -204,12 +204,14 @@ def _show(result: "AuditResult", threshold: "Threshold | None", as_json: bool) -
     say(plain, as_json, *tables, "\n".join(lines))
 
 
-def _defenses(defenses: list[str] | None, policy: str) -> list[Defense]:
+def _defenses(defenses: list[str] | None, policy: str) -> "list[Defense]":
     if policy != "none" and defenses:
         raise GradveilError(
             f"--policy {policy} and --defense {defenses[0]}: give one of them; a policy is a "
             "defense too"
         )
+    from gradveil.defenses import parse
+
     return [parse(text) for text in ([policy] if policy != "none" else defenses or ["none"])]
 
 
@@ -226,7 +228,9 @@ def parse_steps(text: str) -> tuple[str, ...]:
     return (*map(str, numbers), *([END] if END in parts else []))
 
 
-def parse_paths(values: Sequence[str], defenses: Sequence[Defense], option: str) -> dict[str, Path]:
+def parse_paths(
+    values: Sequence[str], defenses: "Sequence[Defense]", option: str
+) -> dict[str, Path]:
     """Paths by the defense's text from DEFENSE=PATH, and under "" from PATH, for all others."""
     found: dict[str, Path] = {}
     texts = [str(defense) for defense in defenses]
@@ -242,6 +246,8 @@ def parse_paths(values: Sequence[str], defenses: Sequence[Defense], option: str)
 
 def _split(value: str, defenses: Sequence[str], option: str) -> tuple[str, Path]:
     """A defense's own text may hold `=` too, so every one is tried."""
+    from gradveil.defenses import parse
+
     for position in (number for number, letter in enumerate(value) if letter == "="):
         try:
             text = str(parse(value[:position]))

@@ -2,7 +2,7 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 from rich.progress import (
@@ -16,8 +16,9 @@ from rich.progress import (
 )
 
 from gradveil.cli.options import DataRoot, Device, Json, Seed, examples, progress, say, table
-from gradveil.data import Dataset, Verification, catalog, fetch, find_root, verify
-from gradveil.engine.device import find_device
+
+if TYPE_CHECKING:
+    from gradveil.data import Dataset, Verification
 
 app = typer.Typer(no_args_is_help=True, help="List, check and fetch data sets.")
 
@@ -32,6 +33,9 @@ def list_sets(
     device: Device = "auto",
 ) -> None:
     """List every data set gradveil knows, and whether it lies below the data root."""
+    from gradveil.data import catalog, find_root  # torch takes seconds to import
+    from gradveil.engine.device import find_device
+
     find_device(device)
     root = find_root(data_root)
     sets = [_facts(entry, root) for entry in catalog()]
@@ -74,6 +78,9 @@ def verify_set(
 
     They are checked by checksum where the owner publishes one, else by decoding every image.
     """
+    from gradveil.data import verify
+    from gradveil.engine.device import find_device
+
     find_device(device)
     _report(verify(name, data_root), as_json)
 
@@ -90,6 +97,9 @@ def fetch_set(
 
     It goes on where an earlier download stopped.
     """
+    from gradveil.data import fetch
+    from gradveil.engine.device import find_device
+
     find_device(device)
     columns = (
         TextColumn("{task.description}"),
@@ -116,7 +126,7 @@ def fetch_set(
     _report(found, as_json)
 
 
-def _facts(entry: Dataset, root: Path) -> dict[str, Any]:
+def _facts(entry: "Dataset", root: Path) -> dict[str, Any]:
     named = (
         "name",
         "title",
@@ -134,7 +144,7 @@ def _facts(entry: Dataset, root: Path) -> dict[str, Any]:
     return {name: getattr(entry, name) for name in named} | {"here": entry.here(root)}
 
 
-def _report(found: Verification, as_json: bool) -> None:
+def _report(found: "Verification", as_json: bool) -> None:
     result = {
         "dataset": found.name,
         "verified": found.ok,

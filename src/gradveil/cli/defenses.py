@@ -3,7 +3,6 @@
 import typer
 
 from gradveil.cli.options import Json, examples, say, table
-from gradveil.defenses import REGISTRY
 
 app = typer.Typer(no_args_is_help=True, help="Look at the defenses.")
 
@@ -22,6 +21,8 @@ def group() -> None:
 @app.command("list", epilog=examples("gradveil defenses list", "gradveil defenses list --json"))
 def list_defenses(as_json: Json = False) -> None:
     """Show every defense as it is written, what it does, what breaks it, and its paper."""
+    from gradveil.defenses import REGISTRY  # torch takes seconds to import
+
     found = [
         {
             "name": name,

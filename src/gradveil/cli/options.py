@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
+from gradveil.core.text import SafeConsole, printable
 
 Json = Annotated[
     bool,
@@ -29,7 +30,7 @@ DataRoot = Annotated[
     ),
 ]
 
-progress = Console(stderr=True)
+progress = SafeConsole(stderr=True)
 
 
 def say(result: Mapping[str, Any], as_json: bool, *shown: Table | str) -> None:
@@ -37,7 +38,7 @@ def say(result: Mapping[str, Any], as_json: bool, *shown: Table | str) -> None:
     if as_json:
         typer.echo(json.dumps(result, default=str))
         return
-    console = Console()
+    console = SafeConsole()
     for number, part in enumerate(shown):
         if number and isinstance(part, Table):
             console.print()
@@ -47,11 +48,11 @@ def say(result: Mapping[str, Any], as_json: bool, *shown: Table | str) -> None:
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     """Build a table whose first column is never cut: it holds the names a user types."""
-    made = Table(title=Text(title), title_justify="left")
+    made = Table(title=Text(printable(title)), title_justify="left")
     for number, column in enumerate(columns):
         made.add_column(column, no_wrap=number == 0)
     for row in rows:
-        made.add_row(*(Text(str(cell)) for cell in row))
+        made.add_row(*(Text(printable(str(cell))) for cell in row))
     return made
 
 

@@ -1,16 +1,15 @@
 """gradveil policy: show a policy in words and as a picture."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gradveil.cli.options import Device, Json, Seed, examples, say, table
 from gradveil.core.errors import GradveilError
-from gradveil.core.seeds import generator
-from gradveil.data import load
-from gradveil.engine.device import find_device
-from gradveil.transforms import Policy, Transform
+
+if TYPE_CHECKING:
+    from gradveil.transforms import Transform
 
 app = typer.Typer(no_args_is_help=True, help="Look at transformation policies.")
 
@@ -51,8 +50,11 @@ def show(
 
     Each image gets one of the members joined by +, and random signs.
     """
-    # Here, because matplotlib takes a second to import.
+    from gradveil.core.seeds import generator  # torch and matplotlib take seconds to import
+    from gradveil.data import load
+    from gradveil.engine.device import find_device
     from gradveil.report.pictures import as_picture, draw_policy, open_picture
+    from gradveil.transforms import Policy
 
     find_device(device)
     parsed = Policy.parse(policy)
@@ -80,7 +82,7 @@ def show(
     say(result, as_json, shown, f"drawn in {out}" if out else "")
 
 
-def _facts(transform: Transform) -> dict[str, Any]:
+def _facts(transform: "Transform") -> dict[str, Any]:
     return {
         "index": transform.index,
         "name": transform.name,

@@ -1,22 +1,18 @@
-"""gradveil reconstruct: what the weights before and after a client's training give away, from two files of any framework."""
+"""gradveil reconstruct: a client's images from its weights before and after training."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gradveil.cli.options import DataRoot, Device, Json, Seed, examples, say
-from gradveil.core.errors import GradveilError
-from gradveil.core.seeds import generator
-from gradveil.core.types import Knowledge, Protocol
-from gradveil.engine.device import find_device
-from gradveil.engine.gradients import cross_entropy
 
 EXAMPLES = examples(
-    "gradveil reconstruct --before r7.safetensors --after c3.safetensors --data cifar100 --model lenet --local-lr 0.01 --out found",
-    "gradveil reconstruct --before a.pt --after b.npz --data folder:photos --model my.nets:make --local-steps 5 --size 4 --out found",
+    "gradveil reconstruct --before r7.safetensors --after c3.safetensors --data cifar100 "
+    "--model lenet --local-lr 0.01 --out found",
+    "gradveil reconstruct --before a.pt --after b.npz --data folder:photos --model my.nets:make "
+    "--local-steps 5 --size 4 --out found",
 )
 
 
@@ -42,14 +38,16 @@ def reconstruct_command(
         ),
     ],
     out: Annotated[Path, typer.Option("--out", help="The folder for the pictures.")],
-    attack: Annotated[str, typer.Option("--attack", help="Such as dlg or adam-cosine.")] = "dlg",
+    attack: Annotated[
+        str, typer.Option("--attack", help="Such as dlg or adam-cosine, or package.module:NAME.")
+    ] = "dlg",
     size: Annotated[int, typer.Option(help="Images that the client trained on.")] = 1,
     local_steps: Annotated[
         int, typer.Option(help="Steps of SGD that the client made, each over all its images.")
     ] = 1,
     local_lr: Annotated[float, typer.Option(help="Learning rate of those steps.")] = 0.01,
     steps: Annotated[
-        int | None, typer.Option(help="Iterations of the attack. Default: as published.")
+        int | None, typer.Option(min=1, help="Iterations of the attack. Default: as published.")
     ] = None,
     image_size: Annotated[
         int | None, typer.Option(help="Pixels a side, where they differ from the data set's.")
@@ -59,41 +57,29 @@ def reconstruct_command(
     seed: Seed = 0,
     device: Device = "auto",
 ) -> None:
-    """Reconstruct a client's images from two checkpoints. Labels are inferred. There is no truth to score by: look at the pictures."""
-    from gradveil.attacks import GradientMatching, find
-    from gradveil.attacks.labels import Counted
-    from gradveil.core.files import write_text
-    from gradveil.data import load
-    from gradveil.models import build
-    from gradveil.report.pictures import as_picture, save_picture
-    from gradveil.updates import observe_update
+    """Reconstruct a client's images from two checkpoints, inferring the labels.
 
-    place = find_device(device)
+    There is no truth to score by: look at the pictures.
+    """
+    from gradveil.core.files import write_text  # torch takes seconds to import
+    from gradveil.data import load
+    from gradveil.report.pictures import as_picture, save_picture
+    from gradveil.updates import reconstruct
+
     split = load(data, "test", root=data_root, image_size=image_size)
-    net = build(
-        model,
-        channels=split.channels,
-        size=split.size,
-        classes=len(split.classes),
-        mean=split.mean,
-        std=split.std,
-    ).to(place)
-    seen = observe_update(
+    found = reconstruct(
         before,
         after,
-        net,
-        loss=cross_entropy,
-        image_shape=(split.channels, split.size, split.size),
-        classes=len(split.classes),
+        model,
+        images=split,
         size=size,
-        protocol=Protocol(local_steps, local_lr),
+        attack=attack,
+        steps=steps,
+        local_steps=local_steps,
+        local_lr=local_lr,
+        seed=seed,
+        device=device,
     )
-    chosen = find(attack)
-    if isinstance(chosen, GradientMatching):
-        chosen = replace(chosen, labels=Counted(), steps=chosen.steps if steps is None else steps)
-    elif steps is not None:
-        raise GradveilError(f"attack {attack} has no iterations: leave --steps out")
-    (found,) = chosen([replace(seen, knowledge=Knowledge())], generator(seed, "reconstruct"))
     paths = [out / f"image-{number}.png" for number in range(size)]
     for path, image in zip(paths, found.images, strict=True):
         save_picture(path, as_picture((image * 255).round().byte()))

@@ -1,6 +1,5 @@
-"""The base of every other part: types, errors, files, seeds, progress, imports by name."""
+"""What every other part stands on: types, errors, seeds, files. Importing it loads no torch."""
 
 from gradveil.core.errors import GradveilError, unknown
-from gradveil.core.types import Batch
 
-__all__ = ["Batch", "GradveilError", "unknown"]
+__all__ = ["GradveilError", "unknown"]

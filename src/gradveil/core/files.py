@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.text import printable
 
 KINDS = {
     stat.S_IFDIR: "a folder",
@@ -39,12 +40,7 @@ def shown(text: object, longest: int = LONGEST) -> str:
     found = str(text)
     if len(found) > longest:
         found = f"{found[: longest // 2]}...{found[-longest // 2 :]}"
-    return "".join(
-        letter
-        if letter.isprintable()
-        else letter.encode("unicode_escape", "surrogatepass").decode("ascii")
-        for letter in found
-    )
+    return printable(found).replace("\n", r"\n")
 
 
 def regular_file(path: Path) -> os.stat_result:

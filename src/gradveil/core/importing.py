@@ -1,4 +1,4 @@
-"""Objects that a command line or a caller names as `package.module:name`, imported."""
+"""A user's own code: imported by `package.module:name`, and run so that its errors are one line."""
 
 import importlib
 import inspect
@@ -11,7 +11,12 @@ from pathlib import Path
 from gradveil.core.errors import GradveilError, one_line
 
 RAISED = (Exception, SystemExit)
-"""The errors that a user's code may raise: a script without a main guard ends in SystemExit."""
+"""What a user's own code may raise: a script without a main guard ends in SystemExit."""
+
+LIBRARIES = ("gradveil", "torch", "contextlib", "copy", "importlib", "inspect")
+"""Packages whose lines of code tell a user nothing about where their own code fails."""
+
+LONGEST = 200  # letters of an error's message that are shown
 
 NAMES = {"model": "factory", "defense": "Class(...)", "attack": "NAME"}
 
@@ -50,6 +55,33 @@ def import_named(reference: str, kind: str) -> object:
             f"{kind} {reference!r}: {module_name!r} has no {attribute!r}; "
             f"it has {', '.join(names) or 'nothing of the kind'}"
         ) from error
+
+
+@contextmanager
+def user_code(doing: str) -> Iterator[None]:
+    """Turn what a user's own code raises, SystemExit included, into one line.
+
+    The line says what failed (`doing`, such as "model Net could not be made"), the error, and the
+    file and line of the user's code that it came from.
+    """
+    try:
+        yield
+    except GradveilError:
+        raise
+    except RAISED as error:
+        raise GradveilError(f"{doing}: {one_line(error, LONGEST)}{_origin(error)}") from error
+
+
+def _origin(error: BaseException) -> str:
+    """The last line of code on the way to the error that is neither ours nor a library's."""
+    found, step = "", error.__traceback__
+    while step is not None:
+        package = str(step.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in LIBRARIES:
+            name = Path(step.tb_frame.f_code.co_filename).name
+            found = f" ({name}, line {step.tb_lineno})"
+        step = step.tb_next
+    return found
 
 
 @contextmanager

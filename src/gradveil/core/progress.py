@@ -1,6 +1,5 @@
 """The progress bar of every job, on the error stream: the task, how far, the time left."""
 
-from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -11,6 +10,8 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+from gradveil.core.text import SafeConsole
 
 
 class Bar:
@@ -23,7 +24,7 @@ class Bar:
     def __init__(self, shown: bool, *, counted: bool = False, calm: float = 30.0) -> None:
         amount: ProgressColumn = MofNCompleteColumn() if counted else TaskProgressColumn()
         self._shown, self._done = shown, 0.0
-        self._console = Console(stderr=True)
+        self._console = SafeConsole(stderr=True)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),

@@ -8,10 +8,10 @@ from torch import nn
 from gradveil.core.errors import unknown
 from gradveil.core.seeds import derived
 from gradveil.models.base import Classifier, Normalize, Task
-from gradveil.models.factories import find
+from gradveil.models.factories import Split, check_fit, check_weights_exist, find, own_copy
 from gradveil.models.zoo import convnet, lenet, mlp, resnet20_4, vit
 
-__all__ = ["ARCHITECTURES", "Classifier", "Normalize", "Task", "build", "names"]
+__all__ = ["ARCHITECTURES", "Classifier", "Normalize", "Task", "build", "build_for", "names"]
 
 ARCHITECTURES: dict[str, Callable[[Task], tuple[nn.Sequential, nn.Linear]]] = {
     "resnet20-4": resnet20_4,
@@ -50,6 +50,35 @@ def build(
         # After the import of a user's module, which may draw too.
         torch.default_generator.manual_seed(derived(seed, "weights"))
         return make(task)
+
+
+def build_for(
+    model: nn.Module | str, split: Split, seed: int = 0, *, check: bool = True
+) -> nn.Module:
+    """A model for the images of this split: made by its name, or a copy of the module given.
+
+    With `check`, refuse a model that has nothing to train or does not give a logit for each class.
+    """
+    if isinstance(model, str):
+        made, name = _built(model, split, seed), repr(model)
+        check_weights_exist(made)
+    else:
+        made, name = own_copy(model), type(model).__name__
+    if check:
+        check_fit(made, split, name)
+    return made
+
+
+def _built(name: str, split: Split, seed: int) -> nn.Module:
+    return build(
+        name,
+        channels=split.channels,
+        size=split.size,
+        classes=len(split.classes),
+        mean=split.mean,
+        std=split.std,
+        seed=seed,
+    )
 
 
 def _architecture(name: str, normalize: Normalize) -> Callable[[Task], nn.Module]:

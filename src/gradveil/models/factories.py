@@ -1,32 +1,60 @@
-"""Models a user brings as `package.module:factory`, imported and called."""
+"""Models for given images: built in, made by a user's factory, or a user's own module."""
 
+import copy
 import inspect
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-from torch import nn
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
-from gradveil.core.errors import GradveilError, one_line
-from gradveil.core.importing import RAISED, current_folder_importable, import_named
+from gradveil.core.errors import GradveilError
+from gradveil.core.importing import current_folder_importable, import_named, user_code
 from gradveil.models.base import Task
 
 
-def find(reference: str) -> Callable[[Task], nn.Module]:
-    """Return a function that calls the factory for a task.
+class Split(Protocol):
+    """What a model must know of the images that it is for; `data.Images` has all of it."""
 
-    The factory gets those of `channels`, `size` and `classes` that it takes as keywords. Its module
-    may lie in the current folder. The model gets images in [0, 1] and normalizes them itself.
+    @property
+    def images(self) -> Tensor:
+        """The images, uint8 (N, C, H, W)."""
+
+    @property
+    def channels(self) -> int:
+        """The number of planes of an image."""
+
+    @property
+    def size(self) -> int:
+        """The pixels of a side."""
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """The names of the classes."""
+
+    @property
+    def mean(self) -> Sequence[float]:
+        """The mean of each channel, in [0, 1]."""
+
+    @property
+    def std(self) -> Sequence[float]:
+        """The standard deviation of each channel."""
+
+
+def find(reference: str) -> Callable[[Task], nn.Module]:
+    """A function that makes the model of a user's factory, `package.module:factory`.
+
+    The factory is called with those of `channels`, `size` and `classes` that it takes as keywords.
+    Its module may lie in the current folder. The model gets images in [0, 1] and normalizes them
+    itself.
     """
     factory = _load(reference)
 
     def make(task: Task) -> nn.Module:
-        try:
-            with current_folder_importable():
-                model = factory(**_accepted(factory, asdict(task)))
-        except RAISED as error:
-            raise GradveilError(
-                f"model {reference!r} could not be made: {one_line(error)}"
-            ) from error
+        offered = {"channels": task.channels, "size": task.size, "classes": task.classes}
+        with user_code(f"model {reference!r} could not be made"), current_folder_importable():
+            model = factory(**_accepted(factory, offered))
         if not isinstance(model, nn.Module):
             raise GradveilError(
                 f"model {reference!r} gave a {type(model).__name__}: "
@@ -35,6 +63,68 @@ def find(reference: str) -> Callable[[Task], nn.Module]:
         return model
 
     return make
+
+
+def own_copy(model: object) -> nn.Module:
+    """Copy a user's module, so that the user's stays as it is; refuse what is none."""
+    if not isinstance(model, nn.Module):
+        raise GradveilError(
+            f"model: a {type(model).__name__}; expected a torch.nn.Module, the name of a model, "
+            "or package.module:factory"
+        )
+    check_weights_exist(model)
+    with user_code(f"model {type(model).__name__} cannot be copied"):
+        return copy.deepcopy(model)
+
+
+def check_weights_exist(model: nn.Module) -> None:
+    """Refuse weights that are still to be made: lazy layers, and those of the meta device."""
+    kind = type(model).__name__
+    for name, value in (*model.named_parameters(), *model.named_buffers()):
+        if is_lazy(value):
+            raise GradveilError(
+                f"model {kind}: {name!r} has no shape yet; pass one batch through the model first"
+            )
+        if value.is_meta:
+            raise GradveilError(
+                f"model {kind}: {name!r} has no values (device meta); load its weights first"
+            )
+
+
+def check_fit(model: nn.Module, split: Split, name: str) -> None:
+    """Refuse a model that has nothing to train, or gives no logit for each class of the split."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise GradveilError(f"model {name} has no parameters to train")
+    images = split.images[:2].float() / 255
+    shape, wanted = tuple(images.shape), (len(images), len(split.classes))
+    given = logits(model, images, name)
+    if tuple(given.shape) != wanted:
+        raise GradveilError(
+            f"model {name} gives {tuple(given.shape)} for images of shape {shape}: "
+            f"expected {wanted}, a logit per class"
+        )
+
+
+def logits(model: nn.Module, images: Tensor, name: str) -> Tensor:
+    """What a copy of the model answers to images in eval mode; refuse what is no real numbers."""
+    example = next(iter(model.parameters()), images)
+    shape = tuple(images.shape)
+    with (
+        user_code(f"model {name} fails on images of shape {shape}"),
+        torch.no_grad(),
+        torch.random.fork_rng(devices=[]),
+    ):
+        given: object = copy.deepcopy(model).eval()(images.to(example))
+    if not isinstance(given, Tensor):
+        raise GradveilError(
+            f"model {name} gives a {type(given).__name__} for images of shape {shape}: "
+            "expected a tensor of logits"
+        )
+    if not given.is_floating_point():
+        raise GradveilError(
+            f"model {name} gives values of type {given.dtype}: expected logits, floating point"
+        )
+    return given
 
 
 def _load(reference: str) -> Callable[..., object]:

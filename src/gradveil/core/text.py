@@ -1,0 +1,33 @@
+"""Text from outside (names of files and classes, other programs' messages), made safe to print."""
+
+from collections.abc import Iterator
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+
+def printable(text: str) -> str:
+    r"""Return the text with every character that shows nothing written as an escape, such as \x1b.
+
+    A terminal would obey some of them: they move the cursor, change the window's title or reverse
+    the direction of writing. Line ends are kept.
+    """
+    return "".join(
+        letter if letter == "\n" or letter.isprintable() else _escaped(letter) for letter in text
+    )
+
+
+def _escaped(letter: str) -> str:
+    return letter.encode("unicode_escape", "backslashreplace").decode("ascii")
+
+
+class SafeConsole(Console):
+    """Prints text and tables with their own characters made `printable`; styles stay."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        """Give the pieces of text that a renderable is printed as."""
+        for piece in super().render(renderable, options):
+            text, style, control = piece
+            yield piece if control else Segment(printable(text), style)
