@@ -1,14 +1,17 @@
-"""Does a short attack foretell the long one? Over policies, on other images, beside the paper's privacy score.
+"""Does a short attack foretell the long one, over policies, on other images, better than S_pri?
 
-    python benchmarks/probe.py --data cifar100 --model resnet20-4 [--checkpoint C] --out FILE.jsonl [--policies 32] [--images 32]
-        [--probe-steps 100 200 400] [--full-steps 1600] [--seed 0] [--policies-at-once 8] [--victims-at-once 256]
+    python benchmarks/probe.py --data cifar100 --model resnet20-4 [--checkpoint C] --out FILE.jsonl
+        [--policies 32] [--images 32] [--probe-steps 100 200 400] [--full-steps 1600] [--seed 0]
+        [--policies-at-once 8] [--victims-at-once 256]
     python benchmarks/probe.py --table FILE.jsonl
 
-Random policies as a search draws them, none and 3-1-7+43-18-18 are measured in three ways: by the probe on some images, by S_pri on the
-same, and by the full attack on as many others with draws of its own. One JSON line for each policy and way, written as it comes,
-so a run that is stopped keeps its whole policies. The table has Pearson's r over policies between each score's mean and the full
-attack's, with bootstrap intervals (95%, policies drawn again), and what r could be at most: sqrt(a b), for a and b the reliabilities of the
-two means, each the mean over random halves of the images of the halves' r, corrected for the length (Spearman-Brown).
+Random policies as a search draws them, none and 3-1-7+43-18-18 are measured in three ways: by the
+probe on some images, by S_pri on the same, and by the full attack on as many others with draws of
+its own. Each policy and way gives one JSON line, written as it comes, so a run that is stopped
+keeps its whole policies. The table has Pearson's r over policies between each score's mean and the
+full attack's, with bootstrap intervals (95%, policies drawn again), and the largest r possible:
+sqrt(a b), for a and b the reliabilities of the two means, each the mean over random halves of the
+images of the halves' r, corrected for the length (Spearman-Brown).
 """
 
 import argparse
@@ -32,7 +35,7 @@ from gradveil.models import build
 from gradveil.models.checkpoints import load_checkpoint
 from gradveil.scores import PrivacyScorer
 from gradveil.scores.scorer import Scorer
-from gradveil.search.probe import RESERVED, make_probe
+from gradveil.search.probe import RESERVED, make_probe, short_attack
 from gradveil.search.space import draw, policy_of
 from gradveil.transforms import Policy
 
@@ -56,7 +59,8 @@ def make_scorers(
     order = order[order >= RESERVED]
     if len(order) < 2 * options.images + 2:
         raise GradveilError(
-            f"2 x {options.images} images: {options.data} has {len(order)} test images from {RESERVED} on"
+            f"2 x {options.images} images: {options.data} has {len(order)} test images "
+            f"from {RESERVED} on"
         )
     ours, others = order[: options.images], order[options.images : 2 * options.images]
     shared = {
@@ -75,11 +79,17 @@ def make_scorers(
     }
     for steps in options.probe_steps:
         scorers[f"probe {steps}"] = make_probe(
-            train, test, model, ours, steps=steps, seed=options.seed, **shared
+            train, test, model, ours, attack=short_attack(steps=steps), seed=options.seed, **shared
         )
     seed = derived(options.seed, "full")
     scorers[FULL] = make_probe(
-        train, test, model, others, steps=options.full_steps, seed=seed, **shared
+        train,
+        test,
+        model,
+        others,
+        attack=short_attack(steps=options.full_steps),
+        seed=seed,
+        **shared,
     )
     return scorers, {kind: (others if kind == FULL else ours).tolist() for kind in scorers}
 
@@ -192,12 +202,12 @@ def show(path: Path) -> None:
     records = Records(path)
     print(json.dumps(records.facts))
     print(
-        f"{len(records.policies)} policies, {records.images} images each, as many others for the full attack"
+        f"{len(records.policies)} policies, {records.images} images each, "
+        "as many others for the full attack"
     )
     print(
-        "\n| score | s a policy | full attack's | r | 95% | reliability, score | reliability, full | r at most |\n"
-        + "|--" * 8
-        + "|"
+        "\n| score | s a policy | full attack's | r | 95% "
+        "| reliability, score | reliability, full | r at most |\n" + "|--" * 8 + "|"
     )
     for kind, name in records.scores():
         for wanted in QUANTITIES if kind == PRIVACY else (name,):
@@ -213,13 +223,11 @@ def show(path: Path) -> None:
     for kind, name in records.scores():
         own = records.values(kind, name).mean(1)
         each = [correlation(own, records.values(FULL, wanted).mean(1)) for wanted in QUANTITIES]
-        print(
-            f"| {kind}{'' if kind == PRIVACY else f': {name}'} | {' | '.join(f'{r:.2f}' for r in each)} |"
-        )
+        of = "" if kind == PRIVACY else f": {name}"
+        print(f"| {kind}{of} | {' | '.join(f'{r:.2f}' for r in each)} |")
     print(
-        f"\n| full attack, {records.seconds(FULL):.2f} s a policy | mean | lowest | highest | {' | '.join(FIXED)} |\n"
-        + "|--" * 6
-        + "|"
+        f"\n| full attack, {records.seconds(FULL):.2f} s a policy | mean | lowest | highest "
+        f"| {' | '.join(FIXED)} |\n" + "|--" * 6 + "|"
     )
     for name in QUANTITIES:
         means = records.values(FULL, name).mean(1)
@@ -228,7 +236,8 @@ def show(path: Path) -> None:
             for policy in FIXED
         ]
         print(
-            f"| {name} | {means.mean():.3f} | {means.min():.3f} | {means.max():.3f} | {' | '.join(fixed)} |"
+            f"| {name} | {means.mean():.3f} | {means.min():.3f} | {means.max():.3f} "
+            f"| {' | '.join(fixed)} |"
         )
 
 
@@ -255,7 +264,10 @@ def correlation(left: NDArray[np.float64], right: NDArray[np.float64]) -> float:
 
 
 def reliability(values: Values, rng: np.random.Generator) -> float:
-    """Of the means over all images, from the agreement of halves: 2 r / (1 + r). Halves in which all policies are alike say nothing."""
+    """The reliability of means over all images, from the agreement of halves: 2 r / (1 + r).
+
+    Halves in which all policies are alike say nothing.
+    """
     found = []
     for _ in range(HALVES):
         order = rng.permutation(values.shape[1])

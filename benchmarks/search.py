@@ -1,10 +1,12 @@
-"""Seconds to score a policy (100 images, 21 points): all images and points in one batch against the plain loop, in one run.
+"""Seconds to score a policy (100 images, 21 points): in one batch, and by the plain loop.
 
-    python benchmarks/search.py [--model small-convnet] [--policies 4] [--loop-images 2] [--threads 2] [--device auto] [--json FILE]
+    python benchmarks/search.py [--model small-convnet] [--policies 4] [--loop-images 2]
+        [--threads 2] [--device auto] [--json FILE]
 
-The loop does what the published code does, one gradient after the other through plain autograd; it is timed on a few images and
-scaled up. The script first checks that both give the same score for those images. On a GPU the fast form (bf16) is timed beside
-the one in float32, and its score is compared. The accuracy score (10 batches of 100 images) is timed alone.
+The loop does what the published code does, one gradient after the other through plain autograd; it
+is timed on a few images and scaled up. The script first checks that both give the same score for
+those images. On a GPU the fast form (bf16) is timed beside the one in float32, and its score is
+compared. The accuracy score (10 batches of 100 images) is timed alone.
 Images are random, or CIFAR-100's with --data-root; weights are untrained: neither changes the time.
 """
 
@@ -20,7 +22,10 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from attack import small_convnet, timed  # type: ignore[import-not-found,unused-ignore]  # the script beside this one
+from attack import (  # type: ignore[import-not-found,unused-ignore]  # the script beside this one
+    small_convnet,
+    timed,
+)
 from torch import Tensor, nn
 
 from gradveil.core.seeds import generator

@@ -1,8 +1,10 @@
-"""The scores of the 50 single transformations, and how many of the paper's five best are among our ten best.
+"""Scores of the 50 single transformations: are the paper's five best among our ten best?
 
-    python benchmarks/singles.py --data cifar100 --model resnet20-4 --checkpoint SEMI [--probe-steps 100 --probe-images 32] --json FILE
+    python benchmarks/singles.py --data cifar100 --model resnet20-4 --checkpoint SEMI
+        [--probe-steps 100 --probe-images 32] --json FILE
 
-S_pri in both definitions on the images the replication names (test images 200, 205, ..., 695), the probe where --probe-steps is given.
+S_pri in both definitions on the images the replication names (test images 200, 205, ..., 695), and
+the probe where --probe-steps is given.
 The paper's five (Gao et al. 2021, figure 5): 3, 15, 18, 26, 1.
 """
 
@@ -23,7 +25,7 @@ from gradveil.models import build
 from gradveil.models.checkpoints import load_checkpoint
 from gradveil.scores.privacy import AREA_RULES, PrivacyScorer
 from gradveil.scores.scorer import Scorer
-from gradveil.search.probe import make_probe
+from gradveil.search.probe import make_probe, short_attack
 from gradveil.transforms import LIBRARY, Policy
 
 PAPER = ("3", "15", "18", "26", "1")
@@ -64,9 +66,8 @@ def measure(
     }
     if arguments.probe_steps:
         indices = places[: arguments.probe_images].tolist()
-        probe = make_probe(
-            train, test, model, indices, steps=arguments.probe_steps, seed=arguments.seed
-        )
+        attack = short_attack(steps=arguments.probe_steps)
+        probe = make_probe(train, test, model, indices, attack=attack, seed=arguments.seed)
         found["probe"] = ranked(probe, policies) | {"steps": arguments.probe_steps}
     return found
 
@@ -114,7 +115,8 @@ def main() -> None:
     for name in result.keys() - about.keys():
         found = result[name]
         print(
-            f"{name}: of the paper's five {found['of_the_paper']} are among the ten best, {found['ten_best']}"
+            f"{name}: of the paper's five {found['of_the_paper']} are among the ten best, "
+            f"{found['ten_best']}"
         )
 
 

@@ -1,8 +1,10 @@
 """Summaries, exact bounds against scipy's, and a verdict that is seldom wrong."""
 
+from math import comb
+
 import numpy as np
 import pytest
-from scipy.stats import binomtest, sem, t
+from scipy.stats import binomtest, sem, t, wilcoxon
 
 from gradveil.core import GradveilError
 from gradveil.stats import (
@@ -11,6 +13,8 @@ from gradveil.stats import (
     difference,
     lower_bound,
     mean_interval,
+    sign_test,
+    signed_rank,
     summary,
     upper_bound,
 )
@@ -145,3 +149,20 @@ def test_the_interval_of_a_mean_is_student_s() -> None:
     expected = t.interval(0.9, 4, np.mean(values), sem(values))
     assert mean_interval(summary(values), 0.9) == pytest.approx(expected)
     assert mean_interval(summary([1.0])) is None and mean_interval(summary([])) is None
+
+
+def test_the_signed_rank_test_is_scipys_without_zeros() -> None:
+    values = np.random.default_rng(3).normal(0.3, 1, 20).tolist()
+    expected = float(wilcoxon(values, alternative="greater").pvalue)
+    assert signed_rank([0.0, *values, 0.0]) == expected
+    assert signed_rank([1.0] * 6) == pytest.approx(0.5**6, abs=0.01)
+    assert signed_rank([]) == signed_rank([0.0, 0.0]) == 1.0
+
+
+@pytest.mark.parametrize(("up", "down"), [(5, 0), (7, 2), (0, 4), (3, 3)])
+def test_the_sign_test_is_exact_and_leaves_out_ties(up: int, down: int) -> None:
+    """Summed by hand: the chance of at least `up` heads in as many throws of a coin as differ."""
+    n = up + down
+    expected = sum(comb(n, k) for k in range(up, n + 1)) / 2**n
+    assert sign_test([0.7] * up + [-0.1] * down + [0.0] * 4) == pytest.approx(expected, rel=1e-12)
+    assert sign_test([0.0]) == 1.0

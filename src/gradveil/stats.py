@@ -1,4 +1,7 @@
-"""What many scores say together: their spread, exact bounds on a share, and whether an attack beats a blind guess."""
+"""Statistics of many scores: their spread, exact bounds on shares, and tests.
+
+The tests tell whether an attack beats a blind guess, and which of two defenses leaks less.
+"""
 
 import math
 from collections.abc import Sequence
@@ -8,12 +11,15 @@ import numpy as np
 
 from gradveil.core.errors import GradveilError
 
-EACH = 0.025  # two tests, so together they err in at most 5% of cases (Bonferroni)
+EACH = 0.025  # level of each of two tests: together they err in at most 5% of cases (Bonferroni)
 
 
 @dataclass(frozen=True)
 class Summary:
-    """Of n values; None where there are too few. `worst5` is the value that the 5% of images that leak most reach or pass."""
+    """The spread of n values; None where there are too few.
+
+    `worst5` is the value that the 5% of images that leak most reach or pass.
+    """
 
     n: int
     mean: float | None
@@ -25,11 +31,12 @@ class Summary:
 
 
 def summary(values: Sequence[float], *, high_leaks: bool = True) -> Summary:
-    """`high_leaks`: whether a high value means that more is seen, as for PSNR and SSIM, or a low one, as for MSE."""
+    """Summarize values; `high_leaks` tells whether high ones leak more (PSNR) or low ones (MSE)."""
     data = np.asarray(values, dtype=float)
     if not np.isfinite(data).all():
         raise GradveilError(
-            f"{np.count_nonzero(~np.isfinite(data))} of {len(data)} values are not finite: count them as failures instead"
+            f"{np.count_nonzero(~np.isfinite(data))} of {len(data)} values are not finite: "
+            "count them as failures instead"
         )
     if not len(data):
         return Summary(0, None, None, None, None, None, None)
@@ -45,7 +52,7 @@ def summary(values: Sequence[float], *, high_leaks: bool = True) -> Summary:
 
 
 def mean_interval(of: Summary, level: float = 0.95) -> tuple[float, float] | None:
-    """Of the mean, by Student's t; None where there is no spread to go by."""
+    """A confidence interval of the mean, by Student's t; None without a spread."""
     from scipy.stats import t
 
     if of.mean is None or of.std is None:
@@ -56,7 +63,7 @@ def mean_interval(of: Summary, level: float = 0.95) -> tuple[float, float] | Non
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether reconstructions hold more than a blind guess does, and the two p-values that say so."""
+    """Whether reconstructions hold more than a blind guess, and the two p-values that say so."""
 
     better: bool
     p_over_blind: float
@@ -67,10 +74,11 @@ class Verdict:
 def better_than_blind(
     over_blind: Sequence[float], hits: int, n: int, candidates: int, *, chance: float | None = None
 ) -> Verdict:
-    """Better when either test rejects at 2.5%: the one-sided signed-rank test of dB over blind above 0, or the exact binomial test
-    of `hits` identified among n.
+    """Tell whether an attack beats blind guesses, by two tests at 2.5% each.
 
-    An identification by chance happens once in `candidates`; a higher `chance` says what a guess that knows the label reaches.
+    One is the signed-rank test of dB over blind above 0, the other the exact binomial test of
+    `hits` identified among n. An identification by chance happens once in `candidates`; give a
+    higher `chance` where a guess that knows the label reaches more.
     """
     from scipy.stats import binomtest
 
@@ -78,7 +86,7 @@ def better_than_blind(
     if candidates < 1:
         raise GradveilError(f"{candidates} candidates: there must be at least 1")
     likely = 1 / candidates if chance is None else chance
-    by_rank = _signed_rank(over_blind)
+    by_rank = signed_rank(over_blind)
     by_hits = (
         float(binomtest(hits, n, min(likely, 1.0), alternative="greater").pvalue) if n else 1.0
     )
@@ -86,7 +94,10 @@ def better_than_blind(
 
 
 def clopper_pearson(hits: int, n: int, level: float = 0.95) -> tuple[float, float]:
-    """Exact two-sided bounds on a share, from `hits` of n: each side is wrong in at most (1 - level) / 2 of cases."""
+    """Exact two-sided bounds on a share, from `hits` of n.
+
+    Each side is wrong in at most (1 - level) / 2 of cases.
+    """
     from scipy.stats import beta
 
     _check_share(hits, n)
@@ -99,18 +110,18 @@ def clopper_pearson(hits: int, n: int, level: float = 0.95) -> tuple[float, floa
 
 
 def upper_bound(hits: int, n: int, level: float = 0.95) -> float:
-    """Exact and one-sided: a share is above it in at most 1 - level of cases."""
+    """An exact bound that the share is above in at most 1 - level of cases."""
     return clopper_pearson(hits, n, _two_sided(level))[1]
 
 
 def lower_bound(hits: int, n: int, level: float = 0.95) -> float:
-    """Exact and one-sided: a share is below it in at most 1 - level of cases."""
+    """An exact bound that the share is below in at most 1 - level of cases."""
     return clopper_pearson(hits, n, _two_sided(level))[0]
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Of two shares, with bounds of which each is one-sided."""
+    """A difference of two shares; each bound is one-sided."""
 
     value: float
     low: float
@@ -118,16 +129,19 @@ class Difference:
 
 
 def difference(hits: int, n: int, other_hits: int, other_n: int, level: float = 0.95) -> Difference:
-    """The first share minus the second, of independent samples: Newcombe's hybrid of two Wilson intervals (1998, method 10)."""
+    """The first share minus the second, of independent samples.
+
+    The bounds are Newcombe's hybrid of two Wilson intervals (1998, method 10).
+    """
     if min(n, other_n) < 1:
         raise GradveilError(f"a difference of shares of {n} and {other_n}: both need at least 1")
-    (low, high), (other_low, other_high) = (
-        wilson(hits, n, level),
-        wilson(other_hits, other_n, level),
-    )
-    one, other = hits / n, other_hits / other_n
-    below, above = np.hypot(one - low, other_high - other), np.hypot(high - one, other - other_low)
-    return Difference(one - other, float(one - other - below), float(one - other + above))
+    low, high = wilson(hits, n, level)
+    other_low, other_high = wilson(other_hits, other_n, level)
+    share, other = hits / n, other_hits / other_n
+    below = np.hypot(share - low, other_high - other)
+    above = np.hypot(high - share, other - other_low)
+    value = share - other
+    return Difference(value, float(value - below), float(value + above))
 
 
 def wilson(hits: int, n: int, level: float = 0.95) -> tuple[float, float]:
@@ -146,12 +160,28 @@ def _two_sided(level: float) -> float:
     return 2 * level - 1
 
 
-def _signed_rank(values: Sequence[float]) -> float:
-    """Zeros are left out, as Wilcoxon's test does."""
+def signed_rank(differences: Sequence[float]) -> float:
+    """The p-value of Wilcoxon's signed-rank test that differences of pairs lie above 0.
+
+    Zeros are left out, as Wilcoxon did.
+    """
     from scipy.stats import wilcoxon
 
-    moved = [value for value in values if value != 0]
+    moved = [value for value in differences if value]
     return float(wilcoxon(moved, alternative="greater").pvalue) if moved else 1.0
+
+
+def sign_test(differences: Sequence[float]) -> float:
+    """The exact p-value that more differences of pairs are above 0 than below; zeros are left out.
+
+    For differences of two yes-or-no outcomes this is McNemar's exact test.
+    """
+    from scipy.stats import binomtest
+
+    above = [value > 0 for value in differences if value]
+    if not above:
+        return 1.0
+    return float(binomtest(sum(above), len(above), 0.5, alternative="greater").pvalue)
 
 
 def _check_share(hits: int, n: int) -> None:

@@ -149,7 +149,7 @@ def test_the_real_jobs_are_told_apart(tmp_path: Path) -> None:
         "a training": TrainingJob("fashion-mnist-mini", "mlp").settings(),
         "an audit": audit.settings(),
         "a grid of audits": GridJob(audit, ("none", "prune:0.9"), {}, {}).settings(),
-        "a search": SearchJob("fashion-mnist-mini", "mlp").settings(),
+        "a search": SearchJob(data="fashion-mnist-mini", model="mlp").settings(),
     }
     for there, settings in jobs.items():
         claim(tmp_path / there, settings)

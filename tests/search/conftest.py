@@ -1,6 +1,7 @@
-"""The toy search that other processes run, as a module; and a PostgreSQL server on loopback, where its programs are installed."""
+"""Processes that start quickly, the toy search that they run, and a PostgreSQL server."""
 
 import importlib.util
+import multiprocessing
 import os
 import shutil
 import signal
@@ -8,7 +9,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
 
@@ -16,6 +18,38 @@ import pytest
 
 SCRIPT = Path(__file__).with_name("searching.py")
 DEBIAN = "/usr/lib/postgresql"
+PRELOADED = ["gradveil.search.run", "gradveil.search.study", "gradveil.training.run"]
+PRELUDE = """
+import os, sys, warnings
+import torch
+os.environ.update(environment)
+torch.set_num_threads(1)
+warnings.simplefilter(warned)
+"""
+Start = Callable[..., BaseProcess]
+
+
+@pytest.fixture(scope="session")
+def start_process() -> Start:
+    """Start a process that runs a code with `arguments`, and has imported the package already.
+
+    Each is a fork of a server that imported it once: that takes seconds, and tests start many.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+
+    def start(code: str, *arguments: object, warned: str = "error") -> BaseProcess:
+        names = {
+            "__name__": "__main__",
+            "arguments": arguments,
+            "environment": dict(os.environ),
+            "warned": warned,
+        }
+        process = context.Process(target=exec, args=(PRELUDE + code, names))
+        process.start()
+        return process
+
+    return start
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +68,7 @@ def program(name: str) -> Path | None:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[str]:
-    """The URL of a database of the tests' own."""
+    """The URL of a database for the tests, where the programs of PostgreSQL are installed."""
     pytest.importorskip("psycopg2")
     initdb, server = program("initdb"), program("postgres")
     if initdb is None or server is None:

@@ -1,10 +1,6 @@
-"""A small search as a process of its own: a toy score, and a log of every evaluation. Started by the tests of shared studies.
-
-Arguments: storage, sampler, trials at once, target, log, seconds for an evaluation.
-"""
+"""A small search with a toy score and a log of every evaluation, for tests of shared studies."""
 
 import os
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -58,8 +54,8 @@ def search(study: Study, at_once: int, target: int, log: Path, seconds: float) -
             time.sleep(0.02)
 
 
-if __name__ == "__main__":
-    storage, sampler, at_once, target, log, seconds = sys.argv[1:]
+def work(storage: str, sampler: str, at_once: int, target: int, log: Path, seconds: float) -> None:
+    """Search as a process of its own."""
     study = join(place(storage), sampler)
-    search(study, int(at_once), int(target), Path(log), float(seconds))
+    search(study, at_once, target, log, seconds)
     study.close()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gradveil.search.results import hybrid_note, idle_note
+from gradveil.search.run import hybrid_note, idle_note
 from gradveil.search.space import distinct, functions, make_hybrid
 from gradveil.transforms import Policy
 
@@ -74,9 +74,9 @@ def test_a_member_that_was_not_kept_is_named_with_its_rank() -> None:
     hybrid, _ = make_hybrid(ranked, 2)
     assert str(hybrid) == "48-3+21-15"
     (note,) = hybrid_note(ranked, 2, hybrid)
-    assert (
-        note
-        == "member 21-15 of the hybrid ranks 4 of 5: others before it share a function with a member or change nothing"
+    assert note == (
+        "member 21-15 of the hybrid ranks 4 of 5: others before it share a function with a member "
+        "or change nothing"
     )
     assert hybrid_note(ranked, 2, hybrid, race=True) == (
         note + "; one that the race dropped might have stood before it",
@@ -86,9 +86,9 @@ def test_a_member_that_was_not_kept_is_named_with_its_rank() -> None:
 
 def test_kept_policies_that_change_nothing_are_named() -> None:
     kept = policies("3", "0-0-28", "27")
-    assert idle_note(kept) == ("kept, but no defence, since it changes no image: 0-0-28",)
+    assert idle_note(kept) == ("kept, but no defense, since it changes no image: 0-0-28",)
     assert idle_note(kept, channels=1) == (
-        "kept, but no defence, since it changes no image: 0-0-28, 27",
+        "kept, but no defense, since it changes no image: 0-0-28, 27",
     )
     assert idle_note(policies("3-28", "3")) == ()
 

@@ -1,4 +1,4 @@
-"""policies.toml: what a search writes is read back by name and by rank, and anything else is one line."""
+"""policies.toml is read back by name and by rank, and any other file is refused in one line."""
 
 import tomllib
 from pathlib import Path
@@ -6,13 +6,15 @@ from pathlib import Path
 import pytest
 
 from gradveil.core.errors import GradveilError, GradveilWarning
-from gradveil.search.results import Found, Quantity, SearchResult, policies_text, trials_text
+from gradveil.search.results import Quantity, SearchResult, TriedPolicy, policies_text, trials_text
 from gradveil.transforms import Policy
 
+QUANTITIES = ("over_blind", "accuracy")
 
-def found(number: int, policy: str, mean: float, state: str = "scored", n: int = 8) -> Found:
+
+def found(number: int, policy: str, mean: float, state: str = "scored", n: int = 8) -> TriedPolicy:
     quantities = {"over_blind": Quantity(mean, 0.25, n), "accuracy": Quantity(-63.0, None, 1)}
-    return Found(number, Policy.parse(policy), state, quantities)
+    return TriedPolicy(number, Policy.parse(policy), state, quantities)
 
 
 def result(hybrid: str | None = "3-1-7+43-18-18", data: str = "fashion-mnist-mini") -> SearchResult:
@@ -102,10 +104,8 @@ def test_any_name_survives_the_way_through_the_file(name: str) -> None:
 
 def test_every_trial_is_a_line_of_the_table() -> None:
     lines = trials_text(result()).splitlines()
-    assert (
-        lines[0]
-        == "trial,policy,state,over_blind_mean,over_blind_error,over_blind_n,accuracy_mean,accuracy_error,accuracy_n"
-    )
+    measures = (f"{name}_{part}" for name in QUANTITIES for part in ("mean", "error", "n"))
+    assert lines[0] == ",".join(["trial", "policy", "state", *measures])
     assert (
         lines[1] == "4,3-1-7,scored,-1.23456789,0.25,8,-63.0,,1"
         and lines[4].startswith("5,9,dropped,7.0")

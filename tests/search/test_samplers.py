@@ -7,7 +7,8 @@ from types import ModuleType
 
 import torch
 
-from gradveil.search.space import CHOICES, EMPTY, SLOTS, Finished, draw, front, policy_of
+from gradveil.search.loop import front
+from gradveil.search.space import CHOICES, EMPTY, SLOTS, FinishedTrial, draw, policy_of
 from gradveil.transforms import Policy
 
 
@@ -32,8 +33,8 @@ def test_empty_slots_are_left_out_of_a_policy() -> None:
     assert str(policy_of(dict.fromkeys(SLOTS, EMPTY))) == "none"
 
 
-def outcome(number: int, privacy: float, accuracy: float) -> Finished:
-    return Finished(
+def outcome(number: int, privacy: float, accuracy: float) -> FinishedTrial:
+    return FinishedTrial(
         number, Policy(), "scored", {"privacy": (privacy - 1, privacy + 1), "accuracy": (accuracy,)}
     )
 
@@ -56,7 +57,7 @@ def test_the_front_holds_exactly_those_that_no_other_beats() -> None:
 
 
 def test_trials_without_both_finite_values_are_not_on_the_front() -> None:
-    half = Finished(1, Policy(), "dropped", {"privacy": (-9.0,)})
+    half = FinishedTrial(1, Policy(), "dropped", {"privacy": (-9.0,)})
     assert front([half, outcome(2, math.nan, 5), outcome(3, -math.inf, 5), outcome(4, 1, 1)]) == [
         outcome(4, 1, 1)
     ]
@@ -79,7 +80,7 @@ def test_tpe_comes_back_to_what_scored_well(searching: ModuleType, tmp_path: Pat
 
 def test_nsga2_breeds_from_the_front(searching: ModuleType, tmp_path: Path) -> None:
     study = searching.join(tmp_path / "study.log", "nsga2")
-    while trials := study.claim(25, 250):
+    while trials := study.claim(25, 150):
         for trial in trials:
             indices = [transform.index or 0 for transform in trial.policy.members[0]]
             study.finish(
@@ -87,9 +88,9 @@ def test_nsga2_breeds_from_the_front(searching: ModuleType, tmp_path: Path) -> N
                 "scored",
                 {"privacy": [-float(sum(indices))], "accuracy": [float(-len(indices))]},
             )
-    finished = study.finished(250)
+    finished = study.finished(150)
     study.close()
     early, late = (
-        [trial.mean("privacy") for trial in part] for part in (finished[:50], finished[200:])
+        [trial.mean("privacy") for trial in part] for part in (finished[:50], finished[100:])
     )
     assert sum(late) / 50 < sum(early) / 50 - 10

@@ -5,13 +5,14 @@ from typing import Any
 
 import pytest
 
+from gradveil.attacks import find
 from gradveil.core.errors import GradveilError
 from gradveil.search.job import SearchJob
 from gradveil.search.setup import choose_images
 
 
 def test_the_published_search_is_the_papers() -> None:
-    job = SearchJob.as_published("cifar100", "resnet20-4")
+    job = SearchJob.as_published(data="cifar100", model="resnet20-4")
     assert (job.score, job.rule, job.sampler, job.race) == ("privacy", "code", "random", False)
     assert (job.trials, job.keep, job.threshold, job.objective) == (1500, 10, -85.0, "privacy")
 
@@ -21,7 +22,7 @@ def test_the_published_search_is_the_papers() -> None:
 )
 def test_the_published_search_cannot_be_another(other: dict[str, Any]) -> None:
     with pytest.raises(GradveilError, match="the published search has"):
-        SearchJob.as_published("cifar100", "resnet20-4", **other)
+        SearchJob.as_published(data="cifar100", model="resnet20-4", **other)
 
 
 @pytest.mark.parametrize(
@@ -36,8 +37,11 @@ def test_the_published_search_cannot_be_another(other: dict[str, Any]) -> None:
         ({"rank_by": "psnr"}, "unknown rank by 'psnr': choose from over_blind, ssim, identified"),
         ({"score": "privacy", "rank_by": "ssim"}, "rank by ssim: score privacy is ranked by S_pri"),
         ({"sampler": "grid"}, "unknown sampler 'grid': choose from random, tpe, nsga2"),
-        ({"attack": "nope"}, "unknown attack 'nope'"),
-        ({"attack": "auto"}, "unknown attack 'auto': choose from adam-cosine"),
+        ({"attack": "dlg"}, "attack of type str: give an Attack"),
+        ({"attack": find("dlg"), "attack_name": "../dlg"}, "attack name '../dlg'"),
+        ({"data": [1, 2]}, "data of type list: give the name of a data set"),
+        ({"data": (1, 2)}, "data of type tuple: give the name of a data set"),
+        ({"model": 3}, "model of type int: give a name or a torch.nn.Module"),
         ({"race": True, "sampler": "nsga2"}, "race with sampler nsga2"),
         ({"race_confidence": 1.0}, "race confidence 1.0"),
         ({"images": 1}, "images 1: it must be at least 2"),
@@ -47,19 +51,19 @@ def test_the_published_search_cannot_be_another(other: dict[str, Any]) -> None:
         ({"audit_images": 101}, "audit images 101: at most 100"),
         ({"audit_steps": 0}, "audit steps 0"),
         (
-            {"attack": "closed-form", "audit_steps": 5},
-            "steps 5: none of closed-form has such a setting",
+            {"attack": find("closed-form"), "audit_steps": 5},
+            "audit steps 5: attack closed-form has no such setting",
         ),
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(changes: dict[str, Any], says: str) -> None:
     with pytest.raises(GradveilError) as caught:
-        SearchJob("fashion-mnist-mini", "lenet", **changes)
+        SearchJob(**({"data": "fashion-mnist-mini", "model": "lenet"} | changes))
     assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_settings_are_plain_and_say_what_decides_the_result() -> None:
-    job = SearchJob("d", "m", checkpoint=Path("c.safetensors"), race=True)
+    job = SearchJob(data="d", model="m", checkpoint=Path("c.safetensors"), race=True)
     settings = job.settings()
     assert (
         settings["checkpoint"] == "c.safetensors"
@@ -67,7 +71,7 @@ def test_settings_are_plain_and_say_what_decides_the_result() -> None:
         and settings["race"] is True
     )
     assert (
-        SearchJob("d", "m").settings()["at_once"] is None
+        SearchJob(data="d", model="m").settings()["at_once"] is None
     )  # without a race random policies may be scored in any groups
 
 

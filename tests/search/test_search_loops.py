@@ -1,4 +1,4 @@
-"""The loop: the policies of Algorithm 1, a race that keeps the same ones, and a stop anywhere that changes nothing."""
+"""The loop keeps the policies of Algorithm 1, with a race or without, stopped anywhere or not."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,22 +11,22 @@ import torch
 from torch import Tensor
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.progress import Bar
 from gradveil.core.seeds import generator
 from gradveil.scores.scorer import Scorer
 from gradveil.search.engine import LocalEngine
 from gradveil.search.job import SearchJob
 from gradveil.search.loop import Loop, on_front, qualified, saving
-from gradveil.search.progress import Bar
-from gradveil.search.space import Finished, Trial, draw, policy_of
+from gradveil.search.space import FinishedTrial, Trial, draw, policy_of
 from gradveil.search.study import Study
 from gradveil.transforms import Policy
 
-JOB = SearchJob("toy", "toy", trials=60, keep=4, threshold=-1.0, seed=5)
+JOB = SearchJob(data="toy", model="toy", trials=60, keep=4, threshold=-1.0, seed=5)
 
 
 @dataclass(frozen=True)
 class Toy(Scorer):
-    """A level for each policy, and noise for each image that is the same for all policies, and a little of its own."""
+    """A level for each policy, noise that all policies share, and a little of the policy's own."""
 
     names: ClassVar[tuple[str, ...]] = ("over_blind", "ssim")
     spread: float = 0.3
@@ -96,21 +96,22 @@ SCORERS: dict[str, Scorer] = {"accuracy": ToyAccuracy(), "leak": Toy()}
 
 @contextmanager
 def opened(job: SearchJob, path: Path) -> Iterator[Study]:
-    aims = ("over_blind", "accuracy") if job.sampler == "nsga2" else ("over_blind",)
-    study = Study.open(path, "toy", job.settings(), job.sampler, job.seed, aims)
+    study = Study.open(path, "toy", job.settings(), job.sampler, job.seed, job.objectives)
     try:
         yield study
     finally:
         study.close()
 
 
-def run(job: SearchJob, path: Path, calls: int | None = None) -> tuple[list[Finished], Counting]:
+def run(
+    job: SearchJob, path: Path, calls: int | None = None
+) -> tuple[list[FinishedTrial], Counting]:
     engine = Counting(SCORERS, calls)
     with opened(job, path) as study, engine:
-        return Loop(job, study, engine, SCORERS, Bar(False, "over_blind")).go(), engine
+        return Loop(job, study, engine, SCORERS, Bar(False)).run(), engine
 
 
-def names(done: Sequence[Finished]) -> list[str]:
+def names(done: Sequence[FinishedTrial]) -> list[str]:
     return [str(one.policy) for one in done]
 
 
@@ -198,7 +199,8 @@ def test_a_threshold_that_nothing_passes_ends_after_four_times_the_trials(tmp_pa
     job = replace(JOB, trials=10, threshold=100.0)
     with pytest.raises(
         GradveilError,
-        match=r"^0 of 40 policies qualify, 4 are wanted: the threshold is 100, the best accuracy score 2\.634; lower",
+        match=r"^0 of 40 policies qualify, 4 are wanted: the threshold is 100, the best accuracy "
+        r"score 2\.634; lower",
     ):
         run(job, tmp_path / "journal")
     with opened(job, tmp_path / "journal") as study:
@@ -228,7 +230,7 @@ def test_nsga2_gives_a_front_and_keeps_what_is_accurate_of_it(tmp_path: Path) ->
 
 def test_a_policy_drawn_twice_counts_once() -> None:
     done = [
-        Finished(n, Policy.parse(text), "scored", {"over_blind": (float(n),)})
+        FinishedTrial(n, Policy.parse(text), "scored", {"over_blind": (float(n),)})
         for n, text in enumerate(("24", "3", "42", "3", "none"))
     ]
     assert [one.number for one in qualified(JOB, done)] == [0, 1, 4]
@@ -254,7 +256,7 @@ def test_trials_in_other_hands_are_waited_for(tmp_path: Path) -> None:
         Counting(SCORERS) as engine,
     ):
         (held,) = other.claim(1, 6)
-        loop = Loop(job, study, engine, SCORERS, Bar(False, "over_blind"))
+        loop = Loop(job, study, engine, SCORERS, Bar(False))
 
         def hurry(_: float) -> None:
             assert len(study.finished(6)) == 5
@@ -266,7 +268,7 @@ def test_trials_in_other_hands_are_waited_for(tmp_path: Path) -> None:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("gradveil.search.loop.time.sleep", hurry)
-            done = loop.go()
+            done = loop.run()
     assert (
         len(done) == 6
         and qualified(job, done)[0].policy == held.policy

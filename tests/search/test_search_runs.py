@@ -1,39 +1,48 @@
-"""A whole search on the embedded images: its files, its confirming audits, two processes in one folder, and what is refused."""
+"""A whole search on the embedded images: its files, its audits, its joint runs, its refusals."""
 
+import html
 import json
 import os
+import pickle
 import shutil
-import subprocess
+import signal
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 from rich.console import Console
+from torch import nn
 
+from gradveil.attacks import GradientMatching, find
 from gradveil.audits import AuditJob, AuditResult
 from gradveil.core.errors import GradveilError
+from gradveil.data import load
 from gradveil.models import build
 from gradveil.models.checkpoints import save_checkpoint
 from gradveil.report.search import search_in_words, search_tables
-from gradveil.search import SearchJob, SearchResult, search
+from gradveil.search import SearchJob, SearchResult, run_search, search_policies
 from gradveil.search.confirm import (
     FEWEST,
     MODELS,
     Comparison,
+    Confirmation,
+    audit_tasks,
     compare,
     in_words,
-    read,
-    rows,
+    policies_to_audit,
+    read_audits,
     verdict,
-    work,
 )
 from gradveil.search.engine import LocalEngine
 from gradveil.search.loop import qualified
-from gradveil.search.results import accuracy_note, job_notes, threshold_note
-from gradveil.search.space import Finished
+from gradveil.search.run import accuracy_note, job_notes, threshold_note
+from gradveil.search.space import FinishedTrial
 from gradveil.transforms import Policy
 
 SOURCE = """
@@ -43,6 +52,7 @@ from torch import nn
 def linear(classes, size, channels):
     return nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, classes))
 """
+Start = Callable[..., BaseProcess]
 ROWS = ("none", "random", "single", "hybrid")
 
 
@@ -65,14 +75,14 @@ def job(nets: Path) -> SearchJob:
         weights, build(model, channels=1, size=28, classes=10, seed=9), {"test_accuracy": 0.125}
     )
     return SearchJob(
-        "fashion-mnist-mini",
-        model,
-        weights,
+        data="fashion-mnist-mini",
+        model=model,
+        checkpoint=weights,
         trials=12,
         keep=5,
         threshold=-1e7,
         images=12,
-        attack="closed-form",
+        attack=find("closed-form"),
         audit_images=3,
         seed=4,
     )
@@ -80,18 +90,17 @@ def job(nets: Path) -> SearchJob:
 
 @pytest.fixture(scope="module")
 def whole(job: SearchJob, tmp_path_factory: pytest.TempPathFactory) -> SearchResult:
-    return search(job, tmp_path_factory.mktemp("whole") / "run", progress=False)
+    return run_search(job, tmp_path_factory.mktemp("whole") / "run", progress=False)
 
 
 @pytest.fixture
 def copied_audits(whole: SearchResult, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the whole search in place of new ones, where they are not the point."""
 
-    def copy(engine: LocalEngine, work: Sequence[tuple[AuditJob, Path]], **more: object) -> None:  # noqa: ARG001
-        for _, out in work:
-            shutil.copytree(whole.out / "confirm" / out.name, out)
+    def copy(job: AuditJob, out: Path, *_: object) -> None:  # noqa: ARG001
+        shutil.copytree(whole.out / "confirm" / out.name, out)
 
-    monkeypatch.setattr(LocalEngine, "audits", copy)
+    monkeypatch.setattr("gradveil.search.confirm.run_audit", copy)
 
 
 def test_notes_say_that_the_model_learned_nothing_and_the_threshold_filtered_nothing(
@@ -100,11 +109,15 @@ def test_notes_say_that_the_model_learned_nothing_and_the_threshold_filtered_not
     found = [one.quantities["accuracy"].mean for one in whole.trials]
     assert any(
         note.startswith(
-            "the semi-trained model has a test accuracy of 12.5%, chance is 10.0%: its scores say little"
+            "the semi-trained model has a test accuracy of 12.5%, chance is 10.0%: its scores say "
+            "little"
         )
         for note in whole.notes
     )
-    filtered = f"the accuracy threshold -1e+07 dropped no policy: their scores were {min(found):.1f} to {max(found):.1f}"
+    filtered = (
+        "the accuracy threshold -1e+07 dropped no policy: their scores were "
+        f"{min(found):.1f} to {max(found):.1f}"
+    )
     assert filtered in whole.notes
 
 
@@ -136,14 +149,14 @@ def test_no_test_can_reject_on_fewer_images_than_the_note_says() -> None:
         assert (verdict([clear]) == "less") == can
 
 
-def scored(number: int, policy: str, *values: float) -> Finished:
-    return Finished(
+def scored(number: int, policy: str, *values: float) -> FinishedTrial:
+    return FinishedTrial(
         number, Policy.parse(policy), "scored", {"accuracy": (-1.0,), "over_blind": values}
     )
 
 
 def test_of_policies_that_do_the_same_the_first_is_kept(job: SearchJob) -> None:
-    """The same functions with other draws, functions that do nothing, and the same value on every image."""
+    """The same functions with other draws, idle functions, and the same value on every image."""
     trials = [
         scored(0, "24", 3, 4),
         scored(1, "42-28", 2, 2),
@@ -159,7 +172,7 @@ def test_what_of_the_probe_is_ranked_by_can_be_chosen_and_the_gain_over_blind_br
 ) -> None:
     measured = {"9": (5, 0.1, 1), "3": (4, 0.2, 0), "15": (3, 0.3, 0), "1": (2, 0.4, 1)}
     trials = [
-        Finished(
+        FinishedTrial(
             number,
             Policy.parse(policy),
             "scored",
@@ -180,7 +193,9 @@ def test_what_of_the_probe_is_ranked_by_can_be_chosen_and_the_gain_over_blind_br
 
 def test_a_threshold_that_filters_is_not_noted(job: SearchJob) -> None:
     trials = [
-        Finished(n, Policy.parse("1-2-3"), "scored", {"accuracy": (mean,), "over_blind": (0.0,)})
+        FinishedTrial(
+            n, Policy.parse("1-2-3"), "scored", {"accuracy": (mean,), "over_blind": (0.0,)}
+        )
         for n, mean in enumerate((-80.0, -90.0))
     ]
     assert threshold_note(replace(job, threshold=-85), trials) == ()
@@ -212,61 +227,65 @@ def test_the_kept_policies_leak_least_and_the_files_agree(whole: SearchResult) -
     )
 
 
-def test_every_row_is_audited_on_both_models(whole: SearchResult, job: SearchJob) -> None:
-    audits = read(whole.out, whole.confirmed)
-    assert tuple(audits) == MODELS and all(tuple(found) == ROWS for found in audits.values())
-    weights = {
-        model: {one.settings["weights_sha256"] for one in found.values()}
-        for model, found in audits.items()
+def test_every_row_is_audited_on_both_models(whole: SearchResult) -> None:
+    folders = {
+        (model, row): AuditResult.read(whole.out / "confirm" / f"{model}-{row}")
+        for model in MODELS
+        for row in ROWS
     }
-    assert weights["semi-trained"] == {whole.settings["weights_sha256"]} and weights[
-        "untrained"
-    ].isdisjoint(weights["semi-trained"])
-    for found in audits.values():
-        assert found["none"].settings["policy"] == "none" and found["single"].settings[
-            "policy"
-        ] == str(whole.best)
-        assert (
-            found["hybrid"].settings["policy"] == str(whole.hybrid)
-            and found["random"].settings["policy"].count("+") == 9
-        )
-        for one in found.values():
-            assert {record.image for record in one.of("attack")} == {0, 1, 2} and one.of("blind")
-    with_positive = [
-        (model, row)
-        for model, found in audits.items()
-        for row, one in found.items()
-        if one.of("positive")
-    ]
-    assert with_positive == [("semi-trained", "none")]  # it depends on neither
-    assert job.checkpoint is not None and len(whole.words) == 2
+    assert {model: tuple(rows) for model, rows in whole.confirmed.items()} == dict.fromkeys(
+        MODELS, ROWS
+    )
+    weights = {
+        model: {folders[model, row].settings["weights_sha256"] for row in ROWS} for model in MODELS
+    }
+    assert weights["semi-trained"] == {whole.settings["weights_sha256"]}
+    assert weights["untrained"].isdisjoint(weights["semi-trained"])
+    for (_, row), audit in folders.items():
+        policy = audit.settings["policy"]
+        wanted = {"none": "none", "single": str(whole.best), "hybrid": str(whole.hybrid)}
+        assert policy.count("+") == 9 if row == "random" else policy == wanted[row]
+        assert {record.image for record in audit.of("attack")} == {0, 1, 2} and audit.of("blind")
+    positive = [case for case, audit in folders.items() if audit.of("positive")]
+    assert positive == [("semi-trained", "none")]  # it depends on neither
+    assert len(whole.words) == 2
+
+
+def test_audits_are_read_back_by_model_and_row(whole: SearchResult) -> None:
+    audits = read_audits(whole.out, whole.confirmed)
+    assert tuple(audits) == MODELS and all(tuple(rows) == ROWS for rows in audits.values())
+    for rows in audits.values():
+        assert rows["single"].defense == str(whole.best) and rows["none"].defense == "none"
+        for audit in rows.values():
+            assert audit.attack == "closed-form" and set(audit.scores) == {0, 1, 2}
+            assert {row.kind for row in audit.rows} >= {"attack", "blind"}
 
 
 def test_a_search_that_is_done_is_read_back(
     job: SearchJob, whole: SearchResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(LocalEngine, "score_units", lambda *_: pytest.fail("scored again"))
-    monkeypatch.setattr(LocalEngine, "audits", lambda *_: pytest.fail("audited again"))
-    assert search(job, whole.out, progress=False) == whole == SearchResult.read(whole.out)
+    monkeypatch.setattr(LocalEngine, "run", lambda *_: pytest.fail("audited again"))
+    assert run_search(job, whole.out, progress=False) == whole == SearchResult.read(whole.out)
 
 
 @pytest.mark.usefixtures("copied_audits")
 def test_every_step_that_is_done_is_skipped(
     job: SearchJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: SearchResult
 ) -> None:
-    """Stopped in the audits: the second run scores nothing, and ends like one that was not stopped."""
+    """Stopped in the audits: the second run scores nothing, and ends like an unbroken one."""
 
     def stop(*_: object, **more: object) -> None:  # noqa: ARG001
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(LocalEngine, "audits", stop)
+        patch.setattr(LocalEngine, "run", stop)
         with pytest.raises(KeyboardInterrupt):
-            search(job, tmp_path / "run", progress=False)
+            run_search(job, tmp_path / "run", progress=False)
     with pytest.raises(GradveilError, match="has not ended"):
         SearchResult.read(tmp_path / "run")
     monkeypatch.setattr(LocalEngine, "score_units", lambda *_: pytest.fail("scored again"))
-    again = search(job, tmp_path / "run", progress=False)
+    again = run_search(job, tmp_path / "run", progress=False)
     assert (again.trials, again.kept, again.words) == (whole.trials, whole.kept, whole.words)
     assert (tmp_path / "run/policies.toml").read_text() == (whole.out / "policies.toml").read_text()
 
@@ -311,7 +330,7 @@ def test_the_privacy_score_and_a_race_search_too(job: SearchJob, tmp_path: Path)
         keep=2,
         images=20,
     )
-    found = search(settings, tmp_path / "run", progress=False)
+    found = run_search(settings, tmp_path / "run", progress=False)
     assert (
         found.saving is not None
         and found.saving.dropped == found.states("dropped") > 0
@@ -326,7 +345,9 @@ def test_the_privacy_score_and_a_race_search_too(job: SearchJob, tmp_path: Path)
 def test_a_search_ranks_by_another_measure_of_the_probe(
     job: SearchJob, tmp_path: Path, rank_by: str
 ) -> None:
-    found = search(replace(job, rank_by=rank_by), tmp_path / "run", progress=False)
+    found = run_search(
+        replace(job, rank_by=rank_by, trials=6, keep=3), tmp_path / "run", progress=False
+    )
     means = [one.quantities[rank_by].mean for one in found.kept]
     assert means == sorted(means) and means[0] == min(
         one.quantities[rank_by].mean for one in found.trials
@@ -335,7 +356,9 @@ def test_a_search_ranks_by_another_measure_of_the_probe(
 
 @pytest.mark.usefixtures("copied_audits")
 def test_nsga2_reports_its_front(job: SearchJob, tmp_path: Path) -> None:
-    found = search(replace(job, sampler="nsga2", score="privacy"), tmp_path / "run", progress=False)
+    found = run_search(
+        replace(job, sampler="nsga2", score="privacy"), tmp_path / "run", progress=False
+    )
     assert {one.number for one in found.kept} <= {
         one.number for one in found.front
     } and found.states("scored") == 12
@@ -345,7 +368,7 @@ def test_nsga2_reports_its_front(job: SearchJob, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("copied_audits")
 def test_a_model_is_trained_where_none_is_given(job: SearchJob, tmp_path: Path) -> None:
     settings = replace(job, checkpoint=None, trials=1, keep=1, images=2, audit_images=1)
-    found = search(settings, tmp_path / "run", progress=False)
+    found = run_search(settings, tmp_path / "run", progress=False)
     facts = json.loads((found.out / "semi-trained/model.json").read_text())
     assert (facts["epochs"], facts["fraction"], facts["images"], facts["seed"]) == (50, 0.1, 200, 4)
     assert (
@@ -355,41 +378,69 @@ def test_a_model_is_trained_where_none_is_given(job: SearchJob, tmp_path: Path) 
     )
 
 
-SCRIPT = """
-import sys
+SEARCHING = """
+import shutil
 from pathlib import Path
-import torch
-torch.set_num_threads(1)
-from gradveil.audits import pools
-from gradveil.search import SearchJob, search
-pools.CANDIDATES = 20
-result = search(SearchJob(**eval(sys.argv[1])), Path(sys.argv[2]), progress=False)
-print(result.best)
+from gradveil.search import confirm, run_search, setup
+
+job, out, whole, log, seconds = arguments
+
+def copy(audit, out, *_):
+    import time
+    with log.open("a") as file:
+        file.write(f"{os.getpid()}\\n")
+    time.sleep(seconds)
+    shutil.copytree(whole / "confirm" / out.name, out)
+
+confirm.run_audit, setup.EPOCHS = copy, 2
+run_search(job, out, progress=False)
 """
 
 
 def test_two_processes_in_one_folder_end_with_the_same_result(
-    job: SearchJob, nets: Path, tmp_path: Path, whole: SearchResult
+    job: SearchJob, nets: Path, tmp_path: Path, whole: SearchResult, start_process: Start
 ) -> None:
-    """They train once, share the trials, and one of them writes the files."""
-    out = tmp_path / "run"
-    arguments = {**vars(job), "checkpoint": None, "audit_images": 1}
+    """They train once, share the trials, and only one of them makes the audits."""
+    out, log = tmp_path / "run", tmp_path / "audits"
+    few = replace(job, checkpoint=None, trials=6, keep=2, images=2)
     both = [
-        subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", SCRIPT, repr(arguments), str(out)],
-            env=os.environ | {"PYTHONPATH": str(nets)},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
+        start_process(f"sys.path.insert(0, {str(nets)!r})" + SEARCHING, few, out, whole.out, log, 0)
         for _ in range(2)
     ]
-    said = [process.communicate(timeout=120)[0] for process in both]
-    assert [process.returncode for process in both] == [0, 0]
-    found = SearchResult.read(out)
-    assert said == [f"{found.best}\n"] * 2 and [one.number for one in found.trials] == list(
-        range(12)
-    )
-    assert [str(one.policy) for one in found.trials] == [str(one.policy) for one in whole.trials]
+    for process in both:
+        process.join(120)
+    assert [process.exitcode for process in both] == [0, 0]
+    result = SearchResult.read(out)
+    drawn = [(trial.number, trial.policy) for trial in whole.trials[:6]]
+    assert [(trial.number, trial.policy) for trial in result.trials] == drawn
+    assert json.loads((out / "semi-trained/model.json").read_text())["epochs"] == 2
+    audits = log.read_text().split()
+    assert len(audits) == (8 if result.hybrid else 6) and len(set(audits)) == 1
+
+
+def test_killed_twice_it_ends_with_the_policies_of_an_unbroken_search(
+    job: SearchJob, nets: Path, tmp_path: Path, whole: SearchResult, start_process: Start
+) -> None:
+    """Once among the trials, once among the audits."""
+    out, log = tmp_path / "run", tmp_path / "audits"
+    code = f"sys.path.insert(0, {str(nets)!r})" + SEARCHING
+    journal = whole.out / "study.journal"
+    moments = ((out / "study.journal", journal.stat().st_size // 3), (log, 0))
+    for path, size in moments:
+        process = start_process(code, job, out, whole.out, log, 0.5)
+        until = time.monotonic() + 60
+        while not (path.is_file() and path.stat().st_size > size):
+            assert process.is_alive() and time.monotonic() < until
+            time.sleep(0.005)
+        process.kill()
+        process.join(30)
+        assert process.exitcode == -signal.SIGKILL and not (out / "search.json").exists()
+    last = start_process(code, job, out, whole.out, log, 0)
+    last.join(60)
+    assert last.exitcode == 0
+    assert (out / "policies.toml").read_bytes() == (whole.out / "policies.toml").read_bytes()
+    result = SearchResult.read(out)
+    assert result.trials == whole.trials and result.words == whole.words
 
 
 @pytest.mark.parametrize(
@@ -418,7 +469,7 @@ def test_what_cannot_work_is_one_line_and_leaves_no_folder(
     job: SearchJob, tmp_path: Path, changes: dict[str, Any], options: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(GradveilError) as caught:
-        search(replace(job, **changes), tmp_path / "run", progress=False, **options)
+        run_search(replace(job, **changes), tmp_path / "run", progress=False, **options)
     assert (
         says in str(caught.value)
         and "\n" not in str(caught.value)
@@ -433,13 +484,13 @@ def test_a_study_of_other_settings_is_refused_and_the_folder_given_back(
 ) -> None:
     storage = f"sqlite:///{tmp_path}/study.db"
     settings = replace(job, trials=2, keep=1, images=2, audit_images=1)
-    search(settings, tmp_path / "one", storage=storage, progress=False)
+    run_search(settings, tmp_path / "one", storage=storage, progress=False)
     with pytest.raises(
         GradveilError, match=r"is a search with other settings \(keep 1 there, 2 here\)"
     ):
-        search(replace(settings, keep=2), tmp_path / "two", storage=storage, progress=False)
+        run_search(replace(settings, keep=2), tmp_path / "two", storage=storage, progress=False)
     assert not (tmp_path / "two").exists()
-    joined = search(settings, tmp_path / "three", storage=storage, progress=False)
+    joined = run_search(settings, tmp_path / "three", storage=storage, progress=False)
     assert joined.trials == SearchResult.read(tmp_path / "one").trials and joined.storage == storage
 
 
@@ -452,10 +503,10 @@ def test_a_search_that_is_done_is_not_that_of_another_storage(
         GradveilError,
         match=r"has ended, with its study in .*study\.journal: choose another --out for sqlite",
     ):
-        search(job, whole.out, storage=storage, progress=False)
+        run_search(job, whole.out, storage=storage, progress=False)
     settings = replace(job, trials=2, keep=1, images=2, audit_images=1)
-    first = search(settings, tmp_path / "run", storage=storage, progress=False)
-    assert search(settings, tmp_path / "run", storage=storage, progress=False) == first
+    first = run_search(settings, tmp_path / "run", storage=storage, progress=False)
+    assert run_search(settings, tmp_path / "run", storage=storage, progress=False) == first
 
 
 def test_missing_audits_are_one_line_that_says_how_to_make_them_anew(
@@ -475,8 +526,16 @@ def test_policies_are_audited_with_crop_and_flip_where_the_search_had_them(
     job: SearchJob, tmp_path: Path, augment: bool, defense: str
 ) -> None:
     policies = {"none": Policy(), "single": Policy.parse("3-1")}
-    audits = work(replace(job, augment=augment), tmp_path / "weights", tmp_path, policies)
-    assert [str(one.protection) for one, _ in audits] == ["none", defense] * 2
+    tasks = made_audits(replace(job, augment=augment), tmp_path, policies)
+    assert [str(audit.protection) for audit, _ in tasks] == ["none", defense] * 2
+
+
+def made_audits(
+    job: SearchJob, out: Path, policies: dict[str, Policy]
+) -> list[tuple[AuditJob, Path]]:
+    """The job and the folder of each confirming audit, after the way to another process."""
+    tasks = audit_tasks(job, out / "weights", out, policies, root=None, device="cpu")
+    return [pickle.loads(pickle.dumps(task)).args[:2] for task in tasks]
 
 
 def test_a_folder_of_something_else_is_refused(
@@ -489,11 +548,11 @@ def test_a_folder_of_something_else_is_refused(
         (whole.out / "confirm/untrained-none", "holds an audit, not a search"),
     ):
         with pytest.raises(GradveilError, match=says):
-            search(job, out, progress=False)
+            run_search(job, out, progress=False)
     with pytest.raises(
         GradveilError, match=r"holds a search with other settings \(keep 5 there, 4 here\)"
     ):
-        search(replace(job, keep=4), whole.out, progress=False)
+        run_search(replace(job, keep=4), whole.out, progress=False)
     assert SearchResult.read(whole.out) == whole
 
 
@@ -510,65 +569,138 @@ def test_a_damaged_result_is_one_line(whole: SearchResult, tmp_path: Path) -> No
 def test_the_random_row_is_ten_policies_of_another_stream(
     job: SearchJob, whole: SearchResult, tmp_path: Path
 ) -> None:
-    drawn = rows(job, whole.best, None)["random"]
-    assert (
-        drawn
-        == rows(job, Policy(), None)["random"]
-        != rows(replace(job, seed=5), Policy(), None)["random"]
-    )
+    drawn = policies_to_audit(job, whole.best, None)["random"]
+    assert drawn == policies_to_audit(job, Policy(), None)["random"]
+    assert drawn != policies_to_audit(replace(job, seed=5), Policy(), None)["random"]
     assert len(drawn.members) == 10 and not {Policy((member,)) for member in drawn.members} & {
         one.policy for one in whole.trials
     }
-    assert [path.name for _, path in work(job, tmp_path / "c", tmp_path, {"none": Policy()})] == [
-        "semi-trained-none",
-        "untrained-none",
-    ]
+    audits = made_audits(job, tmp_path, {"none": Policy()})
+    assert [path.name for _, path in audits] == ["semi-trained-none", "untrained-none"]
 
 
-def shifted(result: AuditResult, by: float, hit: float) -> AuditResult:
-    """Sixteen images of an audit whose scores are those of the first, moved."""
-    first = result.of("attack")[0]
-    moved = [
-        replace(
-            first,
-            image=image,
-            scores={
-                "used": dict(first.scores["used"])
-                | {"over_blind": by + image / 10, "ssim": 0.5, "identified": hit}
-            },
-        )
-        for image in range(16)
-    ]
-    return replace(result, records=tuple(moved))
+def confirmation(by: float, hit: float, count: int = 16) -> Confirmation:
+    """An audit of so many images, whose scores are `by` and a tenth of the image's number."""
+    scores = {
+        image: {"used": {"over_blind": by + image / 10, "ssim": 0.5, "identified": hit}}
+        for image in range(count)
+    }
+    return Confirmation("toy", "none", (), scores)
 
 
-def test_a_difference_is_claimed_only_where_a_test_finds_it(whole: SearchResult) -> None:
-    audit = read(whole.out, whole.confirmed)["untrained"]["none"]
-    low, high, same = shifted(audit, 0.0, 0.0), shifted(audit, 1.0, 1.0), shifted(audit, 0.0, 0.0)
-    less, more, nothing = compare(low, high), compare(high, low), compare(low, same)
-    assert [verdict(one) for one in (less, more, nothing)] == ["less", "more", "open"]
-    assert (
-        less[2] == Comparison("identified", 16, 0.0, 1.0, 0.5**16, 1.0)
-        and nothing[0].less == nothing[0].more == 1.0
-    )
+def test_a_difference_is_claimed_only_where_a_test_finds_it() -> None:
+    low, high = confirmation(0.0, 0.0), confirmation(1.0, 1.0)
+    less, more, nothing = compare(low, high), compare(high, low), compare(low, low)
+    assert [verdict(found) for found in (less, more, nothing)] == ["less", "more", "open"]
+    assert less[2] == Comparison("identified", 16, 0.0, 1.0, 0.5**16, 1.0)
+    assert nothing[0].less == nothing[0].more == 1.0
     assert in_words(less, "none").startswith(
         "leaks less than none (n = 16: dB over blind +0.75 against +1.75, p = "
     )
     assert in_words(nothing, "none").startswith("was not shown to leak less than none (n = 16: ")
-    mixed = compare(shifted(audit, 0.0, 1.0), shifted(audit, 1.0, 0.0))
-    assert verdict(
-        mixed
-    ) == "mixed" and "less than random by one measure and more by another" in in_words(
-        mixed, "random"
-    )
+    mixed = compare(confirmation(0.0, 1.0), confirmation(1.0, 0.0))
+    assert verdict(mixed) == "mixed"
+    assert "less than random by one measure and more by another" in in_words(mixed, "random")
 
 
-def test_failed_images_are_left_out_of_both_sides(whole: SearchResult) -> None:
-    audit = read(whole.out, whole.confirmed)["untrained"]["none"]
-    low, high = shifted(audit, 0.0, 0.0), shifted(audit, 1.0, 1.0)
-    torn = replace(
-        low, records=(replace(low.records[0], status="failed: x", scores={}), *low.records[1:])
+def test_only_images_that_both_audits_reconstructed_are_compared(whole: SearchResult) -> None:
+    assert [found.n for found in compare(confirmation(0, 0, 15), confirmation(1, 1))] == [15] * 3
+    assert verdict(compare(confirmation(0, 0, 0), confirmation(1, 1))) == "open"
+    folder = whole.out / "confirm/untrained-none"
+    lines = (folder / "records.jsonl").read_text().splitlines()
+    failed = [json.loads(line) for line in lines]
+    first = next(record for record in failed if record["kind"] == "attack")
+    first |= {"status": "failed: x", "scores": {}}
+    copy = shutil.copytree(whole.out, whole.out.parent / "torn") / "confirm/untrained-none"
+    (copy / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in failed))
+    audits = read_audits(whole.out.parent / "torn", whole.confirmed)
+    assert set(audits["untrained"]["none"].scores) == {0, 1, 2} - {first["image"]}
+
+
+@pytest.mark.usefixtures("copied_audits")
+def test_own_models_images_and_attacks_are_searched_with(
+    job: SearchJob, tmp_path: Path, whole: SearchResult
+) -> None:
+    train, test = load("fashion-mnist-mini", "train"), load("fashion-mnist-mini", "test")
+    model = build("own_search_nets:linear", channels=1, size=28, classes=10, seed=4)
+    settings: dict[str, Any] = {
+        "checkpoint": str(job.checkpoint),
+        "trials": 12,
+        "keep": 5,
+        "threshold": -1e7,
+        "images": 12,
+        "audit_images": 3,
+        "seed": 4,
+        "progress": False,
+    }
+    own = search_policies(
+        model, (train, test), attack=find("closed-form"), out=str(tmp_path / "own"), **settings
     )
-    assert [one.n for one in compare(torn, high)] == [15, 15, 15]
-    empty = replace(low, records=())
-    assert verdict(compare(empty, high)) == "open"
+    assert own.trials == whole.trials and own.kept == whole.kept
+    assert own.settings["model"] == "Sequential" and own.settings["attack"] == "closed-form"
+    assert own.settings["data"] == "fashion-mnist-mini" and own.settings["data_sha256"]
+    with pytest.raises(GradveilError, match="holds a search with other settings"):
+        other = build("own_search_nets:linear", channels=1, size=28, classes=10, seed=5)
+        search_policies(
+            other, (train, test), attack="closed-form", out=tmp_path / "own", **settings
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"checkpoint": None}, "no checkpoint: a search with your own model or images needs"),
+        ({"model": nn.Linear(3, 10)}, "do not fit"),
+        ({"image_size": 32}, "image size 32: only named data sets are resized"),
+        ({"test": {"classes": ("a", "b")}}, "training split has classes 10, the test split 2"),
+        ({"attack": "zhu"}, "unknown attack 'zhu'"),
+    ],
+)
+def test_own_values_that_cannot_work_are_one_line(
+    job: SearchJob, tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    train, test = load("fashion-mnist-mini", "train"), load("fashion-mnist-mini", "test")
+    test = replace(test, **changes.pop("test", {}))
+    given = {"model": "own_search_nets:linear", "attack": "closed-form"}
+    with pytest.raises(GradveilError) as caught:
+        search_policies(
+            **(given | {"data": (train, test), "checkpoint": job.checkpoint} | changes),
+            out=tmp_path / "run",
+        )
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_attack_is_named_after_its_preset_or_its_class(job: SearchJob) -> None:
+    dlg = find("dlg")
+    assert isinstance(dlg, GradientMatching)
+    assert replace(job, attack=dlg).settings()["attack"] == "dlg"
+    own = replace(job, attack=replace(dlg, steps=7)).settings()
+    assert own["attack"] == "GradientMatching" and "steps=7" in own["attack_settings"]
+    both = replace(job, attack=find("masked+likelihood"), attack_name="masked+likelihood")
+    assert both.settings()["attack"] == "masked+likelihood"
+    assert "attack_settings" not in both.settings()
+
+
+def test_a_result_shows_itself_as_a_table(whole: SearchResult) -> None:
+    text, page = repr(whole), whole._repr_html_()
+    assert text.startswith("5 of 12 policies kept: own_search_nets:linear on fashion-mnist-mini\n")
+    for tried in whole.kept:
+        cells = (str(tried.policy), tried.quantities["over_blind"].text())
+        assert all(cell in text and f"<td>{cell}</td>" in page for cell in cells)
+    for part in (f"Hybrid: {whole.hybrid}.", *whole.words):
+        assert part in text and html.escape(part) in page
+
+
+def test_trials_become_a_data_frame_where_pandas_is_installed(
+    whole: SearchResult, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake = ModuleType("pandas")
+    fake.DataFrame = lambda rows, columns: (rows, columns)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "pandas", fake)
+    rows, columns = whole.to_pandas()
+    assert len(rows) == 12 and columns[:4] == ["trial", "policy", "state", columns[3]]
+    assert dict(zip(columns, rows[0], strict=True))["over_blind_n"] == 12
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(GradveilError, match=r"^to_pandas needs pandas: pip install pandas$"):
+        whole.to_pandas()

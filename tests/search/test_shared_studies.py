@@ -1,4 +1,4 @@
-"""Several processes, one study: nothing is lost, nothing done twice, and a killed one's trials are taken up."""
+"""Several processes, one study: nothing is lost or done twice, and a killed one is replaced."""
 
 import itertools
 import os
@@ -7,17 +7,21 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
-from gradveil.search import storage as owners
+from gradveil.search import storage as storages
 from gradveil.search.space import draw, policy_of
-from gradveil.search.storage import SILENCE, lives, started, this_process
+from gradveil.search.storage import SILENCE, lives, this_process
 
-SCRIPT = Path(__file__).with_name("searching.py")
-AT_ONCE, TARGET = 4, 30
+FOLDER = Path(__file__).parent
+Start = Callable[..., BaseProcess]
+AT_ONCE, TARGET = 4, 26
 COUNT = itertools.count()
 
 
@@ -36,14 +40,27 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return url.replace("/postgres", f"/{name}")
 
 
-def start(
-    storage: str, log: Path, sampler: str = "random", seconds: float = 0.01, at_once: int = AT_ONCE
-) -> subprocess.Popen[bytes]:
-    arguments = [storage, sampler, str(at_once), str(TARGET), str(log), str(seconds)]
-    return subprocess.Popen(
-        [sys.executable, "-W", "error", str(SCRIPT), *arguments],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+@pytest.fixture
+def start(start_process: Callable[..., BaseProcess]) -> Callable[..., BaseProcess]:
+    """Start a process that searches."""
+    code = f"sys.path.insert(0, {str(FOLDER)!r})\nimport searching\nsearching.work(*arguments)"
+
+    def start(
+        storage: str,
+        log: Path,
+        sampler: str = "random",
+        seconds: float = 0.01,
+        at_once: int = AT_ONCE,
+    ) -> BaseProcess:
+        return start_process(code, storage, sampler, at_once, TARGET, log, seconds)
+
+    return start
+
+
+def status(process: BaseProcess, seconds: float = 60.0) -> int | None:
+    """Wait for the end of a process; None where it has not ended in time."""
+    process.join(seconds)
+    return process.exitcode
 
 
 def evaluations(log: Path) -> list[tuple[int, int]]:
@@ -56,10 +73,10 @@ def evaluations(log: Path) -> list[tuple[int, int]]:
     ]
 
 
-def wait_until_evaluated(log: Path, process: subprocess.Popen[bytes], count: int) -> None:
+def wait_until_evaluated(log: Path, process: BaseProcess, count: int) -> None:
     until = time.monotonic() + 60
     while sum(pid == process.pid for pid, _ in evaluations(log)) < count:
-        assert process.poll() is None and time.monotonic() < until
+        assert process.is_alive() and time.monotonic() < until
         time.sleep(0.002)
 
 
@@ -78,26 +95,26 @@ def check_all_finished(searching: ModuleType, storage: str, sampler: str = "rand
 
 
 def test_two_processes_share_a_study_and_each_trial_is_evaluated_once(
-    searching: ModuleType, tmp_path: Path
+    searching: ModuleType, tmp_path: Path, start: Start
 ) -> None:
-    """From the start, when both make the tables. The next test shows the same for the other storages."""
+    """From the start, when both make the tables; the next test is for the other storages."""
     storage, log = f"sqlite:///{tmp_path / 'study.db'}", tmp_path / "log"
     processes = [start(storage, log), start(storage, log)]
-    assert [process.wait(60) for process in processes] == [0, 0]
+    assert [status(process) for process in processes] == [0, 0]
     assert sorted(number for _, number in evaluations(log)) == list(range(TARGET))
     assert {pid for pid, _ in evaluations(log)} == {process.pid for process in processes}
     check_all_finished(searching, storage)
 
 
 def test_two_share_the_trials_and_when_one_is_killed_the_other_finishes_all(
-    storage: str, searching: ModuleType, tmp_path: Path
+    storage: str, searching: ModuleType, tmp_path: Path, start: Start
 ) -> None:
     log = tmp_path / "log"
     killed = start(storage, log, seconds=0.05)
     other = start(storage, log, seconds=0.05)
     wait_until_evaluated(log, killed, AT_ONCE + 2)
-    killed.send_signal(signal.SIGKILL)
-    assert other.wait(60) == 0 and killed.wait() == -signal.SIGKILL
+    killed.kill()
+    assert status(other) == 0 and status(killed) == -signal.SIGKILL
     counts = Counter(number for _, number in evaluations(log))
     assert sorted(counts) == list(range(TARGET))
     twice = {number for number, times in counts.items() if times > 1}
@@ -110,7 +127,7 @@ def test_two_share_the_trials_and_when_one_is_killed_the_other_finishes_all(
 
 
 def test_a_search_that_is_killed_and_resumed_tries_what_an_unbroken_one_tries(
-    searching: ModuleType, tmp_path: Path
+    searching: ModuleType, tmp_path: Path, start: Start
 ) -> None:
     sampler = "tpe"  # whose every question depends on all answers before
     unbroken = searching.join(tmp_path / "unbroken.log", sampler)
@@ -119,8 +136,8 @@ def test_a_search_that_is_killed_and_resumed_tries_what_an_unbroken_one_tries(
     for after in (2, 9):
         process = start(storage, log, sampler, seconds=0.01)
         wait_until_evaluated(log, process, after)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
+        process.kill()
+        assert status(process) == -signal.SIGKILL
     resumed = searching.join(Path(storage), sampler)
     assert 0 < len(resumed.finished(TARGET)) < TARGET
     searching.search(resumed, AT_ONCE, TARGET, log, 0.0)
@@ -130,20 +147,23 @@ def test_a_search_that_is_killed_and_resumed_tries_what_an_unbroken_one_tries(
 
 
 def test_a_process_killed_while_it_claims_holds_up_nobody(
-    storage: str, searching: ModuleType
+    storage: str, searching: ModuleType, tmp_path: Path, start: Start, start_process: Start
 ) -> None:
-    code = "import sys, time; sys.path.insert(0, sys.argv[1]); import searching as s\n"
-    code += "study = s.join(s.place(sys.argv[2]))\nwith study._place.alone(): print('in', flush=True); time.sleep(60)"
-    holder = subprocess.Popen(
-        [sys.executable, "-c", code, str(SCRIPT.parent), storage], stdout=subprocess.PIPE
+    code = (
+        f"sys.path.insert(0, {str(FOLDER)!r})\nimport searching, time\n"
+        "study = searching.join(searching.place(arguments[0]))\n"
+        "with study._opened.lock():\n    open(arguments[1], 'w').close()\n    time.sleep(60)\n"
     )
-    assert holder.stdout is not None and holder.stdout.readline() == b"in\n"
-    waiting = start(storage, Path(os.devnull), seconds=0.0)
-    time.sleep(3)
-    assert waiting.poll() is None
-    holder.send_signal(signal.SIGKILL)
-    assert waiting.wait(30) == 0
-    holder.communicate()
+    holder = start_process(code, storage, tmp_path / "held")
+    until = time.monotonic() + 60
+    while not (tmp_path / "held").exists():
+        assert holder.is_alive() and time.monotonic() < until
+        time.sleep(0.01)
+    log = tmp_path / "log"
+    waiting = start(storage, log, seconds=0.0)
+    assert status(waiting, 1.5) is None and not evaluations(log)
+    holder.kill()
+    assert status(waiting, 30) == 0 and status(holder) == -signal.SIGKILL
     check_all_finished(searching, storage)
 
 
@@ -157,21 +177,30 @@ def test_an_owner_is_dead_when_its_process_is_gone_or_it_was_silent_for_long() -
     assert lives(elsewhere) and not lives({**elsewhere, "beat": now - SILENCE - 1})
 
 
-def test_a_killed_process_is_gone_before_its_parent_asks() -> None:
+def owner_of(pid: int) -> dict[str, Any]:
+    """What a study would know of this process, had it joined a moment ago."""
+    me, start = this_process(), storages._started(pid)
+    return {**me.entry(time.time()), "pid": pid, "start": start}
+
+
+def test_a_killed_process_is_dead_before_its_parent_asks() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    assert started(child.pid) is not None
+    owner = owner_of(child.pid)
+    assert lives(owner)
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it is a zombie now
-    assert started(child.pid) is None
+    os.kill(child.pid, 0)  # which still takes signals
+    assert not lives(owner)
     child.communicate()
-    assert started(child.pid) is None
+    assert not lives(owner)
 
 
 def test_without_a_process_table_a_process_is_asked_by_a_signal(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(owners, "PROCESSES", tmp_path)
-    assert started(os.getpid()) == "running"
+    monkeypatch.setattr(storages, "PROCESSES", tmp_path)
+    assert lives(owner_of(os.getpid())) and owner_of(os.getpid())["start"] == "running"
     child = subprocess.Popen([sys.executable, "-c", ""])
+    owner = owner_of(child.pid)
     child.wait()
-    assert started(child.pid) is None
+    assert not lives(owner)

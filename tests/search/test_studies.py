@@ -1,4 +1,4 @@
-"""A study hands out trials in order, keeps exactly what came of them, and is picked up again where it was left."""
+"""A study hands out trials in order, keeps their results exactly, and can be resumed."""
 
 import math
 import time
@@ -10,8 +10,8 @@ import pytest
 from optuna.trial import TrialState
 
 from gradveil.core import GradveilError
-from gradveil.search.space import Finished, Trial, draw, policy_of
-from gradveil.search.storage import Heart, cut_unfinished_line, without_password
+from gradveil.search.space import FinishedTrial, Trial, draw, policy_of
+from gradveil.search.storage import Heartbeat, cut_unfinished_line, without_password
 from gradveil.search.study import Study
 
 
@@ -82,7 +82,8 @@ def test_results_are_read_back_exactly_and_optuna_sees_their_states(
         ("scored", {"privacy": (1.0, math.inf)}),
     ]
     assert again.finished(9) == [
-        Finished(n, trials[n].policy, state, found) for n, (state, found) in enumerate(expected)
+        FinishedTrial(n, trials[n].policy, state, found)
+        for n, (state, found) in enumerate(expected)
     ]
     assert (
         again.finished(2) == again.finished(9)[:2]
@@ -123,7 +124,7 @@ def test_the_first_result_of_a_trial_stays(path: Path, searching: ModuleType) ->
     study.finish(trial, "inaccurate", {"privacy": [2.0]})
     study.close()
     again = searching.join(path)
-    assert again.finished(1) == [Finished(0, trial.policy, "scored", {"privacy": (1.0,)})]
+    assert again.finished(1) == [FinishedTrial(0, trial.policy, "scored", {"privacy": (1.0,)})]
     again.close()
 
 
@@ -219,7 +220,7 @@ def test_a_heart_beats_on_after_a_beat_that_failed() -> None:
         beats.append(1)
         raise OSError("away")
 
-    heart = Heart(beat, every=0.01)
+    heart = Heartbeat(beat, every=0.01)
     until = time.monotonic() + 5
     while len(beats) < 3 and time.monotonic() < until:
         time.sleep(0.01)

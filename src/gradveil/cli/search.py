@@ -1,4 +1,4 @@
-"""gradveil search: policies that leak little and cost little accuracy, found and then confirmed by audits."""
+"""gradveil search: find policies that leak little and cost little accuracy, confirm by audits."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,12 +8,20 @@ import typer
 from gradveil.cli.options import DataRoot, Device, Json, Seed, examples, say
 
 EXAMPLES = examples(
-    "gradveil search --data fashion-mnist-mini --model lenet --checkpoint runs/lenet/model.safetensors --attack dlg --trials 12 --keep 3 "
-    "--images 6 --probe-steps 3 --audit-images 8 --audit-steps 12 --out runs/search",
+    "gradveil search --data fashion-mnist-mini --model lenet "
+    "--checkpoint runs/lenet/model.safetensors --attack dlg --trials 12 --keep 3 --images 6 "
+    "--probe-steps 3 --audit-images 8 --audit-steps 12 --out runs/search",
     "gradveil search --data cifar100 --data-root DIR --model resnet20-4 --race --out runs/cifar100",
     "gradveil search --data cifar100 --model resnet20-4 --as-published --out runs/published",
-    "gradveil search --data cifar100 --model resnet20-4 --checkpoint c.safetensors --storage postgresql://me@host/db --out runs/shared",
-    "gradveil audit --data cifar100 --model resnet20-4 --attack adam-cosine --images 100 --defense runs/search/policies.toml --out runs/a",
+    "gradveil search --data cifar100 --model resnet20-4 --checkpoint c.safetensors "
+    "--storage postgresql://me@host/db --out runs/shared",
+    "gradveil audit --data cifar100 --model resnet20-4 --attack adam-cosine --images 100 "
+    "--defense runs/search/policies.toml --out runs/a",
+)
+RACE = (
+    "Drop policies that are clearly worse after a few images. In 150 simulated races at the "
+    "default confidence of 0.999 all kept the ten policies of a search without a race, and saved "
+    "14% to 82% of the work; at 0.99, 144 of 150 did, and at 0.95, 122."
 )
 
 
@@ -43,18 +51,19 @@ def search_command(
     score: Annotated[
         str | None,
         typer.Option(
-            help="What leakage is ranked by: probe, a short real attack, or privacy, the paper's S_pri. Default: probe."
+            help="What leakage is ranked by: probe, a short real attack, or privacy, the paper's "
+            "S_pri. Default: probe."
         ),
     ] = None,
     rule: Annotated[
         str,
         typer.Option(
-            help="S_pri as the published code computes it, or as the paper writes it: code or paper."
+            help="S_pri as the published code computes it, or as the paper writes it: code, paper."
         ),
     ] = "code",
     rank_by: Annotated[
         str,
-        typer.Option(help="What of the probe: over_blind, ssim or identified. Lower leaks less."),
+        typer.Option(help="Quantity of the probe: over_blind, ssim or identified; low leaks less."),
     ] = "over_blind",
     sampler: Annotated[
         str,
@@ -64,7 +73,7 @@ def search_command(
     ] = "random",
     race: Annotated[
         bool,
-        typer.Option("--race", help="Drop policies that are clearly worse after a few images."),
+        typer.Option("--race", help=RACE),
     ] = False,
     race_confidence: Annotated[float, typer.Option(help="How sure the race must be.")] = 0.999,
     images: Annotated[
@@ -91,7 +100,8 @@ def search_command(
     augment: Annotated[
         bool,
         typer.Option(
-            help="Random crop (padding 4) and mirror image before the policy, in training and scores."
+            help="Random crop (padding 4) and mirror image before the policy, in training and "
+            "scores."
         ),
     ] = True,
     image_size: Annotated[
@@ -122,14 +132,17 @@ def search_command(
     seed: Seed = 0,
     device: Device = "auto",
 ) -> None:
-    """Search for transformation policies and confirm them by audits. Run the same command again after a stop: it goes on."""
+    """Search for transformation policies and confirm them by audits.
+
+    Run the same command again after a stop: it goes on.
+    """
+    from gradveil.attacks import find
     from gradveil.report.search import search_in_words, search_tables
-    from gradveil.search import (  # Lightning, scipy and Optuna take seconds to import
-        SearchJob,
-        search,
-    )
+    from gradveil.search import SearchJob, run_search  # torch and scipy take seconds to import
 
     settings: dict[str, Any] = {
+        "data": data,
+        "model": model,
         "checkpoint": checkpoint,
         "trials": trials,
         "keep": keep,
@@ -140,7 +153,8 @@ def search_command(
         "race": race,
         "race_confidence": race_confidence,
         "images": images,
-        "attack": attack,
+        "attack": find(attack),
+        "attack_name": attack,
         "probe_steps": probe_steps,
         "hybrid": hybrid,
         "at_once": at_once,
@@ -150,12 +164,8 @@ def search_command(
         "image_size": image_size,
         "seed": seed,
     } | ({} if score is None else {"score": score})
-    job = (
-        SearchJob.as_published(data, model, **settings)
-        if as_published
-        else SearchJob(data, model, **settings)
-    )
-    result = search(
+    job = SearchJob.as_published(**settings) if as_published else SearchJob(**settings)
+    result = run_search(
         job,
         out,
         root=data_root,
@@ -166,14 +176,8 @@ def search_command(
         ray_address=ray_address,
         progress=True,
     )
-    files = {
-        name: out / file
-        for name, file in (
-            ("policies", "policies.toml"),
-            ("trials", "trials.csv"),
-            ("results", "search.json"),
-        )
-    }
+    names = {"policies": "policies.toml", "trials": "trials.csv", "results": "search.json"}
+    files = {name: out / file for name, file in names.items()}
     plain = {"out": out, "files": files} | result.plain()
     where = [
         *(f"{name} {path}" for name, path in files.items()),

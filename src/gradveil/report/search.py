@@ -1,105 +1,92 @@
-"""A search as tables: the policies kept, the front, and the confirming audits; and the rest of it in words."""
+"""A search as tables, of its policies and its confirming audits, and in sentences."""
 
 from collections.abc import Mapping, Sequence
 
 from rich.table import Table
 
-from gradveil.audits import AuditResult, Row
+from gradveil.audits import Row
 from gradveil.audits.results import NO_BETTER
 from gradveil.report.audit import best_blind, number, spread
 from gradveil.report.layout import Fitted
-from gradveil.search import Found, SearchResult
-from gradveil.search.confirm import read
-from gradveil.search.results import Quantity
+from gradveil.search import SearchResult, TriedPolicy
+from gradveil.search.confirm import Confirmation, read_audits
+from gradveil.search.results import HEADS, policy_cells
 
-HEADS = {
-    "over_blind": "over blind, dB",
-    "ssim": "SSIM",
-    "identified": "identified",
-    "privacy": "S_pri",
-    "accuracy": "S_acc",
-}
 COLUMNS = ("", "n", "PSNR dB", "blind\ndB", "over\nblind", "SSIM", "identi-\nfied", "")
 TRUTHS = {"used": "against the images used", "original": "against the originals"}
 
 
 def search_tables(result: SearchResult) -> list[Table]:
-    """The policies kept, the front where there is one, and one table of audits for each model."""
+    """Tables of the policies kept, of the front where there is one, and of each model's audits."""
     settings = result.settings
-    by = (
-        f" by {HEADS[settings['rank_by']]}"
-        if settings.get("rank_by", "over_blind") != "over_blind"
-        else ""
+    rank_by = settings.get("rank_by", "over_blind")
+    by = f" by {HEADS[rank_by]}" if rank_by != "over_blind" else ""
+    facts = (
+        f"{settings['model']} on {settings['data']}, score {settings['score']}{by}, "
+        f"sampler {settings['sampler']}, seed {settings['seed']}"
     )
-    facts = f"{settings['model']} on {settings['data']}, score {settings['score']}{by}, sampler {settings['sampler']}, seed {settings['seed']}"
     made = [policies_table(f"Policies kept: {facts}", result.kept)]
     if result.front:
-        made.append(
-            policies_table(
-                "The front of leakage against accuracy: no other policy is better in both",
-                result.front,
-            )
-        )
-    audits = read(result.out, result.confirmed)
-    return made + [confirmation_table(model, found) for model, found in audits.items()]
+        title = "The front of leakage against accuracy: no other policy is better in both"
+        made.append(policies_table(title, result.front))
+    audits = read_audits(result.out, result.confirmed)
+    model = settings["model"]
+    return made + [confirmation_table(f"{of} {model}", rows) for of, rows in audits.items()]
 
 
-def policies_table(title: str, policies: Sequence[Found]) -> Table:
-    """Means with their standard errors; n, which is the same for all, in the heads."""
-    names = sorted(policies[0].quantities, key=list(HEADS).index)
-    heads = [f"{HEADS[name]}\nn {policies[0].quantities[name].n}" for name in names]
-    made = Fitted(title, ("", "policy", "trial", *heads), {1: 14})
-    for rank, one in enumerate(policies, start=1):
-        cells = [_quantity(one.quantities[name], share=name == "identified") for name in names]
-        made.row(str(rank), str(one.policy), str(one.number), *cells)
+def policies_table(title: str, policies: Sequence[TriedPolicy]) -> Table:
+    """A table of policies: means with their standard errors, and n in the heads."""
+    heads, rows = policy_cells(policies)
+    made = Fitted(title, heads, {1: 14})
+    for cells in rows:
+        made.row(*cells)
     return made
 
 
-def confirmation_table(model: str, audits: Mapping[str, AuditResult]) -> Table:
-    """Each row's attack beside the best blind guess at the same images, and the best blind guess where no policy is used."""
-    settings = audits["none"].settings
-    attack = next(iter(settings["attacks"]))
-    made = Fitted(
-        f"Confirmed by {attack}, {model} {settings['model']}",
-        COLUMNS,
-        {len(COLUMNS) - 1: 10, 0: 17},
-    )
+def confirmation_table(model: str, audits: Mapping[str, Confirmation]) -> Table:
+    """A table of the audits of one model, by the row's name.
+
+    Each attack stands beside the best blind guess at the same images; the last rows are the best
+    blind guess without a policy, and the positive control.
+    """
+    none = audits["none"]
+    gives = {len(COLUMNS) - 1: 10, 0: 17}
+    made = Fitted(f"Confirmed by {none.attack}, {model}", COLUMNS, gives)
     for truth, words in TRUTHS.items():
         made.row(words, style="italic")
         for name, audit in audits.items():
             rows = [row for row in audit.rows if row.truth == truth]
             (attacked,) = (row for row in rows if row.kind == "attack")
             made.row(*_cells(name, attacked, best_blind(rows)), style="bold")
-        blind = best_blind([row for row in audits["none"].rows if row.truth == truth])
+        blind = best_blind([row for row in none.rows if row.truth == truth])
         made.row(*_cells(blind.attack, blind, blind))
-        for row in (
-            row
-            for row in audits["none"].rows
-            if (row.kind, row.truth) == ("positive", truth) and truth == "used"
-        ):
-            made.row(*_cells(f"positive: {row.attack}", row, blind))
+        if truth == "used":
+            for row in none.rows:
+                if (row.kind, row.truth) == ("positive", truth):
+                    made.row(*_cells(f"positive: {row.attack}", row, blind))
         made.add_section()
     return made
 
 
 def search_in_words(result: SearchResult) -> list[str]:
-    """How many trials came to what, what a race saved, the hybrid, what was less than usual, and what the audits say."""
+    """Sentences on the trials, the race, the hybrid, what was less than usual, and the audits."""
     counts = ", ".join(
         f"{result.states(state)} {state}"
         for state in ("scored", "inaccurate", "dropped")
         if result.states(state)
     )
+    threshold = result.settings["threshold"]
     lines = [
-        f"{len(result.trials)} policies drawn: {counts} (accuracy threshold {result.settings['threshold']:g})."
+        f"{len(result.trials)} policies drawn: {counts} (accuracy threshold {threshold:g}).",
+        "The policies kept are scored on the images they were chosen by, and so look better than "
+        "they are; the audits use other images.",
     ]
-    lines.append(
-        "The policies kept are scored on the images they were chosen by, and so look better than they are; the audits use other images."
-    )
     if result.saving:
         saved = result.saving
         lines.append(
-            f"The race dropped {saved.dropped} policies, {saved.unjudged} of them before their accuracy was scored: leakage was scored on "
-            f"{saved.scored} of {saved.all} images ({saved.share:.1%} saved)."
+            f"The race dropped {saved.dropped} policies, {saved.unjudged} of them before their "
+            f"accuracy was scored: leakage was scored on {saved.scored} of {saved.all} images "
+            f"({saved.share:.1%} saved)."
         )
     lines.append(
         f"Hybrid: {result.hybrid}." if result.hybrid else f"No hybrid: {result.no_hybrid}."
@@ -108,9 +95,8 @@ def search_in_words(result: SearchResult) -> list[str]:
 
 
 def _cells(name: str, row: Row, blind: Row) -> list[str]:
-    flags = [flag for flag in row.flags if flag != NO_BETTER] + (
-        ["≤blind"] if NO_BETTER in row.flags else []
-    )
+    flags = [flag for flag in row.flags if flag != NO_BETTER]
+    flags += ["≤blind"] if NO_BETTER in row.flags else []
     return [
         name,
         str(row.n),
@@ -121,8 +107,3 @@ def _cells(name: str, row: Row, blind: Row) -> list[str]:
         f"{row.identified / row.n:.1%}",
         "\n".join(flags),
     ]
-
-
-def _quantity(found: Quantity, share: bool) -> str:
-    error = "" if found.error is None else f" ± {found.error:{'.1%' if share else '.2g'}}"
-    return f"{found.mean:{'.1%' if share else '.4g'}}{error}"

@@ -1,20 +1,30 @@
-"""The search: draw policies, drop those that cost accuracy, keep those that leak least, and confirm them by an audit."""
+"""The search for policies that leak little and cost little accuracy, confirmed by audits."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from gradveil.search.job import SearchJob
-    from gradveil.search.results import Found, SearchResult
-    from gradveil.search.run import search
+    from gradveil.search.results import SearchResult, TriedPolicy
+    from gradveil.search.run import run_search, search_policies
 
-__all__ = ["Found", "SearchJob", "SearchResult", "search"]
+__all__ = ["SearchJob", "SearchResult", "TriedPolicy", "run_search", "search_policies"]
 
-_HOMES = {"SearchJob": "job", "Found": "results", "SearchResult": "results", "search": "run"}
+_HOMES = {
+    "SearchJob": "job",
+    "SearchResult": "results",
+    "TriedPolicy": "results",
+    "run_search": "run",
+    "search_policies": "run",
+}
+
+
+def __dir__() -> list[str]:
+    return __all__
 
 
 def __getattr__(name: str) -> object:
-    """Imported when first asked for: a module of this package needs none of the others."""
+    """Import a name when it is first asked for: most modules here need few of the others."""
     if name not in _HOMES:
         raise AttributeError(f"module 'gradveil.search' has no attribute {name!r}")
     return getattr(import_module(f"gradveil.search.{_HOMES[name]}"), name)

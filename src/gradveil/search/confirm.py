@@ -1,32 +1,170 @@
-"""The confirming audits: none, random, the best single policy and the hybrid, on the semi-trained and on the untrained model."""
+"""The audits that confirm a search, on the semi-trained and on the untrained model.
+
+Four defenses are audited: none, random policies, the best single policy, and the hybrid. Everything
+that this package knows of audits is in `try_attack`, `audit_tasks` and `read_audits`.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-from gradveil.audits import AuditJob, AuditResult
+from torch import nn
+
+from gradveil.audits import AuditJob, AuditResult, Case, CaseResult, Row, run_audit
+from gradveil.audits.job import shortened
+from gradveil.audits.stage import run_attack
+from gradveil.clients import Client
 from gradveil.core.errors import GradveilError
-from gradveil.core.seeds import derived
-from gradveil.defenses import PolicyDefense
-from gradveil.search.folders import CONFIRM, RESULT, TRAINING
-from gradveil.search.job import SearchJob
+from gradveil.core.seeds import derived, generator
+from gradveil.core.types import Batch
+from gradveil.data import Images
+from gradveil.defenses import Defense, PolicyDefense
+from gradveil.search.engine import Task
+from gradveil.search.job import RESULT, SEMI_TRAINED, SearchJob
 from gradveil.search.space import draw, policy_of
+from gradveil.stats import sign_test, signed_rank
 from gradveil.transforms import Policy
+
+CONFIRM = "confirm"
+MODELS = (SEMI_TRAINED, "untrained")
+RANDOM = 10  # policies of the random row, as in the paper
 
 LEVEL = 0.05
 MEASURES = {"over_blind": "dB over blind", "ssim": "SSIM", "identified": "identified"}
-EACH = LEVEL / (
-    2 * len(MEASURES)
-)  # three measures and two directions: together they err in at most 5% of cases (Bonferroni)
-FEWEST = math.ceil(
-    -math.log2(EACH)
-)  # images below which no test can reject: the smallest p is 2 ** -n
+EACH = LEVEL / (2 * len(MEASURES))
+"""Level of each test: three measures in two directions err together in at most 5% of cases."""
+
+FEWEST = math.ceil(-math.log2(EACH))
+"""Images below which no test can reject: with n images no p-value is below 2 ** -n."""
+
+
+@dataclass(frozen=True)
+class Confirmation:
+    """The audit of one model under one defense.
+
+    `rows` are those of its table. `scores` are the attack's for each image that it reconstructed,
+    by the number of the image, the truth they are measured against, and the measure.
+    """
+
+    attack: str
+    defense: str
+    rows: tuple[Row, ...]
+    scores: Mapping[int, Mapping[str, Mapping[str, float]]]
+
+
+def try_attack(job: SearchJob, model: nn.Module, test: Images) -> None:
+    """Run one iteration on one image, since an attack may not suit the model.
+
+    Otherwise it would fail in the audits, after all the work.
+    """
+    batch = Batch(test.images[:1].float() / 255, test.labels[:1])
+    client = Client(model, classes=len(test.classes))
+    ((seen, _),) = client.share_batches([batch], generator(job.seed, "trial"))
+    run_attack(shortened(job.attack), [seen], generator(job.seed, "trial", "attack"))
+
+
+def policies_to_audit(job: SearchJob, best: Policy, hybrid: Policy | None) -> dict[str, Policy]:
+    """The policies by the names of their rows.
+
+    Each image of the random row gets one of ten policies that no search has seen.
+    """
+    seed = derived(job.seed, "random policies")
+    drawn = tuple(policy_of(draw(seed, number)).members[0] for number in range(RANDOM))
+    found = {"none": Policy(), "random": Policy(drawn), "single": best}
+    return found if hybrid is None else found | {"hybrid": hybrid}
+
+
+def audit_tasks(
+    job: SearchJob,
+    checkpoint: Path,
+    out: Path,
+    policies: Mapping[str, Policy],
+    *,
+    root: Path | None,
+    device: str,
+) -> list[Task]:
+    """Make a task for each case of one audit: every row, on the semi-trained and untrained model.
+
+    Paths are absolute, so that they hold on every machine that shares the files.
+    """
+    audit = audit_job(job, checkpoint, policies)
+    folder = out.resolve() / CONFIRM
+    return [
+        partial(run_case, audit, folder, root, device, number) for number in range(len(audit.cases))
+    ]
+
+
+def run_case(
+    job: AuditJob, out: Path, root: Path | None, device: str, number: int, progress: bool
+) -> AuditResult:
+    """Run one case of an audit into `out`; one that was stopped there goes on."""
+    return run_audit(job, out, root=root, device=device, progress=progress, only=number)
+
+
+def audit_job(job: SearchJob, checkpoint: Path, policies: Mapping[str, Policy]) -> AuditJob:
+    """Make the audit; crop and flip come before a policy where the search had them."""
+    cases = []
+    for model in MODELS:
+        weights = checkpoint.resolve() if model == SEMI_TRAINED else None
+        for row, policy in policies.items():
+            defense = Defense() if policy == Policy() else PolicyDefense(policy, job.augment)
+            cases.append(Case(defense, weights, label=f"{model}-{row}"))
+    public, victims = (None, job.data) if isinstance(job.data, str) else job.data
+    return AuditJob(
+        job.model,
+        victims,
+        {job.attack_title: job.attack},
+        cases=tuple(cases),
+        images=job.audit_images,
+        public=public,
+        steps=job.audit_steps,
+        image_size=job.image_size,
+        seed=job.seed,
+    )
+
+
+def read_audits(
+    out: Path, confirmed: Mapping[str, Mapping[str, str]]
+) -> dict[str, dict[str, Confirmation]]:
+    """Read the audits of a search's folder, by model and row."""
+    try:
+        found = {case.out.name: case for case in AuditResult.read(out / CONFIRM).cases}
+        return {
+            model: {row: _confirmation(found, model, row) for row in rows}
+            for model, rows in confirmed.items()
+        }
+    except GradveilError as error:
+        raise GradveilError(
+            f"{error}; delete {out / RESULT} and run the search again, which makes missing audits "
+            "anew"
+        ) from None
+
+
+def _confirmation(found: Mapping[str, CaseResult], model: str, row: str) -> Confirmation:
+    name = f"{model}-{row}"
+    if name not in found:
+        raise GradveilError(f"the audit of {name} is missing")
+    case = found[name]
+    return Confirmation(
+        next(iter(case.settings["attacks"])),
+        case.defense,
+        case.rows,
+        {
+            record.image: {truth: dict(scores) for truth, scores in record.scores.items()}
+            for record in case.of("attack")
+            if record.ok
+        },
+    )
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One measure on the n images that both audits reconstructed; higher leaks more. `less` and `more` are one-sided p-values."""
+    """One measure on the n images that both audits reconstructed; higher leaks more.
+
+    `ours` and `theirs` are means; `less` and `more` are one-sided p-values.
+    """
 
     measure: str
     n: int
@@ -36,14 +174,16 @@ class Comparison:
     more: float
 
 
-def compare(ours: AuditResult, theirs: AuditResult, truth: str = "used") -> list[Comparison]:
-    """The attacks of two audits of the same images."""
-    pairs = _pairs(ours, theirs, truth)
+def compare(ours: Confirmation, theirs: Confirmation, truth: str = "used") -> list[Comparison]:
+    """Compare two audits of the same images, by every measure."""
+    both = sorted(ours.scores.keys() & theirs.scores.keys())
     made = []
     for measure in MEASURES:
-        first, second = ([one[measure] for one in side] for side in pairs)
+        first, second = (
+            [side.scores[image][truth][measure] for image in both] for side in (ours, theirs)
+        )
         differences = [a - b for a, b in zip(first, second, strict=True)]
-        test = _sign if measure == "identified" else _signed_rank
+        test = sign_test if measure == "identified" else signed_rank
         n = len(differences)
         means = (sum(first) / n, sum(second) / n) if n else (0.0, 0.0)
         made.append(
@@ -52,144 +192,50 @@ def compare(ours: AuditResult, theirs: AuditResult, truth: str = "used") -> list
     return made
 
 
-def verdict(found: Sequence[Comparison]) -> str:
+def verdict(compared: Sequence[Comparison]) -> str:
     """less, more, mixed where the measures disagree, or open where no test rejects."""
-    less, more = (any(getattr(one, side) < EACH for one in found) for side in ("less", "more"))
+    less, more = (any(getattr(test, side) < EACH for test in compared) for side in ("less", "more"))
     return "mixed" if less and more else "less" if less else "more" if more else "open"
 
 
-def in_words(found: Sequence[Comparison], other: str) -> str:
-    """Such as `leaks less than none (...)`, with the figures of every test."""
-    figures = ", ".join(_figure(one) for one in found)
+def in_words(compared: Sequence[Comparison], other: str) -> str:
+    """The verdict with the figures of every test, such as `leaks less than none (...)`."""
+    figures = ", ".join(_figure(test) for test in compared)
     says = {
         "less": f"leaks less than {other}",
         "more": f"leaks more than {other}",
         "mixed": f"leaks less than {other} by one measure and more by another",
         "open": f"was not shown to leak less than {other}",
-    }[verdict(found)]
-    return f"{says} (n = {found[0].n}: {figures})"
+    }[verdict(compared)]
+    return f"{says} (n = {compared[0].n}: {figures})"
 
 
-def _figure(one: Comparison) -> str:
-    form = {"over_blind": "+.2f", "ssim": ".3f", "identified": ".1%"}[one.measure]
-    side = "less" if one.less <= one.more else "more"
-    return f"{MEASURES[one.measure]} {one.ours:{form}} against {one.theirs:{form}}, p = {min(one.less, one.more):.2g} for {side}"
-
-
-def _pairs(
-    ours: AuditResult, theirs: AuditResult, truth: str
-) -> tuple[list[dict[str, float]], list[dict[str, float]]]:
-    sides = [
-        {record.image: dict(record.scores[truth]) for record in one.of("attack") if record.ok}
-        for one in (ours, theirs)
-    ]
-    both = sorted(sides[0].keys() & sides[1].keys())
-    return [sides[0][image] for image in both], [sides[1][image] for image in both]
-
-
-def _signed_rank(differences: Sequence[float]) -> float:
-    """Of values above 0. Zeros are left out, as Wilcoxon's test does."""
-    from scipy.stats import wilcoxon
-
-    moved = [value for value in differences if value]
-    return float(wilcoxon(moved, alternative="greater").pvalue) if moved else 1.0
-
-
-def _sign(differences: Sequence[float]) -> float:
-    """Exact, of those that differ: McNemar's test for identified or not."""
-    from scipy.stats import binomtest
-
-    moved = [value > 0 for value in differences if value]
+def _figure(test: Comparison) -> str:
+    form = {"over_blind": "+.2f", "ssim": ".3f", "identified": ".1%"}[test.measure]
+    side = "less" if test.less <= test.more else "more"
     return (
-        float(binomtest(sum(moved), len(moved), 0.5, alternative="greater").pvalue)
-        if moved
-        else 1.0
+        f"{MEASURES[test.measure]} {test.ours:{form}} against {test.theirs:{form}}, "
+        f"p = {min(test.less, test.more):.2g} for {side}"
     )
 
 
-MODELS = (TRAINING, "untrained")
-RANDOM = 10  # policies of the random row, as in the paper
-
-
-def rows(job: SearchJob, best: Policy, hybrid: Policy | None) -> dict[str, Policy]:
-    """What is audited, by the name of its row. Each image of the random row gets one of ten policies that no search has seen."""
-    seed = derived(job.seed, "random policies")
-    drawn = tuple(policy_of(draw(seed, number)).members[0] for number in range(RANDOM))
-    found = {"none": Policy(), "random": Policy(drawn), "single": best}
-    return found if hybrid is None else found | {"hybrid": hybrid}
-
-
-def work(
-    job: SearchJob, checkpoint: Path, out: Path, policies: Mapping[str, Policy]
-) -> list[tuple[AuditJob, Path]]:
-    """One audit for each model and row, into a folder of its own; the paths hold on every machine that shares the files.
-
-    The first alone has the positive control: it depends on neither the model nor the policy.
-    """
-    first = MODELS[0], next(iter(policies))
-    return [
-        (
-            _audit(job, checkpoint if model == TRAINING else None, policy, (model, row) == first),
-            place(out.resolve(), model, row),
-        )
-        for model in MODELS
-        for row, policy in policies.items()
-    ]
-
-
-def place(out: Path, model: str, row: str) -> Path:
-    return out / CONFIRM / f"{model}-{row}"
-
-
-def read(
-    out: Path, confirmed: Mapping[str, Mapping[str, str]]
-) -> dict[str, dict[str, AuditResult]]:
-    """The audits, by model and row."""
-    try:
-        return {
-            model: {row: AuditResult.read(place(out, model, row)) for row in found}
-            for model, found in confirmed.items()
-        }
-    except GradveilError as error:
-        raise GradveilError(
-            f"{error}; delete {out / RESULT} and run the search again, which makes missing audits anew"
-        ) from None
-
-
-def verdicts(audits: Mapping[str, Mapping[str, AuditResult]]) -> list[str]:
-    """For each model, whether the searched policy leaks less than none and than random. No word without a test."""
+def verdicts(audits: Mapping[str, Mapping[str, Confirmation]]) -> list[str]:
+    """Say for each model whether the policy found leaks less than none and than random policies."""
     lines = []
-    for model, found in audits.items():
-        row = "hybrid" if "hybrid" in found else "single"
+    for model, rows in audits.items():
+        row = "hybrid" if "hybrid" in rows else "single"
         against = " and ".join(
-            in_words(compare(found[row], found[other]), other) for other in ("none", "random")
+            in_words(compare(rows[row], rows[other]), other) for other in ("none", "random")
         )
         lines.append(
-            f"{model} model, against the images used: the {row} {found[row].settings['defense']} {against}.{_doubt(found['none'])}"
+            f"{model} model, against the images used: the {row} {rows[row].defense} {against}."
+            f"{_doubt(rows['none'])}"
         )
     return lines
 
 
-def _doubt(none: AuditResult) -> str:
+def _doubt(none: Confirmation) -> str:
     (bare,) = (row for row in none.rows if (row.kind, row.truth) == ("attack", "used"))
-    return (
-        ""
-        if bare.verdict.better
-        else " The attack on unprotected images is itself no better than blind, so this says little."
-    )
-
-
-def _audit(job: SearchJob, checkpoint: Path | None, policy: Policy, positive: bool) -> AuditJob:
-    """With crop and flip before the policy where the search had them; none has neither."""
-    return AuditJob(
-        job.data,
-        job.model,
-        (job.attack,),
-        job.audit_images,
-        checkpoint=checkpoint and checkpoint.resolve(),
-        defense="none" if policy == Policy() else str(PolicyDefense(policy, job.augment)),
-        steps=job.audit_steps,
-        image_size=job.image_size,
-        positive=positive,
-        seed=job.seed,
-    )
+    if bare.verdict.better:
+        return ""
+    return " The attack on unprotected images is itself no better than blind, so this says little."

@@ -1,22 +1,26 @@
-"""Where the work of a search is done: scoring, and the audits that confirm it."""
+"""Engines do the work of a search: they score policies, and run the audits that confirm them."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
 import torch
 from torch import Tensor
 
-from gradveil.audits import AuditJob, audit
 from gradveil.core.errors import unknown
 from gradveil.scores.scorer import Scorer
 from gradveil.transforms import Policy
 
+Task = Callable[[bool], object]
+"""A job that can be pickled; called with whether it may show its progress, it writes its files."""
+
 
 class Engine(ABC):
-    """`scorers` by name: "accuracy" and "leak". Use it in a `with` block, which frees what it holds."""
+    """Score with `scorers`, by name: "accuracy" and "leak".
+
+    Use an engine in a `with` block, which frees what it holds.
+    """
 
     def __init__(self, scorers: Mapping[str, Scorer]) -> None:
         self.scorers = dict(scorers)
@@ -27,7 +31,10 @@ class Engine(ABC):
         """Processes that score side by side."""
 
     def score(self, which: str, policies: Sequence[Policy], block: int) -> dict[str, Tensor]:
-        """As the scorer's own `score`; the policies are split into the scorer's units, which may be done anywhere."""
+        """Score policies on one block, as `Scorer.score` does: tables of (policies, values).
+
+        The policies are split into the scorer's units, which may be scored anywhere.
+        """
         if which not in self.scorers:
             raise unknown("scorer", which, self.scorers)
         scorer = self.scorers[which]
@@ -44,21 +51,15 @@ class Engine(ABC):
     def score_units(
         self, which: str, units: Sequence[Sequence[Policy]], block: int
     ) -> list[Mapping[str, Tensor]]:
-        """The values of each unit, in their order."""
+        """Score each unit; the results are in the order of the units."""
 
     @abstractmethod
-    def audits(
-        self,
-        work: Sequence[tuple[AuditJob, Path]],
-        root: Path | None,
-        device: str,
-        progress: bool = False,
-    ) -> None:
-        """Run each audit into its folder."""
+    def run(self, tasks: Sequence[Task], device: str, progress: bool = False) -> None:
+        """Run each task; `device` is where they compute, `progress` whether it may be shown."""
 
     @abstractmethod
     def close(self) -> None:
-        """Free what it holds."""
+        """Free what the engine holds."""
 
     def __enter__(self) -> Self:
         return self
@@ -73,7 +74,7 @@ class Engine(ABC):
 
 
 class LocalEngine(Engine):
-    """In this process, one after the other."""
+    """Work in this process, one piece after the other."""
 
     workers = 1
 
@@ -82,15 +83,9 @@ class LocalEngine(Engine):
     ) -> list[Mapping[str, Tensor]]:
         return [self.scorers[which].score(unit, block) for unit in units]
 
-    def audits(
-        self,
-        work: Sequence[tuple[AuditJob, Path]],
-        root: Path | None,
-        device: str,
-        progress: bool = False,
-    ) -> None:
-        for job, out in work:
-            audit(job, out, root=root, device=device, progress=progress)
+    def run(self, tasks: Sequence[Task], device: str, progress: bool = False) -> None:
+        for task in tasks:
+            task(progress)
 
     def close(self) -> None:
         """It holds nothing."""

@@ -1,134 +1,34 @@
-"""What a search is asked for: everything that decides its result."""
+"""What a search is asked for: everything that decides its result, and the folder it goes into."""
 
 import math
-from dataclasses import dataclass, fields
+import re
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from gradveil.attacks import find
-from gradveil.audits import AuditJob
+from torch import nn
+
+from gradveil.attacks import PRESETS, Attack
 from gradveil.core.errors import GradveilError, unknown
+from gradveil.core.files import digest
+from gradveil.core.job_folder import Kind
+from gradveil.data import Images
+from gradveil.scores.privacy import AREA_RULES
+from gradveil.search.probe import RESERVED
+from gradveil.search.space import SAMPLERS
 
-SCORES = {"privacy": 100, "probe": 64}  # images of each, unless told otherwise
-RANKED_BY = ("over_blind", "ssim", "identified")  # what of the probe; lower leaks less
-RULES = ("code", "paper")
-SAMPLERS = ("random", "tpe", "nsga2")
-RESERVED = 100  # the first images of the split are for attacks, and no score looks at them
-GROUPS = {
-    "random": 50,
-    "tpe": 8,
-    "nsga2": 8,
-}  # trials drawn before the results of any are known; 50 with five images each fill a GPU
+LOCK = ".lock"
+RESULT = "search.json"
+SEMI_TRAINED = "semi-trained"
+FOLDER = Kind("a search", "search", ignored=(LOCK,))
+
+SCORES = {"privacy": 100, "probe": 64}  # images that each is usually measured on
+RANKED_BY = ("over_blind", "ssim", "identified")  # quantities of the probe; lower leaks less
+TOGETHER = {"random": 50, "tpe": 8, "nsga2": 8}
+"""Trials drawn before the results of any of them are known; 50 with five images each fill a GPU."""
+
 PUBLISHED: dict[str, Any] = {"score": "privacy", "rule": "code", "sampler": "random", "race": False}
-
-
-@dataclass(frozen=True)
-class SearchJob:
-    """Draw `trials` policies, drop those whose accuracy score is below `threshold`, keep the `keep` that leak least.
-
-    The leakage is that of a short attack on the semi-trained model (`probe`) or the paper's S_pri (`privacy`, by the `rule` of its
-    code or of its text). `rank_by` says by what of the probe. Without a checkpoint the semi-trained model is
-    trained: a tenth of the data, 50 epochs.
-    """
-
-    data: str
-    model: str
-    checkpoint: Path | None = None
-    trials: int = 1500
-    keep: int = 10
-    threshold: float = -85.0
-    score: str = "probe"
-    rule: str = "code"
-    rank_by: str = RANKED_BY[0]
-    sampler: str = "random"
-    race: bool = False
-    race_confidence: float = 0.999
-    images: int | None = None
-    attack: str = "adam-cosine"
-    probe_steps: int = 200
-    hybrid: int = 2
-    at_once: int | None = None
-    audit_images: int = 32
-    audit_steps: int | None = None
-    augment: bool = True
-    image_size: int | None = None
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise GradveilError(
-                    f"{name.replace('_', ' ')} {value}: it must be at least {least}"
-                )
-        for name, choices in (
-            ("score", SCORES),
-            ("rule", RULES),
-            ("rank_by", RANKED_BY),
-            ("sampler", SAMPLERS),
-        ):
-            if getattr(self, name) not in choices:
-                raise unknown(name.replace("_", " "), getattr(self, name), choices)
-        if self.score == "privacy" and self.rank_by != RANKED_BY[0]:
-            raise GradveilError(
-                f"rank by {self.rank_by}: score privacy is ranked by S_pri; choose score probe, or leave one out"
-            )
-        if self.keep > self.trials:
-            raise GradveilError(
-                f"keep {self.keep} of {self.trials} trials: keep at most as many as are drawn"
-            )
-        if not math.isfinite(self.threshold):
-            raise GradveilError(
-                f"threshold {self.threshold}: it must be a finite number, such as -85"
-            )
-        if not 0.5 <= self.race_confidence < 1:
-            raise GradveilError(
-                f"race confidence {self.race_confidence}: choose from 0.5 to below 1, such as 0.999"
-            )
-        if self.race and self.sampler == "nsga2":
-            raise GradveilError(
-                "race with sampler nsga2: a front has no single policy to beat; leave out --race, or choose random or tpe"
-            )
-        if self.audit_images > RESERVED:
-            raise GradveilError(
-                f"audit images {self.audit_images}: at most {RESERVED}, the first of the split, which no score looks at"
-            )
-        find(self.attack)  # not `auto`, which an audit takes
-        AuditJob(
-            self.data, self.model, (self.attack,), self.audit_images, steps=self.audit_steps
-        )  # settings that an attack has not are errors of it
-
-    @classmethod
-    def as_published(cls, data: str, model: str, **more: Any) -> "SearchJob":
-        """The paper's search: S_pri as its code computes it, 1,500 random policies, threshold -85, ten kept."""
-        for name, value in PUBLISHED.items():
-            if more.get(name, value) != value:
-                raise GradveilError(
-                    f"{name} {more[name]}: the published search has {name} {value}; leave one of the two out"
-                )
-        return cls(data, model, **(more | PUBLISHED))
-
-    @property
-    def objective(self) -> str:
-        """The quantity to be made small."""
-        return self.rank_by if self.score == "probe" else "privacy"
-
-    @property
-    def group(self) -> int | None:
-        """Trials that are drawn and scored together, where that can change the result; None leaves it to the machine."""
-        return self.at_once or (
-            GROUPS[self.sampler] if self.race or self.sampler != "random" else None
-        )
-
-    def settings(self) -> dict[str, Any]:
-        """As plain values, for the JSON files."""
-        plain = {part.name: getattr(self, part.name) for part in fields(self)}
-        return plain | {
-            "checkpoint": self.checkpoint and str(self.checkpoint),
-            "at_once": self.group,
-        }
-
-
 LEAST = {
     "trials": 1,
     "keep": 1,
@@ -140,3 +40,206 @@ LEAST = {
     "audit_steps": 1,
     "image_size": 1,
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class SearchJob:
+    """Try `trials` policies and keep the `keep` that leak least among those accurate enough.
+
+    `data` is the name of a data set, or a pair of training and test images. `model` is a name, or
+    a module with untrained weights; `checkpoint` holds its semi-trained weights. Where it is None,
+    the search trains them: 50 epochs on a tenth of the training images.
+
+    A policy is accurate enough when its accuracy score on the untrained model is at least
+    `threshold`. Leakage is measured on `images` test images with the semi-trained model: by a short
+    `attack` of `probe_steps` iterations (`score` probe, ranked by `rank_by`), or by the paper's
+    S_pri (`score` privacy), computed by the `rule` of its code or of its text.
+
+    `race` drops a policy as soon as it is clearly worse than the last that would be kept; see
+    `gradveil.search.loop` for how often that changes the result. `at_once` trials are drawn and
+    scored together. The best policy and a hybrid of up to `hybrid` policies are then confirmed by
+    audits of the first `audit_images` test images, with `audit_steps` iterations of the attack.
+    `attack_name` is what files and tables call the attack; None takes the preset's name.
+    """
+
+    data: str | tuple[Images, Images]
+    model: str | nn.Module
+    checkpoint: Path | None = None
+    trials: int = 1500
+    keep: int = 10
+    threshold: float = -85.0
+    score: str = "probe"
+    rule: str = "code"
+    rank_by: str = RANKED_BY[0]
+    sampler: str = "random"
+    race: bool = False
+    race_confidence: float = 0.999
+    images: int | None = None
+    attack: Attack = PRESETS["adam-cosine"]
+    attack_name: str | None = None
+    probe_steps: int = 200
+    hybrid: int = 2
+    at_once: int | None = None
+    audit_images: int = 32
+    audit_steps: int | None = None
+    augment: bool = True
+    image_size: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        for name, least in LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < least:
+                raise GradveilError(
+                    f"{name.replace('_', ' ')} {value}: it must be at least {least}"
+                )
+        for name, choices in (
+            ("score", SCORES),
+            ("rule", AREA_RULES),
+            ("rank_by", RANKED_BY),
+            ("sampler", SAMPLERS),
+        ):
+            if getattr(self, name) not in choices:
+                raise unknown(name.replace("_", " "), getattr(self, name), choices)
+        if self.score == "privacy" and self.rank_by != RANKED_BY[0]:
+            raise GradveilError(
+                f"rank by {self.rank_by}: score privacy is ranked by S_pri; choose score probe, "
+                "or leave one out"
+            )
+        if self.keep > self.trials:
+            raise GradveilError(
+                f"keep {self.keep} of {self.trials} trials: keep at most as many as are drawn"
+            )
+        if not math.isfinite(self.threshold):
+            raise GradveilError(
+                f"threshold {self.threshold}: it must be a finite number, such as -85"
+            )
+        self._check_race()
+        self._check_audits()
+
+    def _check_types(self) -> None:
+        """Refuse in one line what a type checker would: not every caller uses one."""
+        pair = isinstance(self.data, tuple) and len(self.data) == 2
+        if not isinstance(self.data, str) and not (
+            pair and all(isinstance(split, Images) for split in self.data)
+        ):
+            raise GradveilError(
+                f"data of type {type(self.data).__name__}: give the name of a data set, "
+                "or a pair of Images, for training and for testing"
+            )
+        if not isinstance(self.model, str | nn.Module):
+            raise GradveilError(
+                f"model of type {type(self.model).__name__}: give a name or a torch.nn.Module"
+            )
+        if not isinstance(self.attack, Attack):
+            raise GradveilError(
+                f"attack of type {type(self.attack).__name__}: give an Attack, such as "
+                "gradveil.attacks.find('adam-cosine')"
+            )
+        if pair and self.image_size is not None:
+            raise GradveilError(
+                f"image size {self.image_size}: only named data sets are resized; "
+                "resize your own images first"
+            )
+
+    def _check_race(self) -> None:
+        if not 0.5 <= self.race_confidence < 1:
+            raise GradveilError(
+                f"race confidence {self.race_confidence}: choose from 0.5 to below 1, such as 0.999"
+            )
+        if self.race and self.sampler == "nsga2":
+            raise GradveilError(
+                "race with sampler nsga2: a front has no single policy to beat; leave out --race, "
+                "or choose random or tpe"
+            )
+
+    def _check_audits(self) -> None:
+        if self.audit_images > RESERVED:
+            raise GradveilError(
+                f"audit images {self.audit_images}: at most {RESERVED}, the first of the split, "
+                "which no score looks at"
+            )
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", self.attack_title):
+            raise GradveilError(
+                f"attack name {self.attack_title!r}: files are named after it; "
+                "choose letters, digits and any of . _ + -"
+            )
+        steps = is_dataclass(self.attack) and any(f.name == "steps" for f in fields(self.attack))
+        if self.audit_steps is not None and not steps:
+            raise GradveilError(
+                f"audit steps {self.audit_steps}: attack {self.attack_title} has no such setting"
+            )
+
+    @classmethod
+    def as_published(cls, **settings: Any) -> "SearchJob":
+        """The paper's search: S_pri as its code computes it, 1,500 random policies, ten kept."""
+        for name, value in PUBLISHED.items():
+            if settings.get(name, value) != value:
+                raise GradveilError(
+                    f"{name} {settings[name]}: the published search has {name} {value}; "
+                    "leave one of the two out"
+                )
+        return cls(**(settings | PUBLISHED))
+
+    @property
+    def objective(self) -> str:
+        """The quantity to be made small."""
+        return self.rank_by if self.score == "probe" else "privacy"
+
+    @property
+    def objectives(self) -> tuple[str, ...]:
+        """Names of the quantities that the sampler is told of."""
+        return (self.objective, "accuracy") if self.sampler == "nsga2" else (self.objective,)
+
+    @property
+    def group(self) -> int | None:
+        """Trials drawn and scored together; None where the machine may choose without effect."""
+        return self.at_once or (
+            TOGETHER[self.sampler] if self.race or self.sampler != "random" else None
+        )
+
+    @cached_property
+    def attack_title(self) -> str:
+        """The attack's name: as given, that of the preset it equals, or that of its class."""
+        presets = (name for name, preset in PRESETS.items() if preset == self.attack)
+        return self.attack_name or next(presets, type(self.attack).__name__)
+
+    def settings(self) -> dict[str, Any]:
+        """Plain values for the JSON files. Own models and images are told apart by digests."""
+        plain = {part.name: getattr(self, part.name) for part in fields(self)}
+        del plain["attack_name"]
+        texts = {
+            "checkpoint": self.checkpoint and str(self.checkpoint),
+            "attack": self.attack_title,
+            "at_once": self.group,
+        }
+        return plain | texts | self._digests
+
+    @cached_property
+    def _digests(self) -> dict[str, str]:
+        told: dict[str, str] = {}
+        if not isinstance(self.data, str):
+            told |= {"data": self.data[1].name, "data_sha256": images_digest(*self.data)}
+        if isinstance(self.model, nn.Module):
+            weights = digest(self.model.state_dict())
+            told |= {"model": type(self.model).__name__, "model_sha256": weights}
+        title = self.attack_title  # `A+B` combines two presets, though it is not listed
+        if title not in PRESETS or PRESETS[title] != self.attack:
+            told |= {"attack_settings": repr(self.attack)}
+        return told
+
+
+def images_digest(train: Images, test: Images) -> str:
+    """A digest of all pixels and labels.
+
+    Blind guesses are made from the training images, and an image is mistaken for other test images.
+    """
+    splits = {"train": train, "test": test}
+    return digest(
+        {
+            f"{name} {part}": getattr(split, part)
+            for name, split in splits.items()
+            for part in ("images", "labels")
+        }
+    )

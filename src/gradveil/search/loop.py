@@ -1,86 +1,138 @@
-"""The search's loop: claim trials, score them, drop what is inaccurate or already worse, until enough policies qualify."""
+"""The loop of a search: claim trials, score them, drop the inaccurate and the clearly worse.
+
+A race saves work: a policy that is already clearly worse than the last that would be kept, the
+rival, is not scored on the images that are left. How often does that change the result? Simulated
+races of 1,500 policies on 100 images, 25 policies at a time against the tenth best so far, 50 seeds
+each, ended with the same ten policies as a search without a race this often, and saved this share
+of the work. The columns are the spread of an image about its policy's mean, in units of the spread
+of the policies' means:
+
+| confidence | spread 0.5      | spread 2        | spread 6        |
+|------------|-----------------|-----------------|-----------------|
+| 0.95       | 49 of 50, 84%   | 39 of 50, 76%   | 34 of 50, 52%   |
+| 0.99       | 50 of 50, 84%   | 48 of 50, 68%   | 46 of 50, 32%   |
+| 0.999      | 50 of 50, 82%   | 50 of 50, 57%   | 50 of 50, 14%   |
+
+A race tests each policy several times, and its rival was chosen for low values, so it errs more
+often than a single test does: take a confidence of 0.999 where the ten must be the same.
+"""
 
 import math
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.progress import Bar
 from gradveil.scores.scorer import Estimate, Scorer
 from gradveil.search.engine import Engine
 from gradveil.search.job import SearchJob
-from gradveil.search.progress import Bar
-from gradveil.search.space import Finished, Trial, distinct, front
-from gradveil.search.study import Study
+from gradveil.search.space import FinishedTrial, Trial, distinct
+
+if TYPE_CHECKING:  # it imports Optuna
+    from gradveil.search.study import Study
 
 FEWEST = 5  # images below which a spread says too little
+POLL = 0.5  # seconds between looks at trials that other processes hold
+ROUNDS = 4  # times `trials` are drawn at most, while too few qualify (line 13 of Algorithm 1)
+Values = dict[str, list[float]]
 
 
-def worse(values: Tensor, bar: Tensor, confidence: float) -> Tensor:
-    """True where a policy's mean is above the bar's, by a one-sided t-test on the differences image by image.
+def worse(values: Tensor, rival: Tensor, confidence: float) -> Tensor:
+    """(policies) booleans: whose mean is above the rival's, by a one-sided paired t-test.
 
-    `values` are (policies, images), `bar` (images) those of the policy to beat; lower is better. With fewer than five images none
-    is called worse. Differences that are all alike need no test: above 0 they are worse.
+    `values` are (policies, images), `rival` (images); lower is better. On fewer than five images
+    nobody is called worse. Differences that are all equal need no test: above 0 they are worse.
     """
-    from scipy.stats import t
+    from scipy.special import stdtrit  # quantiles of Student's t
 
-    if values.ndim != 2 or bar.shape != values.shape[1:]:
+    if values.ndim != 2 or rival.shape != values.shape[1:]:
         raise GradveilError(
-            f"values of shape {tuple(values.shape)} and a bar of {tuple(bar.shape)}: expected (policies, images), (images)"
+            f"values of shape {tuple(values.shape)} and a rival of {tuple(rival.shape)}: "
+            "expected (policies, images), (images)"
         )
     if not 0.5 <= confidence < 1:
         raise GradveilError(f"confidence {confidence}: choose from 0.5 to below 1, such as 0.99")
-    differences = values.double() - bar.double()
+    differences = values.double() - rival.double()
     n = differences.shape[1]
     if n < FEWEST or not len(differences):
         return differences.new_zeros(len(differences)).bool()
     # mean / (std / sqrt n) > t, without the division: a spread of zero leaves mean > 0
-    return differences.mean(1) * math.sqrt(n) > float(t.ppf(confidence, n - 1)) * differences.std(1)
+    return differences.mean(1) * math.sqrt(n) > float(stdtrit(n - 1, confidence)) * differences.std(
+        1
+    )
 
 
-def qualified(job: SearchJob, done: Sequence[Finished]) -> list[Finished]:
-    """Those that may be kept, lowest leakage first; of trials whose policies do the same the first alone.
+def qualified(job: SearchJob, done: Sequence[FinishedTrial]) -> list[FinishedTrial]:
+    """The trials whose policies may be kept, lowest leakage first, without policies that repeat.
 
     With nsga2 these are the policies of the front whose accuracy score reaches the threshold.
     """
-    scored = [one for one in done if one.state == "scored"]
+    scored = [trial for trial in done if trial.state == "scored"]
     if job.sampler == "nsga2":
-        scored = [one for one in on_front(job, scored) if one.mean("accuracy") >= job.threshold]
-    return sorted(_different(scored), key=lambda one: _place(job, one))
+        scored = [t for t in on_front(job, scored) if t.mean("accuracy") >= job.threshold]
+    return sorted(_different(scored), key=lambda trial: _rank(job, trial))
 
 
-def on_front(job: SearchJob, scored: Sequence[Finished]) -> list[Finished]:
-    """The policies that no other beats in both leakage and accuracy, lowest leakage first."""
-    return sorted(
-        front(_different(scored), (job.objective, "accuracy")), key=lambda one: _place(job, one)
+def on_front(job: SearchJob, scored: Sequence[FinishedTrial]) -> list[FinishedTrial]:
+    """The trials that no other beats in both leakage and accuracy, lowest leakage first."""
+    ends = front(_different(scored), (job.objective, "accuracy"))
+    return sorted(ends, key=lambda trial: _rank(job, trial))
+
+
+def front(
+    trials: Sequence[FinishedTrial], objectives: tuple[str, str] = ("privacy", "accuracy")
+) -> list[FinishedTrial]:
+    """The trials that no other beats, by rising mean of the first objective.
+
+    One trial beats another when its mean of the first objective is as low, its mean of the second
+    as high, and one of them better. Trials without both means, or with one that is not finite, take
+    no part.
+    """
+    low, high = objectives
+    known = [trial for trial in trials if trial.values.get(low) and trial.values.get(high)]
+    points = [((trial.mean(low), -trial.mean(high)), trial) for trial in known]
+    points = sorted(
+        (point for point in points if all(map(math.isfinite, point[0]))),
+        key=lambda point: point[0],
     )
+    best: list[tuple[tuple[float, float], FinishedTrial]] = []
+    for point, trial in points:
+        if not best or point[1] < best[-1][0][1] or point == best[-1][0]:
+            best.append((point, trial))
+    return [trial for _, trial in best]
 
 
-def _place(job: SearchJob, one: Finished) -> tuple[float, ...]:
+def _rank(job: SearchJob, trial: FinishedTrial) -> tuple[float, ...]:
     """Shares of identified images are often equal: then the gain over blind decides."""
     return (
-        one.mean(job.objective),
-        one.mean("over_blind") if "over_blind" in one.values else 0.0,
-        one.number,
+        trial.mean(job.objective),
+        trial.mean("over_blind") if "over_blind" in trial.values else 0.0,
+        trial.number,
     )
 
 
-def _different(scored: Sequence[Finished]) -> list[Finished]:
-    """The first of those with the same functions, and of those with the same leakage on every image: they gave the same images."""
-    first: dict[object, Finished] = {}
-    for place in distinct(one.policy for one in scored):
-        leak = {name: values for name, values in scored[place].values.items() if name != "accuracy"}
-        first.setdefault(tuple(sorted(leak.items())), scored[place])
+def _different(scored: Sequence[FinishedTrial]) -> list[FinishedTrial]:
+    """Of trials with the same functions, or the same leakage on every image, the first."""
+    first: dict[object, FinishedTrial] = {}
+    for index in distinct(trial.policy for trial in scored):
+        trial = scored[index]
+        leak = {name: values for name, values in trial.values.items() if name != "accuracy"}
+        first.setdefault(tuple(sorted(leak.items())), trial)
     return list(first.values())
 
 
 @dataclass(frozen=True)
 class RaceSavings:
-    """What a race left undone: leakage measured on `scored` of `all` images, and accuracy never scored for `unjudged` policies."""
+    """The work that a race left undone.
+
+    Leakage was measured on `scored` of `all` images, and the accuracy of `unjudged` policies never.
+    """
 
     dropped: int
     scored: int
@@ -92,83 +144,83 @@ class RaceSavings:
         return 1 - self.scored / self.all if self.all else 0.0
 
 
-def saving(job: SearchJob, done: Sequence[Finished], images: int) -> RaceSavings:
-    """Compared with a search that scores every accurate policy on all images. Policies that were dropped before their accuracy
-    was known count as accurate."""
-    raced = [one for one in done if one.state in ("scored", "dropped")]
-    dropped = [one for one in done if one.state == "dropped"]
-    measured = sum(len(one.values.get(job.objective, ())) for one in done)
+def saving(job: SearchJob, done: Sequence[FinishedTrial], images: int) -> RaceSavings:
+    """Compare with a search that scores every accurate policy on all images.
+
+    Policies that were dropped before their accuracy was known count as accurate.
+    """
+    raced = [trial for trial in done if trial.state in ("scored", "dropped")]
+    dropped = [trial for trial in done if trial.state == "dropped"]
+    measured = sum(len(trial.values.get(job.objective, ())) for trial in done)
     return RaceSavings(
         len(dropped),
         measured,
         images * len(raced),
-        sum("accuracy" not in one.values for one in dropped),
+        sum("accuracy" not in trial.values for trial in dropped),
     )
 
 
-POLL = 0.5  # seconds between looks at trials in other hands
-ROUNDS = 4  # times `trials` that are drawn at most, while too few qualify (line 13 of Algorithm 1)
-Values = dict[str, list[float]]
-
-
 class Loop:
-    """One process's part in a search. Several may work at one study."""
+    """The part of one process in a search; several may work at one study."""
 
     def __init__(
-        self, job: SearchJob, study: Study, engine: Engine, scorers: Mapping[str, Scorer], bar: Bar
+        self,
+        job: SearchJob,
+        study: "Study",
+        engine: Engine,
+        scorers: Mapping[str, Scorer],
+        bar: Bar,
     ) -> None:
         self.job, self.study, self.engine, self.scorers, self.bar = job, study, engine, scorers, bar
         self.size = job.group or engine.workers * max(scorer.unit for scorer in scorers.values())
 
-    def go(self) -> list[Finished]:
-        """All finished trials, as soon as enough policies qualify."""
+    def run(self) -> list[FinishedTrial]:
+        """Try policies until enough qualify; return all finished trials."""
         for rounds in range(1, ROUNDS + 1):
             target = rounds * self.job.trials
-            self.work(target)
+            self._work(target)
             done = self.study.finished(target)
-            found = len(qualified(self.job, done))
-            if found >= (1 if self.job.sampler == "nsga2" else self.job.keep):
+            count = len(qualified(self.job, done))
+            if count >= (1 if self.job.sampler == "nsga2" else self.job.keep):
                 return done
-        raise _too_few(self.job, done, found)
+        raise _too_few(self.job, done, count)
 
-    def work(self, target: int) -> None:
-        """Until every trial below the target is finished, by whomever."""
+    def _work(self, target: int) -> None:
+        """Work until every trial below the target is finished, by this process or another."""
+        self.bar.start("search", target, len(self.study.finished(target)))
         while True:
             trials = self.study.claim(self.size, target)
             done = self.study.finished(target)
-            self.show(done, target)
+            self._show(done)
             if trials:
-                self.group(trials, done, target)
+                self._score(trials, done, target)
             elif self.study.busy(target):
                 time.sleep(POLL)
             else:
                 return
 
-    def group(self, trials: Sequence[Trial], done: Sequence[Finished], target: int) -> None:
-        """Score these trials side by side."""
+    def _score(self, trials: Sequence[Trial], done: Sequence[FinishedTrial], target: int) -> None:
+        """Score the trials of a group side by side."""
         values: dict[int, Values] = {trial.number: {} for trial in trials}
-        bar = (
-            self.to_beat(done, self.first_of_group(trials[0].number, target))
-            if self.job.race
-            else None
-        )
+        rival = None
+        if self.job.race:
+            rival = self._rival(done, self._first_of_group(trials[0].number, target))
         blocks = range(len(self.scorers["leak"].blocks))
         alive = list(trials)
-        if (
-            bar is not None and self.job.score == "privacy"
-        ):  # the accuracy score is the dearer one: first see who is worse anyway
-            alive = self.leak(alive, values, 0, bar)
+        if rival is not None and self.job.score == "privacy":
+            # the accuracy score costs more than a block of S_pri: first see who is worse anyway
+            alive = self._leak(alive, values, 0, rival)
             blocks = blocks[1:]
-        alive = self.accurate(alive, values)
+        alive = self._accurate(alive, values)
         for block in blocks:
-            alive = self.leak(alive, values, block, None if block == blocks[-1] else bar)
+            alive = self._leak(alive, values, block, None if block == blocks[-1] else rival)
         for trial in alive:
-            self.finish(trial, "scored", values)
+            self._finish(trial, "scored", values)
 
-    def accurate(self, alive: Sequence[Trial], values: dict[int, Values]) -> list[Trial]:
-        """Those whose accuracy score reaches the threshold. A front has its own say in that."""
+    def _accurate(self, alive: Sequence[Trial], values: dict[int, Values]) -> list[Trial]:
+        """The trials whose accuracy score reaches the threshold; for a front, all of them."""
         for block in range(len(self.scorers["accuracy"].blocks)):
-            self.measure("accuracy", alive, values, block)
+            self._measure("accuracy", alive, values, block)
         if self.job.sampler == "nsga2":
             return list(alive)
         low = [
@@ -177,64 +229,73 @@ class Loop:
             if Estimate(tuple(values[trial.number]["accuracy"])).mean < self.job.threshold
         ]
         for trial in low:
-            self.finish(trial, "inaccurate", values)
+            self._finish(trial, "inaccurate", values)
         return [trial for trial in alive if trial not in low]
 
-    def leak(
-        self, alive: Sequence[Trial], values: dict[int, Values], block: int, bar: Tensor | None
+    def _leak(
+        self, alive: Sequence[Trial], values: dict[int, Values], block: int, rival: Tensor | None
     ) -> list[Trial]:
-        """Those that are not yet worse than the policy to beat, after one more block of images."""
-        self.measure("leak", alive, values, block)
-        if bar is None or not alive:
+        """The trials that are not worse than the rival after one more block of images."""
+        self._measure("leak", alive, values, block)
+        if rival is None or not alive:
             return list(alive)
         table = torch.tensor(
             [values[trial.number][self.job.objective] for trial in alive], dtype=torch.float64
         )
-        lost = worse(table, bar[: table.shape[1]], self.job.race_confidence).tolist()
-        for trial, out in zip(alive, lost, strict=True):
-            if out:
-                self.finish(trial, "dropped", values)
-        return [trial for trial, out in zip(alive, lost, strict=True) if not out]
+        lost = worse(table, rival[: table.shape[1]], self.job.race_confidence).tolist()
+        for trial, drop in zip(alive, lost, strict=True):
+            if drop:
+                self._finish(trial, "dropped", values)
+        return [trial for trial, drop in zip(alive, lost, strict=True) if not drop]
 
-    def measure(
+    def _measure(
         self, which: str, alive: Sequence[Trial], values: dict[int, Values], block: int
     ) -> None:
         if not alive:
             return
-        for name, table in self.engine.score(
-            which, [trial.policy for trial in alive], block
-        ).items():
+        tables = self.engine.score(which, [trial.policy for trial in alive], block)
+        for name, table in tables.items():
             for trial, row in zip(alive, table, strict=True):
                 if not bool(row.isfinite().all()):
                     raise GradveilError(
-                        f"the {name} score of policy {trial.policy} is not finite: look at the model and its checkpoint"
+                        f"the {name} score of policy {trial.policy} is not finite: look at the "
+                        "model and its checkpoint"
                     )
                 values[trial.number].setdefault(name, []).extend(row.tolist())
 
-    def first_of_group(self, number: int, target: int) -> int:
-        """The first trial of the group this one belongs to, though that may be finished: a resumed search races as an unbroken one."""
+    def _first_of_group(self, number: int, target: int) -> int:
+        """The first trial of this trial's group, finished or not.
+
+        So a search that was stopped in a group races against the same rival as an unbroken one.
+        """
         return max(number - number % self.size, target - self.job.trials)
 
-    def to_beat(self, done: Sequence[Finished], below: int) -> Tensor | None:
-        """The values of the policy that would be the last to be kept, among trials numbered below; None while there are too few."""
-        ranked = qualified(self.job, [one for one in done if one.number < below])
+    def _rival(self, done: Sequence[FinishedTrial], below: int) -> Tensor | None:
+        """The values (images) of the last policy that would be kept, among trials numbered below.
+
+        None while there are too few.
+        """
+        ranked = qualified(self.job, [trial for trial in done if trial.number < below])
         if len(ranked) < self.job.keep:
             return None
-        return torch.tensor(
-            ranked[self.job.keep - 1].values[self.job.objective], dtype=torch.float64
-        )
+        last = ranked[self.job.keep - 1]
+        return torch.tensor(last.values[self.job.objective], dtype=torch.float64)
 
-    def finish(self, trial: Trial, state: str, values: Mapping[int, Values]) -> None:
+    def _finish(self, trial: Trial, state: str, values: Mapping[int, Values]) -> None:
         self.study.finish(trial, state, values[trial.number])
 
-    def show(self, done: Sequence[Finished], target: int) -> None:
-        means = [one.mean(self.job.objective) for one in done if one.state == "scored"]
-        self.bar.update(Counter(one.state for one in done), min(means, default=None), target)
+    def _show(self, done: Sequence[FinishedTrial]) -> None:
+        means = [trial.mean(self.job.objective) for trial in done if trial.state == "scored"]
+        states = Counter(trial.state for trial in done)
+        news = [f"best {self.job.objective} {min(means):.4g}"] if means else []
+        news += [f"{states[name]} {name}" for name in ("inaccurate", "dropped") if states[name]]
+        self.bar.update(len(done), news=", ".join(news))
 
 
-def _too_few(job: SearchJob, done: Sequence[Finished], found: int) -> GradveilError:
-    best = max(one.mean("accuracy") for one in done if "accuracy" in one.values)
+def _too_few(job: SearchJob, done: Sequence[FinishedTrial], count: int) -> GradveilError:
+    best = max(trial.mean("accuracy") for trial in done if "accuracy" in trial.values)
     return GradveilError(
-        f"{found} of {len(done)} policies qualify, {job.keep} are wanted: the threshold is {job.threshold:g}, the best accuracy score "
-        f"{best:.4g}; lower --threshold or --keep and search into another --out"
+        f"{count} of {len(done)} policies qualify, {job.keep} are wanted: the threshold is "
+        f"{job.threshold:g}, the best accuracy score {best:.4g}; lower --threshold or --keep and "
+        "search into another --out"
     )

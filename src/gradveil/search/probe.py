@@ -1,7 +1,7 @@
-"""The probe: what a short real attack recovers of a few images that a policy has changed. It is what a search should rank by.
+"""The probe: what a short real attack recovers of a few images that a policy has changed.
 
-Published scores stand in for an attack; on some models they fall where its gain over blind guesses rises. A short attack foretells
-the long one.
+A search should rank by it. Published scores stand in for an attack, and on some models they fall
+where the attack's gain over blind guesses rises; a short attack foretells the long one.
 """
 
 import warnings
@@ -12,11 +12,11 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor, nn
 
-from gradveil.attacks import Attack, GradientMatching, find
+from gradveil.attacks import PRESETS, Attack, GradientMatching
 from gradveil.attacks.blind import find_means
 from gradveil.attacks.labels import Joint
 from gradveil.attacks.starts import Start
-from gradveil.audits.scoring import CEILING
+from gradveil.audits.run import CEILING
 from gradveil.clients import Client, check_batch
 from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.seeds import generator
@@ -27,10 +27,20 @@ from gradveil.scores.identification import TIE
 from gradveil.scores.scorer import Estimate, Scorer, image_blocks, prepared
 from gradveil.transforms import Policy, Preparation
 
+STEPS = 200
+CANDIDATES = 300
+RESERVED = 100  # the first images of a split, which audits attack: no score may have seen them
+FIRST_BLOCKS = (5, 5, 10, 20)
+"""An image costs hundreds of iterations, so a race looks as soon as it may: in a simulation that
+saved a fifth of the work, compared with the blocks of other scores."""
+
+AT_ONCE = {"cpu": 16, "cuda": 256}
+"""Victims in one run: as many as a processor's cache holds, and as keep a GPU busy."""
+
 
 @dataclass(frozen=True, eq=False)
-class OwnStarts(Start):
-    """For each victim a start from its own generator, so that it depends on the seed and the victim's number alone."""
+class SeededStarts(Start):
+    """Draw each victim's start from the seed and the victim's number alone."""
 
     start: Start
     seed: int
@@ -52,17 +62,9 @@ class OwnStarts(Start):
         )
 
 
-def check_attack(attack: Attack) -> None:
-    """Refuse one that draws more than its starts."""
-    if isinstance(attack, GradientMatching) and isinstance(attack.labels, Joint):
-        raise GradveilError(
-            f"attack {attack} looks for labels too: a probe tells them, choose an attack that takes them as known"
-        )
-
-
 @dataclass(frozen=True, eq=False)
 class Strike:
-    """An attack on the gradients that a client shares of single images, at most `at_once` victims in one run."""
+    """Attack the gradients that a client shares of single images, `at_once` of them in one run."""
 
     client: Client
     attack: Attack
@@ -72,17 +74,18 @@ class Strike:
     def __call__(
         self, images: Tensor, labels: Tensor, numbers: Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        """What is found, (images, C, H, W) in [0, 1], and which of it there is.
+        """Return reconstructions (images, C, H, W) in [0, 1], and (images) booleans: which exist.
 
-        `images` are floats in [0, 1]; an image's number decides its start. A run that does not fit the memory is made in halves.
+        `images` are floats in [0, 1]; an image's number decides its start. A run that does not fit
+        into the memory is made in halves.
         """
         parts = torch.arange(len(images)).tensor_split(-(-len(images) // self.at_once))
         each = [
             self._run(images[rows], labels[rows], [numbers[row] for row in rows.tolist()])
             for rows in parts
         ]
-        found, there = zip(*each, strict=True)
-        return torch.cat(found), torch.cat(there)
+        found, exist = zip(*each, strict=True)
+        return torch.cat(found), torch.cat(exist)
 
     def _run(self, images: Tensor, labels: Tensor, numbers: Sequence[int]) -> tuple[Tensor, Tensor]:
         try:
@@ -101,58 +104,50 @@ class Strike:
         batches = [
             Batch(image[None], label[None]) for image, label in zip(images, labels, strict=True)
         ]
-        shared = self._shared(batches)
-        alive = [row for row, one in enumerate(shared) if one is not None]
-        seen = [one for one in shared if one is not None]
-        results = self._started([numbers[row] for row in alive])(
-            seen, generator(self.seed, "strike")
+        shared = self._share(batches)
+        rows = [row for row, seen in enumerate(shared) if seen is not None]
+        results = self._seeded([numbers[row] for row in rows])(
+            [seen for seen in shared if seen is not None], generator(self.seed, "strike")
         )
-        found, there = (
-            torch.zeros_like(images),
-            torch.zeros(len(images), dtype=torch.bool, device=images.device),
-        )
-        for row, result in zip(alive, results, strict=True):
+        found = torch.zeros_like(images)
+        exist = torch.zeros(len(images), dtype=torch.bool, device=images.device)
+        for row, result in zip(rows, results, strict=True):
             found[row] = result.images[0].to(found)
-            there[row] = result.status == "ok"
-        there &= found.flatten(1).isfinite().all(1)
-        return found.clamp(0, 1), there
+            exist[row] = result.status == "ok"
+        exist &= found.flatten(1).isfinite().all(1)
+        return found.clamp(0, 1), exist
 
-    def _started(self, numbers: Sequence[int]) -> Attack:
+    def _seeded(self, numbers: Sequence[int]) -> Attack:
         if not isinstance(self.attack, GradientMatching):
             return self.attack
-        return replace(self.attack, start=OwnStarts(self.attack.start, self.seed, tuple(numbers)))
+        return replace(
+            self.attack, start=SeededStarts(self.attack.start, self.seed, tuple(numbers))
+        )
 
-    def _shared(self, batches: Sequence[Batch]) -> list[Observation | None]:
-        """None for a victim whose gradient is zero or not finite, which the client refuses to share."""
+    def _share(self, batches: Sequence[Batch]) -> list[Observation | None]:
+        """Share every batch; None where its gradient is zero or not finite: clients refuse that."""
         try:
-            return [
-                seen
-                for seen, _ in self.client.share_batches(batches, generator(self.seed, "share"))
-            ]
+            shared = self.client.share_batches(batches, generator(self.seed, "share"))
+            return [seen for seen, _ in shared]
         except GradveilError:
-            return (
-                [None]
-                if len(batches) == 1
-                else [one for batch in batches for one in self._shared([batch])]
-            )
-
-
-FIRST_BLOCKS = (
-    5,
-    5,
-    10,
-    20,
-)  # an image costs hundreds of iterations: a race looks as soon as it may (simulated: a fifth less work)
+            if len(batches) == 1:
+                return [None]
+            return [seen for batch in batches for seen in self._share([batch])]
 
 
 @dataclass(frozen=True, eq=False)
 class ProbeScorer(Scorer):
-    """dB over the best blind guess, SSIM, and whether the used image is nearest to the found one; each against the used image.
+    """Score policies by a short attack: dB over the best blind guess, SSIM, and identification.
 
-    Images are prepared with the same crop and flip for every policy (`augment`), then by the policy, and attacked one to a victim
-    with known labels, from a start that is the same for every policy. An image is to be identified among `candidates`, other
-    images prepared in the same way. `guesses` are (images, guesses, C, H, W) in [0, 1]. The last guess is noise: it stands in where an
-    attack diverged or a gradient cannot be shared, so that every image counts. `sizes` are those of the blocks; None: a race's.
+    All three compare the reconstruction with the image that was used. Images are prepared with the
+    same crop and flip for every policy (`augment`), then by the policy, and attacked one by one
+    with known labels, from a start that is the same for every policy. An image counts as identified
+    when it is nearer to its reconstruction than any of the `candidates`, which are other images
+    prepared in the same way.
+
+    `guesses` are (images, guesses, C, H, W) in [0, 1]. The last must be noise: it stands in for a
+    reconstruction where the attack diverged or a gradient cannot be shared, so that every image
+    counts. `sizes` are the numbers of images in each block; None takes those of a race.
     """
 
     names: ClassVar[tuple[str, ...]] = ("over_blind", "ssim", "identified")
@@ -174,17 +169,7 @@ class ProbeScorer(Scorer):
         for name in ("images", "candidates"):
             check_pixels(name, getattr(self, name), self.images.shape[1:])
         check_batch(Batch(self.images.float() / 255, self.labels), self.classes, "the probe")
-        if (
-            self.guesses.ndim != 5
-            or self.guesses.shape[2:] != self.images.shape[1:]
-            or len(self.guesses) != len(self.images)
-        ):
-            expected = (
-                f"({len(self.images)}, guesses, {', '.join(map(str, self.images.shape[1:]))})"
-            )
-            raise GradveilError(
-                f"guesses of shape {tuple(self.guesses.shape)}: expected {expected}"
-            )
+        self._check_guesses()
         for name in ("unit", "victims_at_once"):
             if getattr(self, name) < 1:
                 raise GradveilError(
@@ -194,7 +179,11 @@ class ProbeScorer(Scorer):
             raise GradveilError(
                 f"blocks of {self.blocks}: expected sizes that add up to {len(self.images)} images"
             )
-        check_attack(self.attack)
+        if isinstance(self.attack, GradientMatching) and isinstance(self.attack.labels, Joint):
+            raise GradveilError(
+                f"attack {self.attack} looks for labels too: a probe tells them, choose an attack "
+                "that takes them as known"
+            )
         self._check_model()
 
     @property
@@ -206,39 +195,40 @@ class ProbeScorer(Scorer):
         return next(self.model.parameters()).device
 
     def score(self, policies: Sequence[Policy], block: int) -> dict[str, Tensor]:
-        if not policies:
-            return {
-                name: torch.empty(0, self.blocks[block], dtype=torch.float64) for name in self.names
-            }
-        start, size = sum(self.blocks[:block]), self.blocks[block]
-        rows = torch.arange(start, start + size)
+        start = sum(self.blocks[:block])
+        rows = torch.arange(start, start + self.blocks[block])
         used = self._pixels(
             prepared(self.images[rows].to(self.device), policies, self.seed, block, self.augment)
         )
-        strike = Strike(
-            Client(self.model, self.classes), self.attack, self.seed, self.victims_at_once
-        )
-        found, there = strike(
-            used.flatten(0, 1),
-            self.labels[rows].repeat(len(policies)),
-            rows.tolist() * len(policies),
-        )
         guesses = self.guesses[rows].to(self.device)
-        found = torch.where(
-            there.view(-1, 1, 1, 1), found, guesses[:, -1].to(found).repeat(len(policies), 1, 1, 1)
-        ).view_as(used)
-        if not bool(there.all()):
-            lost = f"{int((~there).sum())} of {len(there)} images under {', '.join(map(str, policies))}"
-            warnings.warn(
-                f"{lost} gave an attack nothing to find: they score as a guess of noise",
-                GradveilWarning,
-                stacklevel=2,
-            )
-        each = [self._scores(*one, guesses) for one in zip(policies, found, used, strict=True)]
+        found = self._strike(policies, rows, used, guesses[:, -1])
+        each = [
+            self._scores(policy, theirs, truth, guesses)
+            for policy, theirs, truth in zip(policies, found, used, strict=True)
+        ]
         return {
             name: torch.stack([scores[i] for scores in each]).cpu()
             for i, name in enumerate(self.names)
         }
+
+    def _strike(
+        self, policies: Sequence[Policy], rows: Tensor, used: Tensor, stand_in: Tensor
+    ) -> Tensor:
+        """Attack `used` (policies, images, C, H, W); `stand_in` where there is nothing to find."""
+        client, count = Client(self.model, self.classes), len(policies)
+        found, exist = Strike(client, self.attack, self.seed, self.victims_at_once)(
+            used.flatten(0, 1), self.labels[rows].repeat(count), rows.tolist() * count
+        )
+        if not bool(exist.all()):
+            names = ", ".join(map(str, policies))
+            warnings.warn(
+                f"{int((~exist).sum())} of {len(exist)} images under {names} gave an attack "
+                "nothing to find: they score as a guess of noise",
+                GradveilWarning,
+                stacklevel=3,
+            )
+        noise_like = stand_in.to(found).repeat(count, 1, 1, 1)
+        return torch.where(exist.view(-1, 1, 1, 1), found, noise_like).view_as(used)
 
     def _scores(
         self, policy: Policy, found: Tensor, used: Tensor, guesses: Tensor
@@ -253,8 +243,20 @@ class ProbeScorer(Scorer):
     def _pixels(self, images: Tensor) -> Tensor:
         return images.to(next(self.model.parameters()).dtype) / 255
 
+    def _check_guesses(self) -> None:
+        shape = self.guesses.shape
+        if (
+            self.guesses.ndim != 5
+            or shape[2:] != self.images.shape[1:]
+            or len(self.guesses) != len(self.images)
+        ):
+            wanted = ", ".join(map(str, self.images.shape[1:]))
+            raise GradveilError(
+                f"guesses of shape {tuple(shape)}: expected ({len(self.images)}, guesses, {wanted})"
+            )
+
     def _check_model(self) -> None:
-        """Refuse a model that can share the gradient of none of the images: it does not fit them, or it is dead."""
+        """Refuse a model that can share the gradient of no image: it does not fit, or is dead."""
         client, problem = Client(self.model, self.classes), None
         for image, label in zip(self.images, self.labels, strict=True):
             try:
@@ -268,11 +270,15 @@ class ProbeScorer(Scorer):
 
 
 def race_blocks(images: int) -> tuple[int, ...]:
+    """Sizes of the blocks of images after which a race looks at its policies."""
     return image_blocks(images, FIRST_BLOCKS)
 
 
 def nearest(found: Tensor, used: Tensor, others: Tensor) -> Tensor:
-    """1 where `found[i]` is nearer to `used[i]` than to any of the others, by the rule of `scores.identify`; else 0."""
+    """1 where `found[i]` is nearer to `used[i]` than to any of `others`, else 0.
+
+    The rule is that of `scores.identify`.
+    """
     made = signatures(found)
     likeness = (made * signatures(used)).sum(1, keepdim=True)
     nearer = made @ signatures(others).T > likeness + TIE
@@ -280,7 +286,7 @@ def nearest(found: Tensor, used: Tensor, others: Tensor) -> Tensor:
 
 
 def check_pixels(name: str, images: Tensor, shape: Sequence[int]) -> None:
-    """Refuse what is not uint8 images of this shape."""
+    """Refuse images that are not uint8 of this shape (C, H, W), or none at all."""
     if (
         images.dtype != torch.uint8
         or images.ndim != 4
@@ -294,18 +300,8 @@ def check_pixels(name: str, images: Tensor, shape: Sequence[int]) -> None:
         )
 
 
-STEPS = 200
-CANDIDATES = 300
-RESERVED = 100  # the first images of a split, which audits attack: no score may have seen them
-AT_ONCE = {
-    "cpu": 16,
-    "cuda": 256,
-}  # victims in one run: what a processor's cache takes, and what keeps a GPU busy
-
-
-def short_attack(steps: int = STEPS, name: str = "adam-cosine") -> Attack:
-    """A preset with so many iterations."""
-    attack = find(name)
+def short_attack(attack: Attack = PRESETS["adam-cosine"], steps: int = STEPS) -> Attack:
+    """The attack with `steps` iterations and no frames; one without iterations as it is."""
     return (
         replace(attack, steps=steps, frames=0) if isinstance(attack, GradientMatching) else attack
     )
@@ -324,16 +320,15 @@ def probe_score(
     augment: bool = True,
     seed: int = 0,
 ) -> dict[str, Estimate]:
-    """What a short attack recovers of uint8 images under one policy, by name: `over_blind` in dB, `ssim`, `identified`.
+    """Score one policy by a short attack on uint8 images: `over_blind` in dB, `ssim`, `identified`.
 
-    `candidates` are other images of the same kind, uint8. Without guesses of your own the blind ones are grey, the candidates' mean
-    color and noise; class means, where they are known, are harder to beat.
+    `candidates` are other images of the same kind, uint8. Without `guesses` the blind ones are
+    gray, the candidates' mean color and noise; class means, if known, are harder to beat.
     """
     if guesses is None:
         for name, some in (("images", images), ("candidates", candidates)):
             check_pixels(name, some, images.shape[1:])
         guesses = blind_guesses(len(images), mean_color(candidates.double() / 255)[0].float(), seed)
-    at_once = AT_ONCE.get(next(model.parameters()).device.type, AT_ONCE["cpu"])
     scorer = ProbeScorer(
         model,
         classes,
@@ -344,7 +339,7 @@ def probe_score(
         attack or short_attack(),
         augment,
         seed,
-        victims_at_once=at_once,
+        victims_at_once=_at_once(model),
         sizes=(len(images),),
     )
     return scorer.estimates([policy])[0]
@@ -356,18 +351,17 @@ def make_probe(
     model: nn.Module,
     indices: Tensor | Sequence[int],
     *,
-    attack: str | Attack = "adam-cosine",
-    steps: int = STEPS,
+    attack: Attack | None = None,
     seed: int = 0,
     augment: bool = True,
     device: torch.device | None = None,
     victims_at_once: int | None = None,
     sizes: tuple[int, ...] | None = None,
 ) -> ProbeScorer:
-    """A probe on these images of the split, with the audit's blind guesses from the training images.
+    """Make a probe on these images of the split, with blind guesses from the training images.
 
-    Candidates are drawn among the other images, without the first 100 of the split, which are for audits. `steps` are those of an
-    attack named as a preset; `device` None leaves the model where it is.
+    Candidates are drawn among the other images, without the first 100 of the split, which are for
+    audits. `device` None leaves the model where it is; `attack` None is `short_attack()`.
     """
     chosen = split.select(indices)
     if not len(chosen):
@@ -376,14 +370,15 @@ def make_probe(
     others = order[(order >= RESERVED) & ~torch.isin(order, torch.as_tensor(indices))][:CANDIDATES]
     if not len(others):
         raise GradveilError(
-            f"{split.name} {split.split} has {len(split)} images: none is left to tell the probed ones from"
+            f"{split.name} {split.split} has {len(split)} images: none is left to tell the probed "
+            "ones from"
         )
     found = find_means(train.images, train.labels, len(train.classes))
     means, color = found.classes, found.color
     model = model if device is None else model.to(device)
-    place = next(model.parameters()).device.type
-    at_once = victims_at_once or AT_ONCE.get(place, AT_ONCE["cpu"])
+    at_once = victims_at_once or _at_once(model)
     smallest = min(race_blocks(len(chosen)) if sizes is None else sizes)
+    on_gpu = next(model.parameters()).is_cuda
     return ProbeScorer(
         model,
         len(split.classes),
@@ -391,17 +386,24 @@ def make_probe(
         chosen.labels,
         split.images[others],
         blind_guesses(len(chosen), color, seed, means[chosen.labels]),
-        attack if isinstance(attack, Attack) else short_attack(steps, attack),
+        attack or short_attack(),
         augment,
         seed,
-        unit=max(1, at_once // smallest) if place == "cuda" else 1,
+        unit=max(1, at_once // smallest) if on_gpu else 1,
         victims_at_once=at_once,
         sizes=sizes,
     )
 
 
+def _at_once(model: nn.Module) -> int:
+    return AT_ONCE.get(next(model.parameters()).device.type, AT_ONCE["cpu"])
+
+
 def blind_guesses(count: int, color: Tensor, seed: int, means: Tensor | None = None) -> Tensor:
-    """(images, guesses, C, H, W): grey, the mean color, each image's class mean where given, and noise of its own."""
+    """(images, guesses, C, H, W): gray, the mean color, the class means where given, and noise.
+
+    `color` is (C, H, W), `means` (images, C, H, W); each image's noise is its own.
+    """
     shape = (color.shape[0], color.shape[1], color.shape[2])
     same = [guess.expand(count, *shape) for guess in (gray(shape)[0], color)]
     drawn = torch.cat(

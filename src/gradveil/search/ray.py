@@ -1,4 +1,4 @@
-"""The work of a search on a Ray cluster: one worker for each GPU, or for each core where there is none."""
+"""The work of a search on a Ray cluster: a worker for each GPU, or for each core without GPUs."""
 
 import contextlib
 import gc
@@ -18,24 +18,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gradveil.audits import AuditJob, audit
 from gradveil.core.errors import GradveilError, GradveilWarning, one_line
 from gradveil.scores.scorer import Scorer
-from gradveil.search.engine import Engine
+from gradveil.search.engine import Engine, Task
 from gradveil.transforms import Policy
 
-GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(
-    [0, 0, 0, 4, 0, 0, 0, 0, 0]
-)  # how HTTP/2 begins, which Ray speaks
-SETTINGS = b"\x04"  # the kind of frame that answers it
 PATIENCE = 5.0  # seconds for a cluster to answer
-LONGEST = 200  # letters of Ray's own words
+START = 120.0  # seconds for the first worker to start
+LOSSES = 3  # workers lost at the same piece of work, after which the work is to blame
+LONGEST = 200  # letters of a message of Ray's
 
 _handlers: list[Any] = []  # of SIGTERM, as they were before Ray
 
 
-def check(address: str | None) -> str | None:
-    """The address, or what $RAY_ADDRESS says without one: Ray is installed, and a cluster answers where one is named."""
+def check_cluster(address: str | None) -> str | None:
+    """Return the address, by default $RAY_ADDRESS; refuse it where no cluster answers."""
     address = address or os.environ.get("RAY_ADDRESS")
     if find_spec("ray") is None:
         raise GradveilError("engine ray needs Ray: pip install gradveil[cluster]")
@@ -45,8 +42,11 @@ def check(address: str | None) -> str | None:
 
 
 def connect(address: str | None) -> bool:
-    """To a Ray cluster, or to a new one of this machine's own where none is named. False where this process had one already."""
-    address = check(address)
+    """Connect to a Ray cluster, or start one on this machine where no address is given.
+
+    Return False where this process was connected already.
+    """
+    address = check_cluster(address)
     import ray
 
     if ray.is_initialized():
@@ -55,9 +55,8 @@ def connect(address: str | None) -> bool:
     quiet: dict[str, Any] = {"logging_level": logging.CRITICAL, "log_to_driver": False}
     if address in (None, "local"):
         quiet |= {"include_dashboard": False}
-    with (
-        warnings.catch_warnings()
-    ):  # of what later versions will do, and of files that Ray leaves open
+    with warnings.catch_warnings():
+        # Ray warns of its later versions, and leaves files open, which Python warns of
         warnings.simplefilter("ignore")
         try:
             ray.init(address=address or "local", **quiet)
@@ -65,16 +64,17 @@ def connect(address: str | None) -> bool:
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             _restore_handler()
             raise GradveilError(
-                f"ray address {address or 'local'!r}: no cluster to work on ({one_line(error, LONGEST)})"
+                f"ray address {address or 'local'!r}: no cluster to work on "
+                f"({one_line(error, LONGEST)})"
             ) from None
     return True
 
 
 def disconnect() -> None:
-    """From the cluster; one that `connect` started ends."""
+    """Leave the cluster; one that `connect` started ends."""
     import ray
 
-    with warnings.catch_warnings():  # Ray ends its processes, but does not ask after them
+    with warnings.catch_warnings():  # Ray ends its processes, but does not wait for them
         warnings.simplefilter("ignore", ResourceWarning)
         ray.shutdown()
         gc.collect()
@@ -82,50 +82,56 @@ def disconnect() -> None:
 
 
 def _restore_handler() -> None:
-    """Ray takes SIGTERM over, to end its processes, and keeps it when they have ended."""
+    """Undo what Ray does to SIGTERM: it ends its processes by it, and keeps it afterwards."""
     if _handlers and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, _handlers.pop())
 
 
 def _knock(address: str) -> None:
-    """Ray itself would try for long."""
+    """Refuse an address where no cluster answers within seconds.
+
+    Ray itself tries for minutes, also where something else listens. So greet it as HTTP/2 begins,
+    which Ray speaks, and expect a frame of settings in return; through TLS, only connect.
+    """
+    greeting = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
+    settings = b"\x04"  # the fourth byte of such a frame
     parts = re.fullmatch(r"(?:ray://)?\[?([^/\[\]]+?)\]?:(\d{1,5})", address)
     if not parts or int(parts[2]) > 65535:
         raise GradveilError(
-            f"ray address {address!r}: write host:6379, ray://host:10001, or auto for a cluster on this machine"
+            f"ray address {address!r}: write host:6379, ray://host:10001, or auto for a cluster on "
+            "this machine"
         )
     try:
         with socket.create_connection((parts[1], int(parts[2])), timeout=PATIENCE) as connection:
             if "RAY_USE_TLS" not in os.environ:
                 connection.settimeout(PATIENCE)
-                connection.sendall(GREETING)
-                if connection.recv(9)[3:4] != SETTINGS:
+                connection.sendall(greeting)
+                if connection.recv(9)[3:4] != settings:
                     raise ConnectionError("what answers there is no Ray")
     except OSError as error:
         raise GradveilError(
-            f"ray address {address!r}: no cluster answers ({error}); start a cluster with `ray start --head`, or give no address"
+            f"ray address {address!r}: no cluster answers ({error}); start a cluster with "
+            "`ray start --head`, or give no address"
         ) from None
 
 
-LOSSES = 3  # of workers on the same piece of work, after which it is to blame
-START = 120.0  # seconds for the first worker to be there
-
-
 class WorkerPool:
-    """`make` gives an actor with the methods `ready` and `work`."""
+    """Share work among Ray actors; `make` starts an actor with the methods `ready` and `work`."""
 
     def __init__(self, make: Callable[[], Any], size: int) -> None:
         self._make = make
         self._idle: list[Any] = []
-        self._running: dict[
-            Any, tuple[Any, int | None]
-        ] = {}  # by the reference of a result: the actor, and which piece it is at
+        # by the reference of a result: the actor, and the index of its work; None while it starts
+        self._running: dict[Any, tuple[Any, int | None]] = {}
         self._lost: Counter[int | None] = Counter()
         for _ in range(size):
             self._add()
 
     def run(self, work: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """`actor.work(*piece)` for each piece, in their order. After an error the pool can only be closed."""
+        """Return `actor.work(*piece)` for each piece, in order.
+
+        After an error the pool can only be closed.
+        """
         import ray
 
         todo = deque(range(len(work)))
@@ -133,20 +139,20 @@ class WorkerPool:
         self._lost.clear()
         while len(results) < len(work):
             while todo and self._idle:
-                actor, piece = self._idle.pop(), todo.popleft()
-                self._running[actor.work.remote(*work[piece])] = actor, piece
+                actor, index = self._idle.pop(), todo.popleft()
+                self._running[actor.work.remote(*work[index])] = actor, index
             for reference in self._wait():
                 actor, done = self._running.pop(reference)
                 try:
-                    found = ray.get(reference)
+                    result = ray.get(reference)
                 except ray.exceptions.RayError as error:
                     self._replace(done, error)
                     todo.extendleft([] if done is None else [done])
                     continue
                 self._idle.append(actor)
                 if done is not None:
-                    results[done] = found
-        return [results[piece] for piece in range(len(work))]
+                    results[done] = result
+        return [results[index] for index in range(len(work))]
 
     def close(self) -> None:
         import ray
@@ -160,24 +166,25 @@ class WorkerPool:
         self._running[actor.ready.remote()] = actor, None
 
     def _wait(self) -> list[Any]:
-        """What is done, at least one."""
+        """Wait until a reference is ready, and return those that are."""
         import ray
 
-        starting = all(piece is None for _, piece in self._running.values()) and not self._idle
+        starting = all(index is None for _, index in self._running.values()) and not self._idle
         done, _ = ray.wait(list(self._running), timeout=START if starting else None)
         if not done:
             raise GradveilError(
-                f"no worker of the Ray cluster started within {START:.0f} s: its GPUs or cores are taken by others"
+                f"no worker of the Ray cluster started within {START:.0f} s: its GPUs or cores are "
+                "taken by others"
             )
         return list(done)
 
-    def _replace(self, piece: int | None, error: Exception) -> None:
-        """A lost worker by another; an error of the work itself is raised."""
+    def _replace(self, index: int | None, error: Exception) -> None:
+        """Replace a lost worker by another; raise an error of the work itself."""
         if not is_loss(error):
-            raise own_error(error) from None
-        self._lost[piece] += 1
-        if self._lost[piece] > LOSSES:
-            raise own_error(error) from None
+            raise work_error(error) from None
+        self._lost[index] += 1
+        if self._lost[index] > LOSSES:
+            raise work_error(error) from None
         warnings.warn(
             "a worker of the Ray cluster was lost: its work is done again by another",
             GradveilWarning,
@@ -187,7 +194,7 @@ class WorkerPool:
 
 
 def is_loss(error: Exception) -> bool:
-    """Whether a process or machine went away, rather than the work or the start of a worker failing by itself."""
+    """Tell whether a process or machine went away, rather than the work failing by itself."""
     import ray
 
     gone = (
@@ -199,8 +206,8 @@ def is_loss(error: Exception) -> bool:
     return isinstance(error, gone) and not getattr(error, "actor_init_failed", False)
 
 
-def own_error(error: Exception) -> Exception:
-    """What the work itself raised, as it was raised there; else Ray's error as one line."""
+def work_error(error: Exception) -> Exception:
+    """The error that the work raised, as it was raised there; else Ray's error as one line."""
     import ray
 
     if isinstance(error, ray.exceptions.RayTaskError):
@@ -209,11 +216,12 @@ def own_error(error: Exception) -> Exception:
 
 
 class RayEngine(Engine):
-    """Workers that are lost are replaced, and what they were at is done again, with the same result.
+    """Work on a Ray cluster. Lost workers are replaced, and their work is done again.
 
-    Without an address: the cluster that $RAY_ADDRESS names, else one of this machine's own, which ends with the engine. A Ray
-    that this process is connected to already is used as it is, and left as it is. The machines need gradveil installed; audits
-    write to their folders from where they run, so the machines must share the file system that these lie on.
+    Without an address it is the cluster that $RAY_ADDRESS names, else one on this machine, which
+    ends with the engine. A Ray that this process is connected to already is used and left as it is.
+    The machines need gradveil installed; tasks write to their folders from where they run, so the
+    machines must share the file system of these.
     """
 
     def __init__(self, scorers: Mapping[str, Scorer], address: str | None = None) -> None:
@@ -222,13 +230,14 @@ class RayEngine(Engine):
         self._started = connect(address)
         import ray
 
-        there: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-        self._gpus = int(there.get("GPU", 0))
-        self._workers = self._gpus or int(there.get("CPU", 0))
+        resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        self._gpus = int(resources.get("GPU", 0))
+        self._workers = self._gpus or int(resources.get("CPU", 0))
         if not self._workers:
             self.close()
             raise GradveilError(
-                "the Ray cluster has neither GPUs nor cores for workers: give its nodes --num-cpus or --num-gpus"
+                "the Ray cluster has neither GPUs nor cores for workers: give its nodes "
+                "--num-cpus or --num-gpus"
             )
 
     @property
@@ -241,35 +250,32 @@ class RayEngine(Engine):
         import ray
 
         if self._pool is None:
-            kind = ray.remote(Worker).options(**self._needs(bool(self._gpus)))
+            kind = ray.remote(Worker).options(**_needs(bool(self._gpus)))
             scorers = ray.put(self.scorers)
             self._pool = WorkerPool(lambda: kind.remote(scorers, bool(self._gpus)), self._workers)
         try:
             return self._pool.run([(which, list(unit), block) for unit in units])
         except BaseException:
-            self._release()  # what is still under way is of no use any more
+            self._release()  # the results still under way are of no use any more
             raise
 
-    def audits(
-        self,
-        work: Sequence[tuple[AuditJob, Path]],
-        root: Path | None,
-        device: str,
-        progress: bool = False,
-    ) -> None:
-        """Side by side, one to a GPU or core, and silent. Relative paths are taken from this process's folder, on whichever machine."""
+    def run(self, tasks: Sequence[Task], device: str, progress: bool = False) -> None:
+        """Run tasks side by side, each on a GPU or core, and silently.
+
+        Relative paths start from this process's folder, on whichever machine.
+        """
         import ray
 
         self._release()  # the workers hold all GPUs or cores
         on_gpu = bool(self._gpus) and device != "cpu"
-        task = ray.remote(run_audit).options(max_retries=LOSSES, **self._needs(on_gpu))
-        waiting = [task.remote(job, out, root, device, Path.cwd(), on_gpu) for job, out in work]
+        remote = ray.remote(run_task).options(max_retries=LOSSES, **_needs(on_gpu))
+        waiting = [remote.remote(task, Path.cwd(), on_gpu) for task in tasks]
         try:
             while waiting:
                 done, waiting = ray.wait(waiting)
                 ray.get(done)
         except ray.exceptions.RayError as error:
-            raise own_error(error) from None
+            raise work_error(error) from None
         finally:
             for reference in waiting:
                 ray.cancel(reference, force=True)
@@ -287,12 +293,13 @@ class RayEngine(Engine):
             self._pool.close()
         self._pool = None
 
-    def _needs(self, gpu: bool) -> dict[str, int]:
-        return {"num_gpus": 1, "num_cpus": 0} if gpu else {"num_cpus": 1}
+
+def _needs(gpu: bool) -> dict[str, int]:
+    return {"num_gpus": 1, "num_cpus": 0} if gpu else {"num_cpus": 1}
 
 
 class Worker:
-    """What runs in a process of the cluster."""
+    """The actor that runs in a process of the cluster."""
 
     def __init__(self, scorers: Mapping[str, Scorer], gpu: bool) -> None:
         self._scorers = scorers
@@ -300,21 +307,20 @@ class Worker:
             torch.set_num_threads(1)
 
     def ready(self) -> None:
-        """Answers once the process is there."""
+        """Answer once the process has started."""
 
     def work(self, which: str, policies: Sequence[Policy], block: int) -> Mapping[str, Tensor]:
         return self._scorers[which].score(policies, block)
 
 
-def run_audit(
-    job: AuditJob, out: Path, root: Path | None, device: str, folder: Path, gpu: bool
-) -> None:
-    """As a task of the cluster. One that is run again goes on where the lost one stopped."""
+def run_task(task: Task, folder: Path, gpu: bool) -> None:
+    """Run a task in a process of the cluster; after a loss it is run again there."""
     if not gpu:
         torch.set_num_threads(1)
     if not folder.is_dir():
         raise GradveilError(
-            f"{folder} is not on {socket.gethostname()}: audits on a cluster need a file system that its machines share"
+            f"{folder} is not on {socket.gethostname()}: audits on a cluster need a file system "
+            "that its machines share"
         )
     with contextlib.chdir(folder):
-        audit(job, out, root=root, device=device, progress=False)
+        task(False)

@@ -1,41 +1,67 @@
-"""What a search found: its policies with what was measured of them, and where they are confirmed."""
+"""The result of a search: its policies, what was measured of them, and the files that hold both."""
 
 import csv
+import html
 import io
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import write_text
-from gradveil.models.checkpoints import read_settings
 from gradveil.scores.scorer import Estimate
-from gradveil.search.confirm import FEWEST
-from gradveil.search.folders import POLICIES, RESULT, SEARCH, TRIALS, remove_parts
-from gradveil.search.job import SearchJob
+from gradveil.search.job import FOLDER, RESULT
 from gradveil.search.loop import RaceSavings
-from gradveil.search.setup import Setup
-from gradveil.search.space import Finished, functions
+from gradveil.search.space import FinishedTrial
 from gradveil.transforms import Policy
 from gradveil.transforms.policy import FORMAT
 
 SEARCH_FORMAT = "gradveil search 1"
+POLICIES = "policies.toml"
+TRIALS = "trials.csv"
+PARTS = ".*.part"  # of files that a killed process was writing; not those in folders below
+HEADS = {
+    "over_blind": "over blind, dB",
+    "ssim": "SSIM",
+    "identified": "identified",
+    "privacy": "S_pri",
+    "accuracy": "S_acc",
+}
+DIGITS = 6  # of a mean: where a search was stopped can change the last bits of its figures
+HEADER = """\
+# Transformation policies found by `gradveil search`. To use one:
+#   gradveil train --defense policies.toml          the hybrid
+#   gradveil audit --defense policies.toml:best     the best single policy
+#   gradveil audit --defense policies.toml:3        the third best: a number is a rank
+#   Policy.load("policies.toml")                    in Python
+"""
+WIDTH = 100  # columns of the table in a terminal
 
 
 @dataclass(frozen=True)
 class Quantity:
-    """The mean over n images or batches, and its standard error, which one value alone has not."""
+    """A mean over n images or batches, and its standard error, which a single value has not."""
 
     mean: float
     error: float | None
     n: int
 
+    def text(self, share: bool = False) -> str:
+        """The mean and its error, such as `1.5 ± 0.2`; a share in percent."""
+        error = "" if self.error is None else f" ± {self.error:{'.1%' if share else '.2g'}}"
+        return f"{self.mean:{'.1%' if share else '.4g'}}{error}"
+
 
 @dataclass(frozen=True)
-class Found:
-    """A trial's policy and what was measured of it."""
+class TriedPolicy:
+    """The policy of a finished trial, and the means of what was measured of it."""
 
     number: int
     policy: Policy
@@ -43,7 +69,7 @@ class Found:
     quantities: Mapping[str, Quantity]
 
     @classmethod
-    def of(cls, trial: Finished) -> "Found":
+    def of(cls, trial: FinishedTrial) -> "TriedPolicy":
         estimates = {
             name: Estimate(tuple(values)) for name, values in trial.values.items() if values
         }
@@ -58,20 +84,24 @@ class Found:
         return asdict(self) | {"policy": str(self.policy)}
 
     @classmethod
-    def read(cls, plain: Mapping[str, Any]) -> "Found":
-        quantities = {name: Quantity(**one) for name, one in plain["quantities"].items()}
+    def read(cls, plain: Mapping[str, Any]) -> "TriedPolicy":
+        quantities = {name: Quantity(**parts) for name, parts in plain["quantities"].items()}
         return cls(plain["number"], Policy.parse(plain["policy"]), plain["state"], quantities)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class SearchResult:
-    """`kept` are the policies that qualified, lowest leakage first. `front` is what NSGA-II found, else empty."""
+    """The policies of a search, with the audits that confirm them.
+
+    `kept` are the policies that qualified, lowest leakage first; `front` those that NSGA-II found,
+    else empty. It shows itself as a table of the policies kept, in a terminal and in a notebook.
+    """
 
     out: Path
     settings: Mapping[str, Any]
-    trials: tuple[Found, ...]
-    kept: tuple[Found, ...]
-    front: tuple[Found, ...]
+    trials: tuple[TriedPolicy, ...]
+    kept: tuple[TriedPolicy, ...]
+    front: tuple[TriedPolicy, ...]
     hybrid: Policy | None
     no_hybrid: str  # why there is none
     saving: RaceSavings | None  # of a race
@@ -86,22 +116,61 @@ class SearchResult:
         return self.kept[0].policy
 
     def states(self, state: str) -> int:
-        return sum(one.state == state for one in self.trials)
+        """The number of trials that ended in this state."""
+        return sum(trial.state == state for trial in self.trials)
+
+    def to_pandas(self) -> Any:
+        """A pandas DataFrame with a row for each trial, as in trials.csv."""
+        try:
+            pandas = import_module("pandas")
+        except ImportError:
+            raise GradveilError("to_pandas needs pandas: pip install pandas") from None
+        head, *rows = _trials(self)
+        return pandas.DataFrame(rows, columns=head)
+
+    def __repr__(self) -> str:
+        heads, rows = policy_cells(self.kept)
+        table = Table(*heads, box=SIMPLE_HEAD, show_edge=False, padding=0)
+        for cells in rows:
+            table.add_row(*cells)
+        text = io.StringIO()
+        console = Console(file=text, width=WIDTH, color_system=None)
+        console.print(table)
+        lines = [line.rstrip() for line in text.getvalue().splitlines()]
+        return "\n".join([self._title, *lines, *self._about])
+
+    def _repr_html_(self) -> str:
+        """The same table for a notebook."""
+        heads, rows = policy_cells(self.kept)
+        lines = [_html_row("th", heads), *(_html_row("td", cells) for cells in rows)]
+        about = "".join(f"<p>{html.escape(line)}</p>" for line in self._about)
+        return (
+            f"<table><caption>{html.escape(self._title)}</caption>{''.join(lines)}</table>{about}"
+        )
+
+    @property
+    def _title(self) -> str:
+        of = f"{self.settings.get('model')} on {self.settings.get('data')}"
+        return f"{len(self.kept)} of {len(self.trials)} policies kept: {of}"
+
+    @property
+    def _about(self) -> list[str]:
+        hybrid = f"Hybrid: {self.hybrid}." if self.hybrid else f"No hybrid: {self.no_hybrid}."
+        return [hybrid, *self.words]
 
     def plain(self) -> dict[str, Any]:
-        """For JSON. Kept policies and the front are named by their trials' numbers."""
+        """Values for JSON. Kept policies and the front are named by their trials' numbers."""
+        saving = self.saving
         return {
             "format": SEARCH_FORMAT,
             "settings": dict(self.settings),
-            "trials": [one.plain() for one in self.trials],
-            "kept": [one.number for one in self.kept],
-            "front": [one.number for one in self.front],
+            "trials": [trial.plain() for trial in self.trials],
+            "kept": [trial.number for trial in self.kept],
+            "front": [trial.number for trial in self.front],
             "best": str(self.best),
             "hybrid": None if self.hybrid is None else str(self.hybrid),
             "no_hybrid": self.no_hybrid,
-            "saving": None
-            if self.saving is None
-            else asdict(self.saving) | {"share": self.saving.share},
+            "saving": None if saving is None else asdict(saving) | {"share": saving.share},
             "notes": list(self.notes),
             "study": self.study,
             "storage": self.storage,
@@ -109,16 +178,25 @@ class SearchResult:
             "words": list(self.words),
         }
 
+    def write(self) -> None:
+        """Write the three files. search.json comes last: where it is, everything is."""
+        for unfinished in self.out.glob(PARTS):
+            unfinished.unlink(missing_ok=True)
+        write_text(self.out / POLICIES, policies_text(self))
+        write_text(self.out / TRIALS, trials_text(self))
+        write_text(self.out / RESULT, json.dumps(self.plain(), allow_nan=False) + "\n")
+
     @classmethod
     def read(cls, out: Path) -> "SearchResult":
-        """From the folder of a search that has ended."""
+        """Read the folder of a search that has ended."""
         path = out / RESULT
-        SEARCH.read(out)
+        FOLDER.read(out)
         try:
             return cls._of(out, json.loads(path.read_text()))
         except FileNotFoundError:
             raise GradveilError(
-                f"the search in {out} has not ended: there is no {RESULT} in it; run it again to go on"
+                f"the search in {out} has not ended: there is no {RESULT} in it; run it again to "
+                "go on"
             ) from None
         except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
             raise GradveilError(
@@ -127,21 +205,19 @@ class SearchResult:
 
     @classmethod
     def _of(cls, out: Path, plain: Mapping[str, Any]) -> "SearchResult":
-        trials = tuple(Found.read(one) for one in plain["trials"])
-        numbered = {one.number: one for one in trials}
+        trials = tuple(TriedPolicy.read(trial) for trial in plain["trials"])
+        numbered = {trial.number: trial for trial in trials}
         saving = plain["saving"]
+        parts = ("dropped", "scored", "all", "unjudged")
         return cls(
             out,
             plain["settings"],
             trials,
-            _pick(numbered, plain["kept"]),
-            _pick(numbered, plain["front"]),
+            tuple(numbered[number] for number in plain["kept"]),
+            tuple(numbered[number] for number in plain["front"]),
             None if plain["hybrid"] is None else Policy.parse(plain["hybrid"]),
             plain["no_hybrid"],
-            saving
-            and RaceSavings(
-                **{name: saving[name] for name in ("dropped", "scored", "all", "unjudged")}
-            ),
+            saving and RaceSavings(**{part: saving[part] for part in parts}),
             tuple(plain["notes"]),
             plain["study"],
             plain["storage"],
@@ -150,183 +226,80 @@ class SearchResult:
         )
 
 
-def _pick(numbered: Mapping[int, Found], numbers: Sequence[int]) -> tuple[Found, ...]:
-    return tuple(numbered[number] for number in numbers)
-
-
-DIGITS = 6  # of a mean: where a search was stopped can change the last bits of its figures
-HEADER = """\
-# Transformation policies found by `gradveil search`. To use one:
-#   gradveil train --defense policies.toml          the hybrid
-#   gradveil audit --defense policies.toml:best     the best single policy; a number is a rank, such as policies.toml:3
-#   Policy.load("policies.toml")                    in Python
-"""
-
-
-def write_files(result: SearchResult) -> None:
-    """search.json comes last: where it is, everything is."""
-    remove_parts(result.out)
-    write_text(result.out / POLICIES, policies_text(result))
-    write_text(result.out / TRIALS, trials_text(result))
-    write_text(result.out / RESULT, json.dumps(result.plain(), allow_nan=False) + "\n")
-
-
-def policies_text(result: SearchResult) -> str:
-    head: dict[str, Any] = {"format": FORMAT, "best": str(result.best)}
-    head |= (
-        {"no_hybrid": result.no_hybrid} if result.hybrid is None else {"hybrid": str(result.hybrid)}
-    )
-    parts = [HEADER + _table(head), "[search]\n" + _table(result.settings)]
-    parts += [
-        "[[policy]]\n" + _table(_entry(rank, one)) for rank, one in enumerate(result.kept, start=1)
+def policy_cells(policies: Sequence[TriedPolicy]) -> tuple[list[str], list[list[str]]]:
+    """Heads and rows of a table of policies: means with their errors, and n in the heads."""
+    names = sorted(policies[0].quantities, key=list(HEADS).index)
+    heads = [f"{HEADS[name]}\nn {policies[0].quantities[name].n}" for name in names]
+    rows = [
+        [
+            str(rank),
+            str(tried.policy),
+            str(tried.number),
+            *(tried.quantities[name].text(share=name == "identified") for name in names),
+        ]
+        for rank, tried in enumerate(policies, start=1)
     ]
-    return "\n".join(parts)
+    return ["", "policy", "trial", *heads], rows
+
+
+def _html_row(tag: str, cells: Sequence[str]) -> str:
+    return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
 
 def trials_text(result: SearchResult) -> str:
-    names = list(dict.fromkeys(name for one in result.trials for name in one.quantities))
+    """The text of trials.csv: a row for each trial, with mean, error and n of every quantity."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
-    table.writerow(
-        [
-            "trial",
-            "policy",
-            "state",
-            *(f"{name}_{part}" for name in names for part in ("mean", "error", "n")),
-        ]
-    )
-    for one in result.trials:
-        known = [one.quantities.get(name) for name in names]
-        cells = [
-            cell
-            for q in known
-            for cell in (
-                ("", "", 0) if q is None else (q.mean, "" if q.error is None else q.error, q.n)
-            )
-        ]
-        table.writerow([one.number, str(one.policy), one.state, *cells])
+    table.writerows(["" if cell is None else cell for cell in row] for row in _trials(result))
     return text.getvalue()
 
 
-def _entry(rank: int, one: Found) -> dict[str, Any]:
-    return {"rank": rank, "policy": str(one.policy), "trial": one.number} | dict(one.quantities)
+def _trials(result: SearchResult) -> list[list[Any]]:
+    names = list(dict.fromkeys(name for trial in result.trials for name in trial.quantities))
+    parts = ("mean", "error", "n")
+    head = ["trial", "policy", "state", *(f"{name}_{part}" for name in names for part in parts)]
+    rows: list[list[Any]] = [head]
+    for trial in result.trials:
+        cells: list[Any] = [trial.number, str(trial.policy), trial.state]
+        for name in names:
+            found = trial.quantities.get(name)
+            cells += [None, None, 0] if found is None else [found.mean, found.error, found.n]
+        rows.append(cells)
+    return rows
 
 
-def _table(values: Mapping[str, Any]) -> str:
-    """Lines of TOML, which has no word for None: such values are left out."""
-    return "".join(
-        f"{name} = {_toml(value)}\n" for name, value in values.items() if value is not None
-    )
+def policies_text(result: SearchResult) -> str:
+    """The text of policies.toml: best and hybrid, the settings, and the policies kept by rank."""
+    head: dict[str, Any] = {"format": FORMAT, "best": str(result.best)}
+    if result.hybrid is None:
+        head |= {"no_hybrid": result.no_hybrid}
+    else:
+        head |= {"hybrid": str(result.hybrid)}
+    parts = [HEADER + _toml(head), "[search]\n" + _toml(result.settings)]
+    for rank, tried in enumerate(result.kept, start=1):
+        entry = {"rank": rank, "policy": str(tried.policy), "trial": tried.number}
+        parts.append("[[policy]]\n" + _toml(entry | dict(tried.quantities)))
+    return "\n".join(parts)
 
 
-def _toml(value: Any) -> str:
-    match value:
-        case bool():
-            return str(value).lower()
-        case int() | float():
-            return repr(value)
-        case Quantity():
-            parts = {
-                "mean": _rounded(value.mean),
-                "error": None if value.error is None else _rounded(value.error),
-                "n": value.n,
-            }
-            return (
-                "{"
-                + ", ".join(
-                    f"{name} = {part!r}" for name, part in parts.items() if part is not None
-                )
-                + "}"
-            )
-        case _:
-            return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+def _toml(values: Mapping[str, Any]) -> str:
+    """Lines of TOML, which has no null: values that are None are left out."""
 
+    def written(value: Any) -> str:
+        match value:
+            case bool():
+                return str(value).lower()
+            case int() | float():
+                return repr(value)
+            case Quantity():
+                rounded = {
+                    name: float(f"{part:.{DIGITS}g}")
+                    for name, part in (("mean", value.mean), ("error", value.error))
+                    if part is not None
+                }
+                pairs = (f"{name} = {part!r}" for name, part in (rounded | {"n": value.n}).items())
+                return "{" + ", ".join(pairs) + "}"
+            case _:  # a JSON string is a TOML string, but for the character 7F
+                return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
 
-def _rounded(value: float) -> float:
-    return float(f"{value:.{DIGITS}g}")
-
-
-SURE = 0.999  # a race that keeps the same ten, as `race` has measured
-
-
-def notes(
-    setup: Setup,
-    checkpoint: Path,
-    done: Sequence[Finished],
-    ranked: Sequence[Policy],
-    kept: int,
-    hybrid: Policy | None,
-) -> tuple[str, ...]:
-    """All of them. The first `kept` of those ranked are kept."""
-    job, test = setup.job, setup.test
-    return (
-        *accuracy_note(checkpoint, len(test.classes)),
-        *setup.chosen.notes,
-        *threshold_note(job, done),
-        *job_notes(job, kept),
-        *idle_note(ranked[:kept], test.channels),
-        *hybrid_note(ranked, kept, hybrid, job.race),
-    )
-
-
-def accuracy_note(checkpoint: Path, classes: int) -> tuple[str, ...]:
-    """What the semi-trained model has learned, where its file says so: one that learned nothing makes all scores doubtful."""
-    accuracy = read_settings(checkpoint).get("test_accuracy")
-    if not isinstance(accuracy, float):
-        return ()
-    said = f"the semi-trained model has a test accuracy of {accuracy:.1%}"
-    doubt = f", chance is {1 / classes:.1%}: its scores say little; train another way and give it as the checkpoint"
-    return (said + (doubt if accuracy < 2 / classes else ""),)
-
-
-def threshold_note(job: SearchJob, done: Sequence[Finished]) -> tuple[str, ...]:
-    """Where the threshold filtered nothing: scores depend on the number of classes, and -85 was chosen for a hundred."""
-    seen = [one.mean("accuracy") for one in done if "accuracy" in one.values]
-    if not seen or min(seen) < job.threshold:
-        return ()
-    return (
-        f"the accuracy threshold {job.threshold:g} dropped no policy: their scores were {min(seen):.1f} to {max(seen):.1f}",
-    )
-
-
-def job_notes(job: SearchJob, kept: int) -> tuple[str, ...]:
-    """What these settings leave open."""
-    notes = []
-    if kept < job.keep:
-        notes.append(f"the front holds {kept} policies that qualify, {job.keep} were wanted")
-    if job.race and job.race_confidence < SURE:
-        notes.append(
-            f"raced at a confidence of {job.race_confidence:g}: a search without a race may keep others"
-        )
-    if job.audit_images < FEWEST:
-        notes.append(
-            f"{job.audit_images} audit images: no test can tell two policies apart on fewer than {FEWEST}"
-        )
-    return tuple(notes)
-
-
-def idle_note(kept: Sequence[Policy], channels: int = 3) -> tuple[str, ...]:
-    """Images as they are may leak least; nobody should take such a policy for a defence."""
-    idle = [str(policy) for policy in kept if not any(functions(policy, channels))]
-    return (f"kept, but no defence, since it changes no image: {', '.join(idle)}",) if idle else ()
-
-
-def hybrid_note(
-    ranked: Sequence[Policy], kept: int, hybrid: Policy | None, race: bool = False
-) -> tuple[str, ...]:
-    """Where a member stands that is not among the policies kept, and why; after a race it might have been another."""
-    members = [Policy((member,)) for member in (hybrid.members if hybrid else ())]
-    notes = []
-    for member in members:
-        place = ranked.index(member)
-        if place < kept:
-            continue
-        others = [policy for policy in ranked[:place] if policy not in members]
-        why = (
-            ": others before it share a function with a member or change nothing" if others else ""
-        )
-        doubt = "; one that the race dropped might have stood before it" if race else ""
-        notes.append(
-            f"member {member} of the hybrid ranks {place + 1} of {len(ranked)}{why}{doubt}"
-        )
-    return tuple(notes)
+    return "".join(f"{name} = {written(v)}\n" for name, v in values.items() if v is not None)

@@ -1,36 +1,113 @@
-"""The search itself: into a folder, alone or with others at one study, or on from where it stopped."""
+"""A whole search: into a folder, alone or with others at one study, or on from where it stopped."""
 
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from gradveil.audits import AuditJob
+from torch import nn
+
+from gradveil.attacks import Attack, find
 from gradveil.core.errors import GradveilError, unknown
+from gradveil.core.job_folder import SETTINGS, claim, locked, remove_empty
+from gradveil.core.progress import Bar
+from gradveil.data import Images
 from gradveil.engine.device import find_device
-from gradveil.models.checkpoints import load_checkpoint
+from gradveil.models.checkpoints import load_checkpoint, read_settings
 from gradveil.scores.scorer import Scorer
-from gradveil.search import confirm as confirmations
+from gradveil.search.confirm import (
+    FEWEST,
+    MODELS,
+    audit_tasks,
+    policies_to_audit,
+    read_audits,
+    verdicts,
+)
 from gradveil.search.engine import Engine, LocalEngine
-from gradveil.search.folders import JOURNAL, RESULT, SEARCH, alone, claimed
-from gradveil.search.job import SearchJob
+from gradveil.search.job import FOLDER, LOCK, RESULT, SearchJob
 from gradveil.search.loop import Loop, on_front, qualified, saving
-from gradveil.search.progress import Bar
-from gradveil.search.ray import check
-from gradveil.search.results import Found, SearchResult, notes, write_files
+from gradveil.search.ray import RayEngine, check_cluster
+from gradveil.search.results import PARTS, SearchResult, TriedPolicy
 from gradveil.search.setup import Setup, find_checkpoint
-from gradveil.search.space import Finished, make_hybrid
-from gradveil.search.storage import open_place, storage_name
-from gradveil.search.study import Study
+from gradveil.search.space import FinishedTrial, functions, make_hybrid
+from gradveil.transforms import Policy
+
+if TYPE_CHECKING:  # it imports Optuna
+    from gradveil.search.study import Study
 
 ENGINES = ("local", "ray")
+JOURNAL = "study.journal"
+CALM = 60.0  # seconds of speed that the time left is reckoned from: groups of trials end together
+SURE = 0.999  # confidence of a race that kept the same ten policies, as `loop` has measured
 
 
-def search(
-    job: SearchJob,
-    out: Path,
+def search_policies(
+    model: nn.Module | str,
+    data: tuple[Images, Images] | str,
     *,
-    root: Path | None = None,
+    out: str | Path,
+    checkpoint: str | Path | None = None,
+    attack: Attack | str = "adam-cosine",
+    trials: int = 1500,
+    keep: int = 10,
+    threshold: float = -85.0,
+    score: str = "probe",
+    rule: str = "code",
+    rank_by: str = "over_blind",
+    sampler: str = "random",
+    race: bool = False,
+    race_confidence: float = 0.999,
+    images: int | None = None,
+    probe_steps: int = 200,
+    hybrid: int = 2,
+    audit_images: int = 32,
+    audit_steps: int | None = None,
+    augment: bool = True,
+    image_size: int | None = None,
+    seed: int = 0,
+    root: str | Path | None = None,
+    device: str = "auto",
+    progress: bool = True,
+) -> SearchResult:
+    """Search for policies that leak little and cost little accuracy; confirm them by audits.
+
+    `model`, `data` and `attack` are names or values; `data` is a pair of training and test images.
+    `SearchJob` describes the other settings. Everything goes into the folder `out`; run the same
+    call again after a stop, and it goes on. For a study that several machines share, or a Ray
+    cluster, see `run_search`.
+    """
+    job = SearchJob(
+        data=data,
+        model=model,
+        checkpoint=None if checkpoint is None else Path(checkpoint),
+        trials=trials,
+        keep=keep,
+        threshold=threshold,
+        score=score,
+        rule=rule,
+        rank_by=rank_by,
+        sampler=sampler,
+        race=race,
+        race_confidence=race_confidence,
+        images=images,
+        attack=find(attack) if isinstance(attack, str) else attack,
+        attack_name=attack if isinstance(attack, str) else None,
+        probe_steps=probe_steps,
+        hybrid=hybrid,
+        audit_images=audit_images,
+        audit_steps=audit_steps,
+        augment=augment,
+        image_size=image_size,
+        seed=seed,
+    )
+    return run_search(job, out, root=root, device=device, progress=progress)
+
+
+def run_search(
+    job: SearchJob,
+    out: str | Path,
+    *,
+    root: str | Path | None = None,
     device: str = "auto",
     storage: str | None = None,
     study: str = "gradveil",
@@ -38,109 +115,242 @@ def search(
     ray_address: str | None = None,
     progress: bool = True,
 ) -> SearchResult:
-    """Search into `out`. A search that was stopped goes on; one that is done is read back.
+    """Search into `out`. A search that was stopped goes on; one that has ended is read back.
 
-    The study is a journal file in the folder, or lies in an Optuna storage (`storage`, a URL), where searches on several machines
-    join it by its name; their semi-trained weights must be the same, so give all of them one checkpoint.
+    The study is a journal file in the folder, or lies in an Optuna storage (`storage`, a URL),
+    where searches on several machines join it by its name. Their semi-trained weights must be the
+    same, so give all of them one checkpoint.
     """
-    place = find_device(device)
+    out, root = Path(out), None if root is None else Path(root)
+    where = find_device(device)
     if engine not in ENGINES:
         raise unknown("engine", engine, ENGINES)
     if ray_address and engine != "ray":
         raise GradveilError(
             f"ray address {ray_address}: engine {engine} has no use for it; choose engine ray"
         )
-    SEARCH.refuse_other(out, job.settings())
+    FOLDER.refuse_other(out, job.settings())
     if (out / RESULT).is_file():
         return _ended(out, storage)
+    _check_optuna()
     setup = Setup.of(job, root)
-    if storage is not None:  # what cannot be reached is refused before anything is trained
-        open_place(storage).leave()
-    if engine == "ray":
-        check(ray_address)
-    with claimed(out, job.settings()):
-        bar = Bar(progress, job.objective)
+    _check_services(storage, engine, ray_address)
+    with _claimed(out, job.settings()):
+        bar = Bar(progress, counted=True, calm=CALM)
         checkpoint = find_checkpoint(job, out, root=root, device=device, bar=bar, progress=progress)
         model = load_checkpoint(checkpoint, setup.untrained())
-        facts = {
-            name: value for name, value in job.settings().items() if name != "checkpoint"
-        } | setup.facts(model)
-        scorers = setup.scorers(model, place)
-        aims = (job.objective, "accuracy") if job.sampler == "nsga2" else (job.objective,)
-        opened = Study.open(
-            out / JOURNAL if storage is None else storage, study, facts, job.sampler, job.seed, aims
-        )
+        facts = job.settings() | setup.facts(model)
+        del facts["checkpoint"]
+        scorers = setup.scorers(model, where)
+        opened = _open_study(job, out / JOURNAL if storage is None else storage, study, facts)
         try:
-            with make_engine(engine, scorers, ray_address) as made:
+            with _make_engine(engine, scorers, ray_address) as made:
                 try:
-                    done = Loop(job, opened, made, scorers, bar).go()
+                    done = Loop(job, opened, made, scorers, bar).run()
                 finally:
                     bar.stop()
-                with alone(
-                    out,
-                    lambda: bar.say("another process makes the confirming audits: waiting for it"),
-                ):
+                busy = "another process makes the confirming audits: waiting for it"
+                with locked(out / LOCK, lambda: bar.say(busy)):
                     if not (out / RESULT).is_file():
-                        run_audits = partial(
-                            made.audits, root=root, device=device, progress=progress
+                        policies = _policies_found(setup, done)
+                        tasks = audit_tasks(
+                            job, checkpoint, out, policies, root=root, device=device
                         )
-                        conclude(
-                            setup, out, done, facts, checkpoint, run_audits, (study, opened.url)
-                        )
+                        made.run(tasks, device, progress)
+                        about = (study, opened.url)
+                        _result(setup, out, done, facts, checkpoint, policies, about).write()
         finally:
             opened.close()
         return SearchResult.read(out)
 
 
 def _ended(out: Path, storage: str | None) -> SearchResult:
-    found = SearchResult.read(out)
-    if storage is not None and storage_name(storage) != found.storage:
+    result = SearchResult.read(out)
+    if storage is None:
+        return result
+    _check_optuna()
+    from gradveil.search.storage import storage_name
+
+    if storage_name(storage) != result.storage:
         raise GradveilError(
-            f"the search in {out} has ended, with its study in {found.storage}: choose another --out for {storage_name(storage)}"
+            f"the search in {out} has ended, with its study in {result.storage}: choose another "
+            f"--out for {storage_name(storage)}"
         )
-    return found
+    return result
 
 
-def make_engine(name: str, scorers: Mapping[str, Scorer], address: str | None) -> Engine:
-    if name == "local":
-        return LocalEngine(scorers)
-    from gradveil.search.ray import RayEngine
+def _check_optuna() -> None:
+    """Scores, probes and results need no Optuna, and some machines have none: only studies do."""
+    try:
+        import optuna  # noqa: F401
+    except ImportError:
+        raise GradveilError("a search needs Optuna: pip install gradveil[search]") from None
 
-    return RayEngine(scorers, address)
+
+def _check_services(storage: str | None, engine: str, ray_address: str | None) -> None:
+    """Refuse a database or cluster that cannot be reached, before anything is trained."""
+    if storage is not None:
+        from gradveil.search.storage import open_storage
+
+        open_storage(storage).close()
+    if engine == "ray":
+        check_cluster(ray_address)
 
 
-def conclude(
+def _open_study(
+    job: SearchJob, storage: str | Path, name: str, facts: Mapping[str, Any]
+) -> "Study":
+    from gradveil.search.study import Study
+
+    return Study.open(storage, name, facts, job.sampler, job.seed, job.objectives)
+
+
+def _make_engine(name: str, scorers: Mapping[str, Scorer], address: str | None) -> Engine:
+    return LocalEngine(scorers) if name == "local" else RayEngine(scorers, address)
+
+
+@contextmanager
+def _claimed(out: Path, settings: Mapping[str, Any]) -> Iterator[None]:
+    """Hold the folder as this search's. One that fails before it has results gives it back."""
+    FOLDER.refuse_other(out, settings)
+    new = False
+    if not (out / SETTINGS).is_file():
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise GradveilError(
+                f"cannot write into {out}: {error.strerror or error}; choose another --out"
+            ) from error
+        with locked(out / LOCK, lambda: None):
+            FOLDER.refuse_other(out, settings)  # another process may have been faster
+            new = claim(out, settings, parts=(PARTS,))
+    try:
+        yield
+    except Exception:
+        if new and {entry.name for entry in out.iterdir()} <= {SETTINGS, LOCK}:
+            for name in (SETTINGS, LOCK):
+                (out / name).unlink(missing_ok=True)
+            remove_empty(out)
+        raise
+
+
+def _policies_found(setup: Setup, done: Sequence[FinishedTrial]) -> dict[str, Policy]:
+    """The policies to be audited, by row; the hybrid is missing where there is none."""
+    order = [trial.policy for trial in qualified(setup.job, done)]
+    hybrid, _ = make_hybrid(order, setup.job.hybrid, setup.test.channels)
+    return policies_to_audit(setup.job, order[0], hybrid)
+
+
+def _result(
     setup: Setup,
     out: Path,
-    done: Sequence[Finished],
+    done: Sequence[FinishedTrial],
     facts: Mapping[str, Any],
     checkpoint: Path,
-    run_audits: Callable[[Sequence[tuple[AuditJob, Path]]], None],
+    policies: Mapping[str, Policy],
     study: tuple[str, str],
-) -> None:
-    """Keep the best, make the hybrid, confirm both, and write the files."""
+) -> SearchResult:
+    """The result of a search whose audits are done; `study` is its name and its storage."""
     job = setup.job
     ranked = qualified(job, done)
-    kept, order = ranked[: job.keep], [one.policy for one in ranked]
+    kept, order = ranked[: job.keep], [trial.policy for trial in ranked]
     hybrid, why = make_hybrid(order, job.hybrid, setup.test.channels)
-    policies = confirmations.rows(job, kept[0].policy, hybrid)
-    run_audits(confirmations.work(job, checkpoint, out, policies))
-    confirmed = {
-        model: {row: str(policy) for row, policy in policies.items()}
-        for model in confirmations.MODELS
-    }
-    result = SearchResult(
+    confirmed = {model: {row: str(policy) for row, policy in policies.items()} for model in MODELS}
+    ends = on_front(job, done) if job.sampler == "nsga2" else []
+    return SearchResult(
         out,
         facts,
-        tuple(Found.of(one) for one in done),
-        tuple(Found.of(one) for one in kept),
-        tuple(Found.of(one) for one in on_front(job, done)) if job.sampler == "nsga2" else (),
+        tuple(map(TriedPolicy.of, done)),
+        tuple(map(TriedPolicy.of, kept)),
+        tuple(map(TriedPolicy.of, ends)),
         hybrid,
         why,
         saving(job, done, len(setup.chosen.leak)) if job.race else None,
-        notes(setup, checkpoint, done, order, len(kept), hybrid),
+        (
+            *accuracy_note(checkpoint, len(setup.test.classes)),
+            *setup.chosen.notes,
+            *threshold_note(job, done),
+            *job_notes(job, len(kept)),
+            *idle_note(order[: len(kept)], setup.test.channels),
+            *hybrid_note(order, len(kept), hybrid, job.race),
+        ),
         *study,
         confirmed,
-        tuple(confirmations.verdicts(confirmations.read(out, confirmed))),
+        tuple(verdicts(read_audits(out, confirmed))),
     )
-    write_files(result)
+
+
+def accuracy_note(checkpoint: Path, classes: int) -> tuple[str, ...]:
+    """Say what the semi-trained model has learned, where its file tells.
+
+    A model that learned nothing makes all scores doubtful.
+    """
+    accuracy = read_settings(checkpoint).get("test_accuracy")
+    if not isinstance(accuracy, float):
+        return ()
+    said = f"the semi-trained model has a test accuracy of {accuracy:.1%}"
+    doubt = (
+        f", chance is {1 / classes:.1%}: its scores say little; train another way and give it as "
+        "the checkpoint"
+    )
+    return (said + (doubt if accuracy < 2 / classes else ""),)
+
+
+def threshold_note(job: SearchJob, done: Sequence[FinishedTrial]) -> tuple[str, ...]:
+    """Say so where the threshold dropped no policy.
+
+    Accuracy scores depend on the number of classes, and -85 was chosen for a hundred.
+    """
+    scores = [trial.mean("accuracy") for trial in done if "accuracy" in trial.values]
+    if not scores or min(scores) < job.threshold:
+        return ()
+    return (
+        f"the accuracy threshold {job.threshold:g} dropped no policy: their scores were "
+        f"{min(scores):.1f} to {max(scores):.1f}",
+    )
+
+
+def job_notes(job: SearchJob, kept: int) -> tuple[str, ...]:
+    """Say what these settings leave open."""
+    notes = []
+    if kept < job.keep:
+        notes.append(f"the front holds {kept} policies that qualify, {job.keep} were wanted")
+    if job.race and job.race_confidence < SURE:
+        notes.append(
+            f"raced at a confidence of {job.race_confidence:g}: a search without a race may keep "
+            "others"
+        )
+    if job.audit_images < FEWEST:
+        notes.append(
+            f"{job.audit_images} audit images: no test can tell two policies apart on fewer than "
+            f"{FEWEST}"
+        )
+    return tuple(notes)
+
+
+def idle_note(kept: Sequence[Policy], channels: int = 3) -> tuple[str, ...]:
+    """Name kept policies that change no image: such images may leak least, without a defense."""
+    idle = [str(policy) for policy in kept if not any(functions(policy, channels))]
+    return (f"kept, but no defense, since it changes no image: {', '.join(idle)}",) if idle else ()
+
+
+def hybrid_note(
+    ranked: Sequence[Policy], kept: int, hybrid: Policy | None, race: bool = False
+) -> tuple[str, ...]:
+    """Give the rank of each member of the hybrid that is not among the policies kept, and why.
+
+    After a race it might have been another.
+    """
+    members = [Policy((member,)) for member in (hybrid.members if hybrid else ())]
+    notes = []
+    for member in members:
+        rank = ranked.index(member)
+        if rank < kept:
+            continue
+        others = [policy for policy in ranked[:rank] if policy not in members]
+        why = (
+            ": others before it share a function with a member or change nothing" if others else ""
+        )
+        doubt = "; one that the race dropped might have stood before it" if race else ""
+        notes.append(f"member {member} of the hybrid ranks {rank + 1} of {len(ranked)}{why}{doubt}")
+    return tuple(notes)

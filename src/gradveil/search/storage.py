@@ -1,4 +1,8 @@
-"""Where studies are kept: a journal file, or a database by its URL. Opened quickly or refused in one line, never with a password in it."""
+"""Where studies are kept: a journal file, or a database by its URL.
+
+A storage is opened quickly or refused in one line, which never shows a password. This module
+imports Optuna, so others import it only where a study is opened.
+"""
 
 import json
 import os
@@ -10,29 +14,40 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 from urllib.parse import unquote
 
+import optuna
+from optuna.exceptions import StorageInternalError
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
 from optuna.storages.journal import JournalFileBackend
+from sqlalchemy import text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError, SQLAlchemyError
 
 from gradveil.core.errors import GradveilError, one_line
 from gradveil.core.job_folder import locked
 
-if TYPE_CHECKING:
-    from optuna.storages import BaseStorage, RDBStorage
-
-
 BEAT = 10.0  # seconds between heartbeats
 SILENCE = 60.0  # seconds without one after which a process counts as dead
 PROCESSES = Path("/proc")
+BLOCK = 1 << 16  # bytes read at once from the end of a journal
+PATIENCE = 5  # seconds for a database to answer
+TRIES = 10  # to make the tables, when several processes begin at once
+LONGEST = 200  # letters of a driver's message
+SECRETS = (re.compile(r"(://[^:/?@]*:)(.*)(?=@)"), re.compile(r"([?&]password=)([^&]*)"))
 
 
 @dataclass(frozen=True)
 class Owner:
-    """`host` tells machines, their restarts and their containers apart; `start` tells processes with the same number apart."""
+    """A process that works at a study.
+
+    `host` tells machines, their restarts and their containers apart; `start` tells processes with
+    the same number apart.
+    """
 
     id: str
     host: str
@@ -40,43 +55,47 @@ class Owner:
     start: str | None
 
     def entry(self, beat: float | None) -> dict[str, Any]:
-        """For the study: None once it has left."""
+        """What the study keeps: `beat` is the time of the last heartbeat, None once it has left."""
         return {"host": self.host, "pid": self.pid, "start": self.start, "beat": beat}
 
 
 def this_process() -> Owner:
-    return Owner(uuid.uuid4().hex[:12], _host(), os.getpid(), started(os.getpid()))
+    return Owner(uuid.uuid4().hex[:12], _host(), os.getpid(), _started(os.getpid()))
 
 
 def lives(entry: Mapping[str, Any] | None) -> bool:
-    """Of what the study knows of an owner. Another machine's clock may differ from this one's by less than `SILENCE`."""
+    """Tell whether the owner of this entry still works.
+
+    The clocks of two machines may differ by less than `SILENCE`.
+    """
     if entry is None or entry["beat"] is None or time.time() - entry["beat"] > SILENCE:
         return False
-    start = started(entry["pid"])
-    return entry["host"] != _host() or (start is not None and start == str(entry["start"]))
+    if entry["host"] != _host():
+        return True
+    start = _started(entry["pid"])
+    return start is not None and start == str(entry["start"])
 
 
-def started(pid: int) -> str | None:
-    """When a process of this machine started, in the system's own count; None when it is gone. Where that is not told: `running`."""
+def _started(pid: int) -> str | None:
+    """When a process of this machine started, in ticks since the machine did; None when it is gone.
+
+    A killed process stays a zombie until its parent asks after it, and a signal still reaches a
+    zombie: only the process table tells. So the trials of a killed search are free at once, not
+    after a minute of silence. Without a process table, answer `running` or None.
+    """
     if not (PROCESSES / "self" / "stat").exists():
-        return _answers(pid)
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return None
+        except PermissionError:
+            pass  # it is another user's
+        return "running"
     try:
         fields = (PROCESSES / str(pid) / "stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
-    return (
-        None if fields[0] in "ZX" else fields[19]
-    )  # a killed process stays a zombie until its parent asks
-
-
-def _answers(pid: int) -> str | None:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return None
-    except PermissionError:
-        pass  # another user's
-    return "running"
+    return None if fields[0] in "ZX" else fields[19]
 
 
 @cache
@@ -88,21 +107,22 @@ def _host() -> str:
     return " ".join(parts)
 
 
-class Heart:
-    """Beats in a thread of its own until it is stopped. A beat that fails is made up for by the next."""
+class Heartbeat:
+    """Call `beat` every few seconds, in a thread, until stopped.
+
+    A call that fails is made up for by the next.
+    """
 
     def __init__(self, beat: Callable[[], None], every: float = BEAT) -> None:
         self._beat = beat
         self._every = every
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._go, name="heartbeat", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
         self._thread.start()
 
-    def _go(self) -> None:
+    def _run(self) -> None:
         while not self._stopped.wait(self._every):
-            with suppress(
-                Exception
-            ):  # a storage that is away for a while: after SILENCE others take over
+            with suppress(Exception):  # a storage may be away; after SILENCE others take over
                 self._beat()
 
     def stop(self) -> None:
@@ -110,15 +130,13 @@ class Heart:
         self._thread.join()
 
 
-BLOCK = 1 << 16
-
-
 class Journal(JournalFileBackend):
-    """Differs from Optuna's own in two ways.
+    """A journal file that survives killed processes. It differs from Optuna's in two ways.
 
-    The lock is the kernel's and goes with its holder, however that ends; Optuna's is a file, which a killed holder leaves behind
-    for half a minute. And a line that a killed process did not finish is cut off before the next is written; otherwise the two
-    would run together, and nobody could read the journal again.
+    The lock is the kernel's and goes with its holder, however that ends; Optuna's is a file, which
+    a killed holder leaves behind for half a minute. And a line that a killed process did not finish
+    is cut off before the next is written; otherwise the two would run together, and nobody could
+    read the journal again.
     """
 
     def __init__(self, path: Path) -> None:
@@ -135,7 +153,7 @@ class Journal(JournalFileBackend):
 
 
 def cut_unfinished_line(file: IO[bytes]) -> None:
-    """Leaves the file at its end, which is the end of a line."""
+    """Cut off what follows the last newline, and leave the file at its end."""
     size = end = file.seek(0, os.SEEK_END)
     while end:
         start = max(0, end - BLOCK)
@@ -149,32 +167,27 @@ def cut_unfinished_line(file: IO[bytes]) -> None:
     file.seek(end)
 
 
-PATIENCE = 5  # seconds for a database to answer
-TRIES = 10  # to make the tables, when several processes begin at once
-SECRETS = (re.compile(r"(://[^:/?@]*:)(.*)(?=@)"), re.compile(r"([?&]password=)([^&]*)"))
-LONGEST = 200  # letters of a driver's own words
-
-
 @dataclass(frozen=True)
-class Place:
-    """A storage, open. `name` can be shown. While `alone` lasts, no other process is in its own `alone` with the same storage."""
+class OpenStorage:
+    """A storage that was reached. `name` can be shown: it has no password.
 
-    storage: "BaseStorage"
+    `lock` makes a context in which no other process holds the lock of the same storage; `close`
+    ends the connections.
+    """
+
+    storage: BaseStorage
     name: str
-    alone: Callable[[], AbstractContextManager[None]]
+    lock: Callable[[], AbstractContextManager[None]]
     secrets: tuple[str, ...] = ()
-    leave: Callable[[], None] = lambda: None  # closes its connections
+    close: Callable[[], None] = lambda: None
 
     def explained(self) -> AbstractContextManager[None]:
+        """A context that turns errors of the storage into one line without its secrets."""
         return _explained(self.name, self.secrets)
 
 
-def open_place(where: str | Path) -> Place:
-    """A `Path` is a journal file, made if need be; a `str` is the URL of a database."""
-    try:
-        import optuna
-    except ImportError:
-        raise GradveilError("a search needs Optuna: pip install gradveil[search]") from None
+def open_storage(where: str | Path) -> OpenStorage:
+    """Open a journal file (a `Path`), made if need be, or a database (a `str`, its URL)."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     return _open_journal(where) if isinstance(where, Path) else _open_database(where)
 
@@ -186,69 +199,62 @@ def without_password(url: str) -> str:
 
 
 def storage_name(url: str) -> str:
-    """A database as it is shown: with the driver that is used, without a password."""
+    """The database as it is shown: with the driver that is used, without a password."""
     return without_password(_with_driver(url))
 
 
-def _open_journal(path: Path) -> Place:
-    from optuna.storages import JournalStorage
-
+def _open_journal(path: Path) -> OpenStorage:
     with _explained(str(path), ()):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             storage = JournalStorage(Journal(path))
         except (ValueError, KeyError, TypeError, AssertionError):
             raise GradveilError(f"{path} is no journal of a study: choose another file") from None
-    return Place(
-        storage, str(path), lambda: locked(path.with_name(f".{path.name}.claims"), lambda: None)
-    )
+    return OpenStorage(storage, str(path), _file_lock(path.with_name(f".{path.name}.claims")))
 
 
-def _open_database(url: str) -> Place:
-    from optuna.storages import get_storage
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import SQLAlchemyError
-
+def _open_database(url: str) -> OpenStorage:
     url = _with_driver(url)
     name = without_password(url)
     secrets = tuple(
-        text
+        part
         for secret in SECRETS
         for _, found in secret.findall(url)
-        for text in (found, unquote(found))
-        if text
+        for part in (found, unquote(found))
+        if part
     )
     try:
         parts = make_url(url)
         parts.get_dialect()
     except (SQLAlchemyError, ValueError):
         raise GradveilError(
-            f"storage {name!r}: give a database such as sqlite:///study.db or postgresql://user@host/name"
+            f"storage {name!r}: give a database such as sqlite:///study.db or "
+            "postgresql://user@host/name"
         ) from None
     sqlite = parts.get_backend_name() == "sqlite"
     if sqlite and parts.database in (None, "", ":memory:"):
         raise GradveilError(
-            f"storage {name!r} ends with the process, and nobody can share it: give a file such as sqlite:///study.db"
+            f"storage {name!r} ends with the process, and nobody can share it: give a file such "
+            "as sqlite:///study.db"
         )
     with _explained(name, secrets):
         database = _connect(url, parts.get_backend_name())
-    lock: Callable[[], AbstractContextManager[None]] = lambda: _row_locked(database)  # noqa: E731
-    if sqlite:
-        lock = lambda: locked(Path(f"{parts.database}.claims"), lambda: None)  # noqa: E731
-    return Place(get_storage(database), name, lock, secrets, database.engine.dispose)
+    lock = _file_lock(Path(f"{parts.database}.claims")) if sqlite else partial(_row_lock, database)
+    return OpenStorage(get_storage(database), name, lock, secrets, database.engine.dispose)
+
+
+def _file_lock(path: Path) -> Callable[[], AbstractContextManager[None]]:
+    return lambda: locked(path, lambda: None)
 
 
 def _with_driver(url: str) -> str:
-    """SQLAlchemy takes one driver of PostgreSQL for granted, which one depends on its version; take the one that is installed."""
+    """Name the installed driver of PostgreSQL: SQLAlchemy's default depends on its version."""
     scheme, rest = url.partition("://")[::2]
     drivers = [driver for driver in ("psycopg", "psycopg2") if find_spec(driver)]
     return f"postgresql+{drivers[0]}://{rest}" if scheme == "postgresql" and drivers else url
 
 
-def _connect(url: str, kind: str) -> "RDBStorage":
-    from optuna.storages import RDBStorage
-    from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
-
+def _connect(url: str, kind: str) -> RDBStorage:
     arguments = {} if "connect_timeout=" in url else {"connect_timeout": PATIENCE}
     options: dict[str, Any] = {
         "connect_args": {"timeout": 60} if kind == "sqlite" else arguments,
@@ -258,10 +264,9 @@ def _connect(url: str, kind: str) -> "RDBStorage":
         try:
             return RDBStorage(url, engine_kwargs=options)
         except (IntegrityError, OperationalError, ProgrammingError) as error:
-            told = str(error.orig)
-            if not left or not (
-                "already exists" in told or "duplicate" in told or "UNIQUE" in told
-            ):
+            message = str(error.orig)
+            clash = any(word in message for word in ("already exists", "duplicate", "UNIQUE"))
+            if not left or not clash:
                 raise
             time.sleep(0.2)  # another process is making the tables
         except RuntimeError as error:  # tables of another version of Optuna
@@ -272,10 +277,11 @@ def _connect(url: str, kind: str) -> "RDBStorage":
 
 
 @contextmanager
-def _row_locked(database: "RDBStorage") -> Iterator[None]:
-    """A row that Optuna reads when it opens a storage, and never writes. The lock goes with the connection, so with the process."""
-    from sqlalchemy import text
+def _row_lock(database: RDBStorage) -> Iterator[None]:
+    """Lock a row that Optuna reads when it opens a storage, and never writes.
 
+    The lock goes with the connection, so with the process.
+    """
     with database.engine.begin() as connection:
         connection.execute(text("SELECT version_info_id FROM version_info FOR UPDATE"))
         yield
@@ -283,31 +289,22 @@ def _row_locked(database: "RDBStorage") -> Iterator[None]:
 
 @contextmanager
 def _explained(name: str, secrets: tuple[str, ...]) -> Iterator[None]:
-    """An error of the storage as one line, without its secrets."""
-    from optuna.exceptions import StorageInternalError
-    from sqlalchemy.exc import SQLAlchemyError
-
     try:
         yield
     except ImportError as error:
-        raise _no_driver(name, error) from None
+        raise GradveilError(
+            f"storage {name!r}: the driver of this database is missing "
+            f"({error.__cause__ or error}); pip install it"
+        ) from None
     except json.JSONDecodeError as error:
         raise GradveilError(
-            f"{name} is damaged ({error.doc.strip()[:40]!r} is no entry of it): restore it, or choose another --out"
+            f"{name} is damaged ({error.doc.strip()[:40]!r} is no entry of it): restore it, or "
+            "choose another --out"
         ) from None
     except (OSError, SQLAlchemyError, StorageInternalError) as error:
-        cause = (
-            error.__cause__
-            if isinstance(error, StorageInternalError) and error.__cause__
-            else error
-        )
-        words = " ".join(str(getattr(cause, "orig", None) or cause).split())
+        inner = isinstance(error, StorageInternalError) and error.__cause__
+        cause = inner or error
+        message = " ".join(str(getattr(cause, "orig", None) or cause).split())
         for secret in secrets:
-            words = words.replace(secret, "***")
-        raise GradveilError(f"storage {name!r} cannot be used: {words[:LONGEST]}") from None
-
-
-def _no_driver(name: str, error: ImportError) -> GradveilError:
-    return GradveilError(
-        f"storage {name!r}: the driver of this database is missing ({error.__cause__ or error}); pip install it"
-    )
+            message = message.replace(secret, "***")
+        raise GradveilError(f"storage {name!r} cannot be used: {message[:LONGEST]}") from None

@@ -1,4 +1,8 @@
-"""The study of a search: which policies are tried, by whom, and what came of it; shared by any number of processes, and resumed at will."""
+"""The study of a search: which policies are tried, by which process, and with what result.
+
+Any number of processes share it, and it can be resumed at any time. This module imports Optuna, so
+others import it only where a study is opened.
+"""
 
 import math
 import time
@@ -6,85 +10,66 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from optuna import Study as OptunaStudy
+import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.exceptions import UpdateFinishedTrialError
 from optuna.samplers import BaseSampler, NSGAIISampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.job_folder import differences
 from gradveil.core.seeds import derived
-from gradveil.search.space import CHOICES, SAMPLERS, SLOTS, STATES, Finished, Trial, draw, policy_of
-from gradveil.search.storage import Heart, Place, lives, open_place, this_process
+from gradveil.search.space import (
+    CHOICES,
+    SAMPLERS,
+    SLOTS,
+    STATES,
+    FinishedTrial,
+    Trial,
+    draw,
+    policy_of,
+)
+from gradveil.search.storage import Heartbeat, OpenStorage, lives, open_storage, this_process
 from gradveil.transforms import Policy
 
-if TYPE_CHECKING:
-    import optuna
-    from optuna.trial import FrozenTrial
-
-
-SETTINGS = "settings"  # of the search, with the study
-OWNER = "owner"  # of a trial; `owner:<id>` of the study is that owner's heartbeat
+SETTINGS = "settings"  # of the search: an attribute of the study
+OWNER = "owner"  # of a trial; the study's attribute `owner:<id>` is that owner's heartbeat
 POLICY = "policy"
 RESULT = "result"
-
-
-def settle(study: "optuna.Study", wanted: Mapping[str, Any], place: str) -> None:
-    """Keep the settings with a new study; an error if it was made with others."""
-    there = study.user_attrs.get(SETTINGS)
-    if there is None and study.trials:
-        raise GradveilError(
-            f"study {study.study_name!r} in {place!r} is no search of gradveil: choose another name or storage"
-        )
-    if there is None:
-        study.set_user_attr(SETTINGS, dict(wanted))
-    elif changes := differences(there, wanted):
-        raise GradveilError(
-            f"study {study.study_name!r} in {place!r} is a search with other settings ({changes}): use those, or another storage"
-        )
-
-
-def waits(trial: "FrozenTrial", living: set[str]) -> bool:
-    """Unfinished, and nobody is at it."""
-    return not trial.state.is_finished() and trial.user_attrs.get(OWNER) not in living
-
-
-def read_back(trial: "FrozenTrial") -> Finished:
-    result = trial.user_attrs[RESULT]
-    values = {name: tuple(found) for name, found in result["values"].items()}
-    return Finished(trial.number, Policy.parse(trial.user_attrs[POLICY]), result["state"], values)
-
-
 SPACE: dict[str, BaseDistribution] = {slot: CategoricalDistribution(CHOICES) for slot in SLOTS}
+DIRECTIONS: tuple[Literal["minimize", "maximize"], ...] = ("minimize", "maximize")
 
 
 class PolicySampler(BaseSampler):
-    """Fills each slot by itself. `at_once` tells whether that takes no more than the trial's number, and leaves no trace."""
+    """Fill each slot independently of the others.
+
+    `at_once` tells whether that needs no more than the trial's number, and leaves no trace.
+    """
 
     at_once = True
 
     def infer_relative_search_space(
-        self, study: OptunaStudy, trial: FrozenTrial
+        self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
         return {}
 
     def sample_relative(
-        self, study: OptunaStudy, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         return {}
 
 
 class RandomSampler(PolicySampler):
-    """The policy of trial k is a function of the seed and k."""
+    """Draw the policy of trial k from the seed and k alone."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
 
     def sample_independent(
         self,
-        study: OptunaStudy,
+        study: optuna.Study,
         trial: FrozenTrial,
         param_name: str,
         param_distribution: BaseDistribution,
@@ -92,8 +77,11 @@ class RandomSampler(PolicySampler):
         return draw(self._seed, trial.number)[param_name]
 
 
-class Reseeded(PolicySampler):
-    """Another sampler, made anew for each trial with a seed of the trial's own: so one that starts again asks for the same."""
+class ReseededSampler(PolicySampler):
+    """Make another sampler anew for each trial, with a seed of the trial's own.
+
+    So a study that is resumed asks for the same policies.
+    """
 
     def __init__(self, make: Callable[[int], BaseSampler], seed: int) -> None:
         self._make = make
@@ -104,7 +92,7 @@ class Reseeded(PolicySampler):
 
     def sample_independent(
         self,
-        study: OptunaStudy,
+        study: optuna.Study,
         trial: FrozenTrial,
         param_name: str,
         param_distribution: BaseDistribution,
@@ -114,18 +102,18 @@ class Reseeded(PolicySampler):
         )
 
 
-class Breeding(Reseeded):
-    """One that fills all slots together, and keeps notes on the trial while it does."""
+class BreedingSampler(ReseededSampler):
+    """Fill all slots together, with a sampler that keeps notes on the trial while it does."""
 
     at_once = False
 
     def infer_relative_search_space(
-        self, study: OptunaStudy, trial: FrozenTrial
+        self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
         return dict(SPACE)
 
     def sample_relative(
-        self, study: OptunaStudy, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         return self._fresh(trial).sample_relative(study, trial, search_space)
 
@@ -134,50 +122,43 @@ def make_sampler(name: str, seed: int) -> PolicySampler:
     if name == "random":
         return RandomSampler(seed)
     if name == "tpe":
-        return Reseeded(_tpe, seed)
+        return ReseededSampler(_tpe, seed)
     if name == "nsga2":
-        return Breeding(lambda own: NSGAIISampler(seed=own), seed)
+        return BreedingSampler(lambda fresh: NSGAIISampler(seed=fresh), seed)
     raise unknown("sampler", name, SAMPLERS)
 
 
 def _tpe(seed: int) -> TPESampler:
-    with (
-        warnings.catch_warnings()
-    ):  # Optuna 4 calls the constant liar, which keeps trials that run at once apart, an experiment
+    with warnings.catch_warnings():
+        # Optuna calls the constant liar, which keeps trials that run at once apart, experimental
         warnings.simplefilter("ignore")
         return TPESampler(seed=seed, multivariate=False, constant_liar=True)
 
 
-def slots_of(study: OptunaStudy, number: int) -> dict[str, str]:
-    """The slots of a trial that is not in the study yet."""
-    trial = create_trial(state=TrialState.RUNNING)
-    trial.number = number
-    return {
-        slot: study.sampler.sample_independent(study, trial, slot, SPACE[slot]) for slot in SLOTS
-    }
-
-
-DIRECTIONS: tuple[Literal["minimize", "maximize"], ...] = ("minimize", "maximize")
-
-
 class Study:
-    """Every number below the target is tried once. What a process has claimed is its own while it lives.
+    """Try every number below a target once. A process holds the trials it claimed while it lives.
 
-    Claims are made one process at a time, under a lock that goes with its holder: the kernel's on a file beside the journal or the
-    SQLite file, a row's in any other database. So no two processes claim the same trial. One that was silent for a minute, yet
-    lives, may find its trials taken: then a policy is scored twice, and the first result stays.
+    Claims are made by one process at a time, under a lock that goes with its holder: the kernel's
+    on a file beside the journal or the SQLite file, a row's in any other database. So no two
+    processes claim the same trial. A process that was silent for a minute, yet lives, may find its
+    trials taken: then a policy is scored twice, and the first result stays.
+
+    Trials and the study are read and written through the storage's public methods, by the study's
+    id and the trials' numbers: Optuna's own study could neither claim a trial that another process
+    left, nor read the trials without a copy of each.
     """
 
-    def __init__(self, study: "optuna.Study", place: Place, objectives: tuple[str, ...]) -> None:
+    def __init__(self, study: optuna.Study, opened: OpenStorage, objectives: tuple[str, ...]):
         self._study = study
-        self._storage = place.storage
-        self._place = place
+        self._opened = opened
+        self._storage = opened.storage
         self._objectives = objectives
-        self._read: dict[int, Finished] = {}
+        self._read: dict[int, FinishedTrial] = {}
         self._me = this_process()
-        with place.explained():
+        with opened.explained():
+            self._id = self._storage.get_study_id_from_name(study.study_name)
             self._tell_of_me(time.time())
-        self._heart = Heart(lambda: self._tell_of_me(time.time()))
+        self._heartbeat = Heartbeat(lambda: self._tell_of_me(time.time()))
 
     @classmethod
     def open(
@@ -189,113 +170,109 @@ class Study:
         seed: int,
         objectives: tuple[str, ...],
     ) -> "Study":
-        """Make the study or join it. The first objective's mean is to be low; a second one's, which only nsga2 takes, high."""
+        """Make the study or join it.
+
+        The mean of the first objective is to be low; that of a second, for nsga2 alone, high.
+        """
         if sampler not in SAMPLERS:
             raise unknown("sampler", sampler, SAMPLERS)
         if len(objectives) != (2 if sampler == "nsga2" else 1):
             raise GradveilError(
-                f"objectives {', '.join(objectives)}: nsga2 takes two, {' and '.join(SAMPLERS[:2])} take one"
+                f"objectives {', '.join(objectives)}: nsga2 takes two, "
+                f"{' and '.join(SAMPLERS[:2])} take one"
             )
-        place = open_place(storage)
-
-        import optuna
-
+        opened = open_storage(storage)
         wanted = {**settings, "sampler": sampler, "seed": seed, "objectives": list(objectives)}
-        with place.explained(), place.alone():
+        with opened.explained(), opened.lock():
             study = optuna.create_study(
-                storage=place.storage,
+                storage=opened.storage,
                 sampler=make_sampler(sampler, seed),
                 study_name=name,
                 directions=DIRECTIONS[: len(objectives)],
                 load_if_exists=True,
             )
-            settle(study, wanted, place.name)
-        return cls(study, place, objectives)
+            _settle(study, wanted, opened.name)
+        return cls(study, opened, objectives)
 
     def claim(self, count: int, target: int) -> list[Trial]:
-        """Up to `count` trials with numbers below `target`: those that nobody holds any more, else new ones.
+        """Claim up to `count` trials with numbers below `target`: abandoned ones, else new ones.
 
-        A group ends at a multiple of `count`, so that a search that was stopped goes on with the groups it would have had.
+        A group ends at a multiple of `count`, so that a search that was stopped goes on with the
+        groups it would have had.
         """
         if count < 1:
             raise GradveilError(f"{count} trials at once: claim at least 1")
-        with self._place.explained(), self._place.alone():
+        with self._opened.explained(), self._opened.lock():
             trials = self._trials()
             living = self._living()
-            free = [trial for trial in trials[:target] if waits(trial, living)]
+            free = [
+                trial
+                for trial in trials[:target]
+                if not trial.state.is_finished() and trial.user_attrs.get(OWNER) not in living
+            ]
             first = free[0].number if free else len(trials)
             end = min(target, (first // count + 1) * count)
             taken = [self._take(trial) for trial in free if trial.number < end]
             return taken + [self._create(number) for number in range(len(trials), end)]
 
     def finish(self, trial: Trial, state: str, values: Mapping[str, Sequence[float]]) -> None:
-        """Once. A trial that somebody else finished in the meantime is left as it is."""
-        from optuna.exceptions import UpdateFinishedTrialError
-        from optuna.trial import TrialState
-
+        """Keep the result of a trial; if another process finished it meanwhile, theirs stays."""
         if state not in STATES:
             raise unknown("state", state, STATES)
-        result = {
-            "state": state,
-            "values": {name: [float(value) for value in found] for name, found in values.items()},
-        }
-        told = self._told(
-            Finished(
-                trial.number,
-                trial.policy,
-                state,
-                {name: tuple(found) for name, found in values.items()},
-            )
-        )
-        with self._place.explained(), suppress(UpdateFinishedTrialError):
-            known = self._storage.get_trial_id_from_study_id_trial_number(
-                self._study._study_id, trial.number
-            )
-            self._storage.set_trial_user_attr(known, RESULT, result)
+        plain = {name: [float(value) for value in found] for name, found in values.items()}
+        exact = {name: tuple(found) for name, found in plain.items()}
+        told = self._told(FinishedTrial(trial.number, trial.policy, state, exact))
+        with self._opened.explained(), suppress(UpdateFinishedTrialError):
+            result = {"state": state, "values": plain}
+            self._storage.set_trial_user_attr(self._trial_id(trial.number), RESULT, result)
             outcome = TrialState.PRUNED if told is None else TrialState.COMPLETE
             self._study.tell(trial.number, told, state=outcome, skip_if_finished=True)
 
-    def finished(self, target: int) -> list[Finished]:
-        """In the order of their numbers, those below `target`."""
-        with self._place.explained():
+    def finished(self, target: int) -> list[FinishedTrial]:
+        """The finished trials with numbers below `target`, in order."""
+        with self._opened.explained():
             for trial in self._trials()[:target]:
                 if (
                     trial.number not in self._read
                     and trial.state.is_finished()
                     and RESULT in trial.user_attrs
                 ):
-                    self._read[trial.number] = read_back(trial)
+                    self._read[trial.number] = _read_back(trial)
         return [self._read[number] for number in sorted(self._read) if number < target]
 
     def busy(self, target: int) -> int:
-        """How many trials below `target` are in other hands; also those whose holder died since the last claim, for the next to take."""
-        with self._place.explained():
+        """The number of unfinished trials below `target` that are not this process's.
+
+        Some of their owners may have died since the last claim; the next claim takes those.
+        """
+        with self._opened.explained():
             return sum(
                 not trial.state.is_finished() and trial.user_attrs.get(OWNER) != self._me.id
                 for trial in self._trials()[:target]
             )
 
     def close(self) -> None:
-        """Stop the heartbeat; what is still claimed can be taken by others."""
-        self._heart.stop()
-        with (
-            suppress(GradveilError),
-            self._place.explained(),
-        ):  # a storage that is away: silence tells them the same
+        """Stop the heartbeat; other processes can take the trials that are still claimed."""
+        self._heartbeat.stop()
+        # where the storage is away, silence tells the others the same
+        with suppress(GradveilError), self._opened.explained():
             self._tell_of_me(None)
-        self._place.leave()
+        self._opened.close()
 
     @property
     def url(self) -> str:
         """What `optuna-dashboard` opens: the journal file, or the URL without its password."""
-        return self._place.name
+        return self._opened.name
 
-    def _trials(self) -> "list[FrozenTrial]":
-        """In the order of their numbers. The storage remembers what is finished, and reads only what is new."""
-        return self._storage.get_all_trials(self._study._study_id, deepcopy=False)
+    def _trials(self) -> list[FrozenTrial]:
+        """All trials in order. The storage remembers the finished ones, and reads what is new."""
+        return self._storage.get_all_trials(self._id, deepcopy=False)
+
+    def _trial_id(self, number: int) -> int:
+        return self._storage.get_trial_id_from_study_id_trial_number(self._id, number)
 
     def _living(self) -> set[str]:
-        known = self._storage.get_study_user_attrs(self._study._study_id)
+        known = self._storage.get_study_user_attrs(self._id)
         owners = {
             key.removeprefix(f"{OWNER}:"): entry
             for key, entry in known.items()
@@ -304,52 +281,43 @@ class Study:
         return {owner for owner, entry in owners.items() if owner == self._me.id or lives(entry)}
 
     def _tell_of_me(self, beat: float | None) -> None:
-        self._storage.set_study_user_attr(
-            self._study._study_id, f"{OWNER}:{self._me.id}", self._me.entry(beat)
-        )
+        self._storage.set_study_user_attr(self._id, f"{OWNER}:{self._me.id}", self._me.entry(beat))
 
     def _create(self, number: int) -> Trial:
-        """Where the sampler allows it, whole in one operation: that is quick, and leaves nothing half done."""
-        from optuna.trial import TrialState, create_trial
-
+        """Create a trial; where the sampler allows, whole in one quick write, never half done."""
         sampler = self._study.sampler
         assert isinstance(sampler, PolicySampler)
         template = create_trial(state=TrialState.RUNNING, user_attrs={OWNER: self._me.id})
         if not sampler.at_once:
-            return Trial(
-                number,
-                self._suggest(self._storage.create_new_trial(self._study._study_id, template)),
-            )
-        slots = slots_of(self._study, number)
+            return Trial(number, self._suggest(self._storage.create_new_trial(self._id, template)))
+        template.number = number
+        slots = {
+            slot: sampler.sample_independent(self._study, template, slot, SPACE[slot])
+            for slot in SLOTS
+        }
         policy = policy_of(slots)
-        template.params, template.distributions, template.user_attrs[POLICY] = (
-            slots,
-            dict(SPACE),
-            str(policy),
-        )
-        self._storage.create_new_trial(self._study._study_id, template)
+        template.params, template.distributions = slots, dict(SPACE)
+        template.user_attrs[POLICY] = str(policy)
+        self._storage.create_new_trial(self._id, template)
         return Trial(number, policy)
 
-    def _take(self, trial: "FrozenTrial") -> Trial:
-        from optuna.trial import TrialState
-
-        self._storage.set_trial_user_attr(trial._trial_id, OWNER, self._me.id)
+    def _take(self, trial: FrozenTrial) -> Trial:
+        known = self._trial_id(trial.number)
+        self._storage.set_trial_user_attr(known, OWNER, self._me.id)
         if trial.state == TrialState.WAITING:
-            self._storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING)
+            self._storage.set_trial_state_values(known, TrialState.RUNNING)
         text = trial.user_attrs.get(POLICY)
-        return Trial(trial.number, Policy.parse(text) if text else self._suggest(trial._trial_id))
+        return Trial(trial.number, Policy.parse(text) if text else self._suggest(known))
 
     def _suggest(self, known: int) -> Policy:
-        """Fill the slots that are not filled yet: what is stored already stays."""
-        import optuna
-
+        """Fill the slots of the trial with this id; those that are stored already stay."""
         trial = optuna.trial.Trial(self._study, known)
         policy = policy_of({slot: trial.suggest_categorical(slot, CHOICES) for slot in SLOTS})
         trial.set_user_attr(POLICY, str(policy))
         return policy
 
-    def _told(self, trial: Finished) -> list[float] | None:
-        """The means Optuna is told; None where it is told that the trial was pruned.
+    def _told(self, trial: FinishedTrial) -> list[float] | None:
+        """The means that Optuna is told; None where it is told that the trial was pruned.
 
         Two objectives are both known whatever the state, and a population needs every trial.
         """
@@ -357,3 +325,27 @@ class Study:
             return None
         means = [trial.mean(name) for name in self._objectives]
         return means if all(map(math.isfinite, means)) else None
+
+
+def _settle(study: optuna.Study, wanted: Mapping[str, Any], storage: str) -> None:
+    """Keep the settings with a new study; refuse a study that was made with others."""
+    kept = study.user_attrs.get(SETTINGS)
+    if kept is None and study.trials:
+        raise GradveilError(
+            f"study {study.study_name!r} in {storage!r} is no search of gradveil: choose another "
+            "name or storage"
+        )
+    if kept is None:
+        study.set_user_attr(SETTINGS, dict(wanted))
+    elif changes := differences(kept, wanted):
+        raise GradveilError(
+            f"study {study.study_name!r} in {storage!r} is a search with other settings "
+            f"({changes}): use those, or another storage"
+        )
+
+
+def _read_back(trial: FrozenTrial) -> FinishedTrial:
+    result = trial.user_attrs[RESULT]
+    values = {name: tuple(found) for name, found in result["values"].items()}
+    policy = Policy.parse(trial.user_attrs[POLICY])
+    return FinishedTrial(trial.number, policy, result["state"], values)
