@@ -159,7 +159,8 @@ def test_a_position_may_be_a_number() -> None:
     [
         (
             "prune:1.5",
-            "defense prune: share 1.5; it must be from 0 (nothing is cut) to below 1 (in 'prune:1.5'; prune has share)",
+            "defense prune: share 1.5; it must be from 0 (nothing is cut) to below 1 "
+            "(in 'prune:1.5'; prune has share)",
         ),
         ("prune:1", "share 1; it must be"),
         ("prune:nan", "share nan; it must be"),
@@ -199,7 +200,8 @@ def test_a_position_may_be_a_number() -> None:
         ("prune:0.5,then,", "unknown defense ''"),
         (
             "prune:0.9,then,3-1-7",
-            "3-1-7 changes the images, which come before the gradients that prune:0.9 changes; put it first",
+            "3-1-7 changes the images, which come before the gradients that prune:0.9 changes; "
+            "put it first",
         ),
         (
             "clip:1,then,dropout:0.5",
