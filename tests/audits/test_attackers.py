@@ -102,9 +102,7 @@ def test_a_stronger_breaker_stands_for_a_weaker_one_of_another_part() -> None:
     assert [name for name in names if "+" in name] == ["transform-known+masked-rounds"]
 
 
-def test_auto_is_the_standard_attack_the_breakers_of_every_part_alone_and_together_and_the_closed_form() -> (
-    None
-):
+def test_auto_is_the_standard_attack_all_breakers_alone_and_together_and_the_closed_form() -> None:
     assert automatic(parse("none")) == ("adam-cosine", "closed-form")
     both = automatic(parse("precode:k=8,then,prune:0.9"))
     single = "without-random-layers", "joint-noise", "masked"

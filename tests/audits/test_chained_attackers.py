@@ -27,7 +27,8 @@ from torch import nn
 
 
 def dropping(classes, size):
-    return nn.Sequential(nn.Flatten(), nn.Linear(size * size, 32), nn.ReLU(), nn.Dropout(0.3), nn.Linear(32, classes))
+    first, last = nn.Linear(size * size, 32), nn.Linear(32, classes)
+    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), nn.Dropout(0.3), last)
 """
 
 
@@ -220,7 +221,8 @@ def test_layers_that_are_all_random_are_a_short_reason() -> None:
     ]
     assert (
         reason
-        == "every layer with a gradient is random: to leave them out would leave no parameter to match"
+        == "every layer with a gradient is random: to leave them out would leave no parameter to "
+        "match"
     )
 
 
@@ -229,7 +231,8 @@ def test_layers_that_are_all_random_are_a_short_reason() -> None:
     [
         (
             "masked",
-            "attack masked needs to know the pruned (whether zeros were cut off), which is known only under prune or prune-feedback, where no noise is added after it",
+            "attack masked needs to know the pruned (whether zeros were cut off), which is known "
+            "only under prune or prune-feedback, where no noise is added after it",
         ),
         ("masked+likelihood", "attack masked+likelihood needs to know the pruned"),
         ("masked-rounds", "attack masked-rounds needs to know the earlier"),

@@ -1,5 +1,6 @@
-"""gradveil train: one JSON object, progress beside it, and every kind of bad input, after which the right command still works."""
+"""gradveil train: one JSON object, progress beside it, and every kind of bad input."""
 
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -185,3 +186,53 @@ def test_a_folder_that_may_not_be_written_is_told(
         == "cannot write run/settings.json: Permission denied; choose another folder"
     )
     assert below(tmp_path) in ([], ["run"])
+
+
+OWN = """
+from dataclasses import dataclass
+from gradveil.defenses import Defense
+
+
+@dataclass(frozen=True)
+class Quantized(Defense):
+    bits: int
+
+    def protect_gradients(self, gradients, moment, state, rng):
+        shared = {}
+        for name, value in gradients.items():
+            scale = value.abs().max().clamp_min(1e-12) / 2 ** (self.bits - 1)
+            shared[name] = (value / scale).round() * scale
+        return shared, state
+
+
+@dataclass(frozen=True)
+class Forgetful(Defense):
+    def protect_gradients(self, gradients, moment, state, rng):
+        return {}, state
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    (tmp_path / "own_command_defenses.py").write_text(OWN)
+    monkeypatch.delitem(sys.modules, "own_command_defenses", raising=False)
+    return "own_command_defenses"
+
+
+def test_a_class_in_the_current_folder_is_a_defense_alone_and_in_a_chain(
+    gradveil: Any, own: str
+) -> None:
+    for number, around in enumerate(("{}", "3-1-7,then,{},then,prune:0.5")):
+        line = f"{QUICK} --epochs 1 --out run{number}"
+        spelled = around.format(f"{own}:Quantized(4)")
+        result = gradveil(f"{line} --defense {spelled} --json").result
+        assert result["defense"] == around.format(f"{own}:Quantized(bits=4)")
+        assert gradveil(f"{line} --policy {spelled} --json").result == result
+
+
+def test_a_class_that_shares_other_gradients_is_one_line_and_writes_nothing(
+    gradveil: Any, own: str, tmp_path: Path
+) -> None:
+    error = gradveil(f"{QUICK} --epochs 1 --out run --defense {own}:Forgetful").error
+    assert f"defense {own}:Forgetful: protect_gradients gave no gradient of" in error
+    assert not (tmp_path / "run").exists()

@@ -1,5 +1,6 @@
-"""Defences as text: what is read, what is written back, and what is refused in one line."""
+"""Defenses as text: what is read, what is written back, and what is refused in one line."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from gradveil.defenses import (
     Pruning,
     RandomPolicies,
     Soteria,
+    as_defense,
     chain,
     parse,
 )
@@ -56,6 +58,73 @@ TEXTS: dict[str, Defense] = {
     "none,then,prune:0.5": Pruning(0.5),
 }
 
+SOURCE = """
+from dataclasses import dataclass
+from gradveil.core.errors import GradveilError
+from gradveil.defenses import Defense
+
+
+@dataclass(frozen=True)
+class Level(Defense):
+    bits: int
+    label: str = "plain"
+
+    def __post_init__(self):
+        if self.bits < 1:
+            raise GradveilError(f"bits {self.bits}: at least 1")
+
+
+class Failing(Defense):
+    def __init__(self):
+        raise SystemExit(3)
+
+
+class Plain:
+    pass
+
+
+def make():
+    return Level(3)
+"""
+
+
+@pytest.fixture
+def own_defenses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A module of a user's own in the current folder."""
+    (tmp_path / "own_defenses.py").write_text(SOURCE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_defenses", raising=False)
+    return "own_defenses"
+
+
+@pytest.mark.parametrize(
+    ("call", "written"),
+    [
+        ("Level(4)", "Level(bits=4)"),
+        ("Level( bits = -4 + 0 )", ""),
+        ("Level(4, label='a,b')", "Level(bits=4, label='a,b')"),
+        ("Level(bits=(4), label='plain')", "Level(bits=4)"),
+    ],
+)
+def test_a_class_in_the_current_folder_is_made_of_literals_and_written_back(
+    own_defenses: str, call: str, written: str
+) -> None:
+    if not written:
+        with pytest.raises(GradveilError, match="is no literal"):
+            parse(f"{own_defenses}:{call}")
+        return
+    defense = parse(f"3-1-7,then,{own_defenses}:{call}")
+    assert str(defense) == f"3-1-7,then,{own_defenses}:{written}"
+    assert parse(str(defense)) == defense
+
+
+def test_a_defense_a_policy_and_a_text_are_taken_and_others_named_by_the_argument() -> None:
+    assert as_defense("prune:0.5") == as_defense(Pruning(0.5)) == Pruning(0.5)
+    assert as_defense(Policy.parse("3-1")) == parse("3-1")
+    for given, says in ((3, "mine: a int; expected"), (Pruning, "mine: the class Pruning;")):
+        with pytest.raises(GradveilError, match=says):
+            as_defense(given, "mine")  # type: ignore[arg-type]
+
 
 @pytest.mark.parametrize("text", TEXTS)
 def test_a_text_is_read_and_written_back(text: str) -> None:
@@ -64,7 +133,7 @@ def test_a_text_is_read_and_written_back(text: str) -> None:
 
 
 @pytest.mark.parametrize("name", REGISTRY)
-def test_the_example_of_every_defence_can_be_read_and_is_its_own(name: str) -> None:
+def test_the_example_of_every_defense_can_be_read_and_is_its_own(name: str) -> None:
     kind = REGISTRY[name]
     assert type(parse(kind.example)) is kind and kind.line and (kind.paper or kind is Defense)
 
@@ -90,7 +159,8 @@ def test_a_position_may_be_a_number() -> None:
     [
         (
             "prune:1.5",
-            "defense prune: share 1.5; it must be from 0 (nothing is cut) to below 1 (in 'prune:1.5'; prune has share)",
+            "defense prune: share 1.5; it must be from 0 (nothing is cut) to below 1 "
+            "(in 'prune:1.5'; prune has share)",
         ),
         ("prune:1", "share 1; it must be"),
         ("prune:nan", "share nan; it must be"),
@@ -130,7 +200,8 @@ def test_a_position_may_be_a_number() -> None:
         ("prune:0.5,then,", "unknown defense ''"),
         (
             "prune:0.9,then,3-1-7",
-            "3-1-7 changes the images, which come before the gradients that prune:0.9 changes; put it first",
+            "3-1-7 changes the images, which come before the gradients that prune:0.9 changes; "
+            "put it first",
         ),
         (
             "clip:1,then,dropout:0.5",
@@ -144,8 +215,35 @@ def test_a_position_may_be_a_number() -> None:
         ("prune:0.5,then,dp:norm=1,multiplier=1", "it must come before prune:0.5"),
         ("precode,then,precode:k=3", "two PRECODE modules at position 'features'"),
         ("3-1-7,then,random", "would crop and flip twice"),
+        ("\uff13-1-7", "defense '\uff13-1-7': write its digits as 0 to 9"),
+        ("prune:0.\u0669", "write its digits as 0 to 9"),
+        ("3-\u00b2", "write its digits as 0 to 9"),
+        (",then,".join(["prune:0.5"] * 21), "a chain of 21 defenses: at most 20 can be joined"),
+        (",then,".join(["none"] * 10**5), "a chain of 100000 defenses: at most 20 can be joined"),
+        ("precode:k=1048577", "k 1048577; it may be at most 1,048,576"),
+        ("random:10001", "count 10001; there may be at most 10,000"),
+        ("foo:3", "unknown defense 'foo': choose from none"),
+        ("nowhere.to:Class(4)", "there is no module 'nowhere'"),
+        ("own_defenses:Absent", "'own_defenses' has no 'Absent'; it has dataclass, "),
+        ("own_defenses:Level(1, 2, 3)", "takes from 2 to 3 positional arguments but 4 were given"),
+        ("own_defenses:Level(size=3)", "unexpected keyword argument 'size'; it takes (bits: int"),
+        ("own_defenses:Level", "missing 1 required positional argument: 'bits'"),
+        ("own_defenses:Level(0)", "bits 0: at least 1"),
+        ("own_defenses:Level(bits)", "the argument bits is no literal; write numbers"),
+        ("own_defenses:Level(__import__('os'))", "the argument __import__('os') is no literal"),
+        ("own_defenses:Level(*[4])", "the argument *[4] is no literal"),
+        ("own_defenses:Level(**{'bits': 4})", "write each argument by itself, without **"),
+        ("own_defenses:Level(4", "cannot be read: write package.module:Class(...)"),
+        ("own_defenses:Level(4)(5)", "cannot be read: write package.module:Class(...)"),
+        ("own_defenses:Level(4) + 1", "cannot be read: write package.module:Class(...)"),
+        (f"own_defenses:Level({'(' * 3_000})", "a text of more than 2,000 letters"),
+        (f"own_defenses:Level({'-' * 900}1)", "1 is no literal; write numbers"),
+        ("own_defenses:Plain(3)", "own_defenses:Plain is a class, but no subclass of gradveil's"),
+        ("own_defenses:make", "own_defenses:make is a function, but no subclass of gradveil's"),
+        ("own_defenses:Failing", "could not be made: SystemExit: 3; it takes ()"),
     ],
 )
+@pytest.mark.usefixtures("own_defenses")
 def test_what_cannot_be_is_refused_in_one_line(text: str, says: str) -> None:
     with pytest.raises(GradveilError) as caught:
         parse(text)

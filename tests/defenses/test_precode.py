@@ -1,4 +1,4 @@
-"""Modules put into models: where they go, what they are told of, and that gradients of the batched engine equal the loop's."""
+"""Modules put into models: where they go, what they are told of, and their batched gradients."""
 
 import pytest
 import torch
@@ -165,7 +165,8 @@ def test_a_bare_layer_can_be_protected() -> None:
 def test_a_position_that_does_not_exist_is_told_with_those_there_are(defense: Defense) -> None:
     with pytest.raises(
         GradveilError,
-        match=r"position of defense .*'nowhere': choose from features, normalize, features\.0, .*, head$",
+        match=r"position of defense .*'nowhere': choose from features, normalize, features\.0, "
+        r".*, head$",
     ):
         defense.protect_model(model_of(), SHAPE)
 

@@ -22,11 +22,13 @@ class Stopping(nn.Sequential):
 
 
 def small(classes, size):
-    return nn.Sequential(nn.Flatten(), nn.Linear(size * size, 64), nn.ReLU(), nn.Linear(64, classes))
+    first, last = nn.Linear(size * size, 64), nn.Linear(64, classes)
+    return nn.Sequential(nn.Flatten(), first, nn.ReLU(), last)
 
 
 def norm(classes):
-    return nn.Sequential(nn.Conv2d(1, 4, 3, 2), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Linear(676, classes))
+    features = nn.Conv2d(1, 4, 3, 2), nn.BatchNorm2d(4), nn.ReLU()
+    return nn.Sequential(*features, nn.Flatten(), nn.Linear(676, classes))
 
 
 def dropout(classes, size):
@@ -38,7 +40,8 @@ class Shared(nn.Module):
 
     def __init__(self, inputs, classes):
         super().__init__()
-        self.first, self.head, self.drop = nn.Linear(inputs, 32), nn.Linear(32, classes), nn.Dropout()
+        self.first, self.head = nn.Linear(inputs, 32), nn.Linear(32, classes)
+        self.drop = nn.Dropout()
 
     def forward(self, images):
         return self.head(self.drop(self.first(self.drop(images.flatten(1)))))

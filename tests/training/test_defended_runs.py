@@ -104,7 +104,7 @@ def test_in_a_chain_policies_change_the_images_in_turn(quick: TrainingJob) -> No
 def test_precode_is_trained_with_task_loss_plus_beta_divergence(
     quick: TrainingJob, tmp_path: Path
 ) -> None:
-    """The plain loop sees mu and sigma by a hook, and takes the divergence from torch's own distributions."""
+    """The plain loop sees mu and sigma by a hook; torch's distributions give the divergence."""
     job = replace(quick, defense=parse("precode:k=8,beta=0.05"))
     trained = train(job, tmp_path, progress=False)
     model, split, recipe, seen = fresh(job).train(), split_of(job), job.recipe, list[Tensor]()
@@ -178,7 +178,7 @@ def test_the_loss_scale_multiplies_the_penalty_too(quick: TrainingJob, tmp_path:
 def test_the_accuracies_of_a_precode_model_count_logits_alone(
     quick: TrainingJob, tmp_path: Path
 ) -> None:
-    """The penalty's column, the eleventh, is by far the largest answer, so that counting it would leave no hit at all."""
+    """The penalty, the eleventh column, is the largest answer: counting it would leave no hit."""
     job = replace(quick, defense=parse("precode:k=8,beta=1e3"), recipe=Recipe(epochs=0))
     trained, test, model = (
         train(job, tmp_path / "none", progress=False),
@@ -210,7 +210,7 @@ def test_accuracy_is_measured_without_the_dropout_of_the_defense(
 def test_the_second_pass_of_a_defense_meets_the_draws_of_the_first(
     quick: TrainingJob, tmp_path: Path
 ) -> None:
-    """With nothing cut and nothing clipped, both leave PRECODE's own gradient, if it is of the same draws."""
+    """With nothing cut or clipped, both leave PRECODE's gradient, if it is of the same draws."""
     for after in ("soteria:0", "dp:norm=1e9,multiplier=1e-18"):
         job = whole_batch(quick, defense=parse("precode:k=8"))
         expected = weights(job, tmp_path / f"{after}-alone")
@@ -220,7 +220,7 @@ def test_the_second_pass_of_a_defense_meets_the_draws_of_the_first(
 
 
 def test_a_step_of_dp_sgd_is_that_of_opacus(quick: TrainingJob, tmp_path: Path) -> None:
-    """With noise below rounding there, and none in Opacus; the bound clips some samples and not others."""
+    """With noise below rounding there, and none in Opacus; the bound clips some samples."""
     job = whole_batch(quick, defense=parse("dp:norm=4,multiplier=1e-15"))
     found, split, model = weights(job, tmp_path), split_of(job), fresh(job)
     with warnings.catch_warnings(action="ignore"):
@@ -265,7 +265,8 @@ def test_epsilon_is_that_of_opacus_for_the_steps_taken(
 
 def test_the_settings_say_the_defense(quick: TrainingJob, tmp_path: Path) -> None:
     (tmp_path / "found.toml").write_text(
-        'format = "gradveil policies 1"\nbest = "3-1-7"\nhybrid = "3-1-7+5"\n[[policy]]\npolicy = "3-1-7"\n'
+        'format = "gradveil policies 1"\nbest = "3-1-7"\nhybrid = "3-1-7+5"\n'
+        '[[policy]]\npolicy = "3-1-7"\n'
     )
     trained = train(
         replace(quick, defense=parse(f"{tmp_path / 'found.toml'},then,prune:0.50")),

@@ -1,4 +1,4 @@
-"""Training against a plain loop, written out: same batches, same weights; other batches, accuracies alike."""
+"""Training against a plain loop: same batches, same weights; other batches, like accuracies."""
 
 import math
 from collections.abc import Callable
@@ -144,7 +144,7 @@ def noisy(scale: float) -> Change:
 
 
 def fed_back(share: float, momentum: float) -> Change:
-    """Deep gradient compression: u = m u + g, v = v + u; the largest of v are sent and leave both."""
+    """Deep gradient compression: u = m u + g, v = v + u; the largest of v leave both."""
     speeds, waiting = dict[int, Tensor](), dict[int, Tensor]()
 
     def change(number: int, gradient: Tensor, rng: Generator) -> Tensor:

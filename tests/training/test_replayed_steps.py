@@ -1,4 +1,4 @@
-"""Steps that are replayed from a capture train as plain ones do: with a stand-in for the capture here, and with real ones on a GPU."""
+"""Steps that are replayed train as plain ones do: with a stand-in here, with graphs on a GPU."""
 
 from collections.abc import Callable
 
@@ -30,7 +30,10 @@ NEW_RATE = 8  # the step from which the learning rate is another
 
 
 class Stand:
-    """As core.replay.Replayed without a GPU: after three calls what was returned stays where it is, and new values are written into it."""
+    """As `Replayed` without a GPU.
+
+    After three calls what was returned stays, and new values are written into it.
+    """
 
     def __init__(self, function: Callable[[], dict[str, Tensor] | None]) -> None:
         self.function, self.calls = function, 0

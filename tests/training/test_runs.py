@@ -1,4 +1,4 @@
-"""What a run leaves in its folder, what it refuses before it writes anything, and what a second run of it does."""
+"""What a run leaves in its folder, what it refuses, and what a second run of it does."""
 
 import csv
 import json
@@ -187,7 +187,8 @@ def test_a_folder_with_other_settings_is_refused_and_left_alone(
     before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
     with pytest.raises(
         GradveilError,
-        match=r"other settings \(lr 0\.05 there, 0\.1 here, seed 3 there, 4 here\): choose another --out$",
+        match=r"other settings \(lr 0\.05 there, 0\.1 here, seed 3 there, 4 here\): "
+        "choose another --out$",
     ):
         train(replace(job, recipe=replace(job.recipe, lr=0.1), seed=4), tmp_path, progress=False)
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before

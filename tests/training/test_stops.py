@@ -1,4 +1,4 @@
-"""A run that is stopped, by whatever, goes on after its last whole epoch and ends with the same result, bit for bit."""
+"""A run that is stopped goes on after its last whole epoch, to the same result, bit for bit."""
 
 import csv
 import errno
@@ -71,7 +71,7 @@ def whole(job: TrainingJob, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def stop_at(nets: str) -> Iterator[StopAt]:
-    """Let the model do this in the forward pass of that step, counted from now; never where the step is None."""
+    """Let the model do this in the pass of that step, counted from now; never where it is None."""
     stop = importlib.import_module(nets).stop
     yield lambda step, act=interrupt: stop.update(at=step, act=act)
     stop.update(at=None, act=None)
@@ -113,7 +113,7 @@ def test_after_an_interrupt_the_same_job_goes_on_to_the_same_result(
 def test_under_a_defense_too_a_stopped_run_goes_on_to_the_same_result(
     job: TrainingJob, tmp_path: Path, stop_at: StopAt, defense: str, passes: int
 ) -> None:
-    """What the defense kept and what it drew are the same then. Some go through the model more than once in a step."""
+    """It keeps and draws the same then. Some pass through the model more than once in a step."""
     defended = replace(job, defense=parse(defense))
     train(defended, tmp_path / "whole", progress=False)
     stop_at(passes)

@@ -203,7 +203,7 @@ def granted(one: Observation, attack: Attack, means: Tensor | None) -> Observati
 
 
 def in_words(attack: Attack, defense: Defense, model: nn.Module, size: int, labels: str) -> str:
-    """Say what the attack is told of a victim of `size` images, as `labels, gaussian noise 0.01`."""
+    """Say what the attack is told of a victim of `size` images, as `labels, what is pruned`."""
     told = defense.tell(Knowledge(torch.zeros(size, dtype=torch.long)), model)
     words = ["labels" if labels == "known" else "labels it inferred"]
     for name in dict.fromkeys(attack.needs):

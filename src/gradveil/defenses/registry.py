@@ -99,11 +99,11 @@ def _own(text: str) -> Defense:
     made = read if isinstance(read, ast.Call) else ast.Call(read, [], [])
     if not isinstance(made.func, ast.Name | ast.Attribute):
         raise GradveilError(f"defense {text!r} cannot be read: write {OWN}")
-    values = [_literal(each, text) for each in made.args]
-    named = {each.arg: _literal(each.value, text) for each in made.keywords if each.arg}
+    values = [_literal(each, call, text) for each in made.args]
+    named = {each.arg: _literal(each.value, call, text) for each in made.keywords if each.arg}
     if len(named) < len(made.keywords):
         raise GradveilError(f"defense {text!r}: write each argument by itself, without **")
-    reference = f"{module}:{ast.unparse(made.func)}"
+    reference = f"{module}:{ast.get_source_segment(call, made.func)}"
     kind = import_named(reference, "defense")
     if not isinstance(kind, type) or not issubclass(kind, Defense):
         found = "a class" if isinstance(kind, type) else f"a {type(kind).__name__}"
@@ -122,13 +122,13 @@ def _own(text: str) -> Defense:
         ) from error
 
 
-def _literal(node: ast.expr, text: str) -> Any:
+def _literal(node: ast.expr, call: str, text: str) -> Any:
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
         raise GradveilError(
-            f"defense {text!r}: the argument {ast.unparse(node)} is no literal; write numbers, "
-            "texts in quotes, True, False, None, or lists of these"
+            f"defense {text!r}: the argument {ast.get_source_segment(call, node)} is no literal; "
+            "write numbers, texts in quotes, True, False, None, or lists of these"
         ) from None
 
 
