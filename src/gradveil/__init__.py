@@ -1,7 +1,8 @@
-"""What shared gradients give away in collaborative learning, and the defences that stop it.
+"""What shared gradients give away in collaborative learning, and the defenses that stop it.
 
-The jobs are functions here, `gradveil.audit(AuditJob(...), out)` and `gradveil.train(Job(...), out)`; the search is
-`gradveil.search.search(SearchJob(...), out)`, since the package has the name. The parts are in the packages below.
+`import gradveil as gv`: the jobs are functions (`gv.audit`, `gv.train`, `gv.search_policies`,
+`gv.doctor`, `gv.reconstruct`), the parts are values (`gv.Client`, `gv.Pruning(0.95)`,
+`gv.attacks.dlg`, `gv.Policy.parse("3-1-7")`). Nothing heavy is loaded before it is asked for.
 """
 
 from importlib import import_module
@@ -10,35 +11,138 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from gradveil.audits import AuditJob, AuditResult, audit
-    from gradveil.search import SearchJob, SearchResult
-    from gradveil.training import Recipe, TrainingJob, TrainingResult, train
+    from gradveil import attacks, data, defenses, models, scores, transforms
+    from gradveil.attacks import Attack, GradientMatching
+    from gradveil.audits import AuditJob, AuditResult, Case, CaseResult, audit, run_audit
+    from gradveil.checks.doctor import doctor
+    from gradveil.clients import Client, Shared
+    from gradveil.core.errors import GradveilError, GradveilWarning
+    from gradveil.core.types import Batch, Knowledge, Observation, Protocol, Reconstruction
+    from gradveil.data.images import Images, as_images
+    from gradveil.defenses import (
+        DPSGD,
+        Clipping,
+        Defense,
+        DropoutDefense,
+        FeedbackPruning,
+        GaussianNoise,
+        LaplacianNoise,
+        PolicyDefense,
+        Precode,
+        Pruning,
+        RandomPolicies,
+        Soteria,
+    )
+    from gradveil.scores import identify, mse, psnr, psnr_affine, ssim
+    from gradveil.search.job import SearchJob
+    from gradveil.search.results import SearchResult
+    from gradveil.search.run import run_search, search_policies
+    from gradveil.training.job import Recipe, TrainingJob, TrainingResult
+    from gradveil.training.run import train_model as train
     from gradveil.transforms import Policy
+    from gradveil.updates import reconstruct
 
 __all__ = [
+    "DPSGD",
+    "Attack",
     "AuditJob",
     "AuditResult",
+    "Batch",
+    "Case",
+    "CaseResult",
+    "Client",
+    "Clipping",
+    "Defense",
+    "DropoutDefense",
+    "FeedbackPruning",
+    "GaussianNoise",
+    "GradientMatching",
+    "GradveilError",
+    "GradveilWarning",
+    "Images",
+    "Knowledge",
+    "LaplacianNoise",
+    "Observation",
     "Policy",
+    "PolicyDefense",
+    "Precode",
+    "Protocol",
+    "Pruning",
+    "RandomPolicies",
     "Recipe",
+    "Reconstruction",
     "SearchJob",
     "SearchResult",
+    "Shared",
+    "Soteria",
     "TrainingJob",
     "TrainingResult",
     "__version__",
+    "as_images",
+    "attacks",
     "audit",
+    "data",
+    "defenses",
+    "doctor",
+    "identify",
+    "models",
+    "mse",
+    "psnr",
+    "psnr_affine",
+    "reconstruct",
+    "run_audit",
+    "run_search",
+    "scores",
+    "search_policies",
+    "ssim",
     "train",
+    "transforms",
 ]
 
+_PACKAGES = ("attacks", "data", "defenses", "models", "scores", "transforms")
 _HOMES = {
-    **dict.fromkeys(("AuditJob", "AuditResult", "audit"), "gradveil.audits"),
-    **dict.fromkeys(("SearchJob", "SearchResult"), "gradveil.search"),
-    **dict.fromkeys(("TrainingJob", "Recipe", "TrainingResult", "train"), "gradveil.training"),
-    "Policy": "gradveil.transforms",
+    "gradveil.attacks": ("Attack", "GradientMatching"),
+    "gradveil.audits": ("AuditJob", "AuditResult", "Case", "CaseResult", "audit", "run_audit"),
+    "gradveil.checks.doctor": ("doctor",),
+    "gradveil.clients": ("Client", "Shared"),
+    "gradveil.core.errors": ("GradveilError", "GradveilWarning"),
+    "gradveil.core.types": ("Batch", "Knowledge", "Observation", "Protocol", "Reconstruction"),
+    "gradveil.data.images": ("Images", "as_images"),
+    "gradveil.defenses": (
+        "DPSGD",
+        "Clipping",
+        "Defense",
+        "DropoutDefense",
+        "FeedbackPruning",
+        "GaussianNoise",
+        "LaplacianNoise",
+        "PolicyDefense",
+        "Precode",
+        "Pruning",
+        "RandomPolicies",
+        "Soteria",
+    ),
+    "gradveil.scores": ("identify", "mse", "psnr", "psnr_affine", "ssim"),
+    "gradveil.search.job": ("SearchJob",),
+    "gradveil.search.results": ("SearchResult",),
+    "gradveil.search.run": ("run_search", "search_policies"),
+    "gradveil.training.job": ("Recipe", "TrainingJob", "TrainingResult"),
+    "gradveil.transforms": ("Policy",),
+    "gradveil.updates": ("reconstruct",),
 }
 
 
 def __getattr__(name: str) -> object:
-    """Imported when first asked for: `import gradveil` itself loads neither torch nor Lightning."""
-    if name not in _HOMES:
+    """Import a public name when it is first asked for."""
+    if name in _PACKAGES:
+        return import_module(f"gradveil.{name}")
+    if name == "train":
+        return import_module("gradveil.training.run").train_model
+    home = next((home for home, names in _HOMES.items() if name in names), None)
+    if home is None:
         raise AttributeError(f"module 'gradveil' has no attribute {name!r}")
-    return getattr(import_module(_HOMES[name]), name)
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return list(__all__)

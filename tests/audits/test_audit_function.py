@@ -145,7 +145,7 @@ def test_images_come_in_any_form(
     brought = {
         "loader": DataLoader(pairs, batch_size=4),
         "pairs": pairs,
-        "generator": (pair for pair in pairs),
+        "generator": (pairs[number] for number in range(len(pairs))),
         "named": "fashion-mnist-mini",
     }[form]
     named = form == "named"

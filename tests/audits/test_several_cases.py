@@ -244,7 +244,7 @@ PREPARED = ["prepare none", "prepare prune-0.5-clean", "prepare prune-0.5"]
 def test_each_case_is_prepared_once_and_each_attack_tried_once(
     quick: AuditJob, counted: list[str], tmp_path: Path
 ) -> None:
-    both = replace(quick, attacks=quick.attacks | {"closed-form": find("closed-form")})
+    both = replace(quick, attacks={**quick.attacks, "closed-form": find("closed-form")})
     run_audit(both, tmp_path / "run", progress=False)
     texts = ("none", "prune:0.5-clean", "prune:0.5")
     assert counted == [

@@ -13,7 +13,8 @@ import pytest
 import torch
 from msgspec import Struct
 
-from gradveil.audits import AuditJob, GridJob
+from gradveil.attacks import dlg
+from gradveil.audits import AuditJob, Case
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import digest
 from gradveil.core.job_folder import Kind, claim, differences, locked
@@ -144,11 +145,12 @@ def test_a_folder_of_another_kind_of_job_is_named_by_its_kind_alone(
 
 
 def test_the_real_jobs_are_told_apart(tmp_path: Path) -> None:
-    audit = AuditJob("fashion-mnist-mini", "mlp", ("dlg",), 4)
+    audit = AuditJob("mlp", "fashion-mnist-mini", {"dlg": dlg}, images=4)
+    asked = audit.settings()
     jobs: dict[str, dict[str, Any]] = {
         "a training": TrainingJob("fashion-mnist-mini", "mlp").settings(),
-        "an audit": audit.settings(),
-        "a grid of audits": GridJob(audit, ("none", "prune:0.9"), {}, {}).settings(),
+        "an audit": asked | {"cases": [Case().plain()], "attacks": ["dlg"]},
+        "a case of an audit": asked | {"attacks": {"dlg": repr(dlg)}},
         "a search": SearchJob(data="fashion-mnist-mini", model="mlp").settings(),
     }
     for there, settings in jobs.items():

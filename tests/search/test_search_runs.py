@@ -20,7 +20,7 @@ from rich.console import Console
 from torch import nn
 
 from gradveil.attacks import GradientMatching, find
-from gradveil.audits import AuditJob, AuditResult
+from gradveil.audits import AuditResult, Case
 from gradveil.core.errors import GradveilError
 from gradveil.data import load
 from gradveil.models import build
@@ -97,8 +97,8 @@ def whole(job: SearchJob, tmp_path_factory: pytest.TempPathFactory) -> SearchRes
 def copied_audits(whole: SearchResult, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the whole search in place of new ones, where they are not the point."""
 
-    def copy(job: AuditJob, out: Path, *_: object) -> None:  # noqa: ARG001
-        shutil.copytree(whole.out / "confirm" / out.name, out)
+    def copy(job: object, out: Path, **_: object) -> None:  # noqa: ARG001
+        shutil.copytree(whole.out / "confirm", out, dirs_exist_ok=True)
 
     monkeypatch.setattr("gradveil.search.confirm.run_audit", copy)
 
@@ -228,11 +228,8 @@ def test_the_kept_policies_leak_least_and_the_files_agree(whole: SearchResult) -
 
 
 def test_every_row_is_audited_on_both_models(whole: SearchResult) -> None:
-    folders = {
-        (model, row): AuditResult.read(whole.out / "confirm" / f"{model}-{row}")
-        for model in MODELS
-        for row in ROWS
-    }
+    cases = {case.out.name: case for case in AuditResult.read(whole.out / "confirm").cases}
+    folders = {(model, row): cases[f"{model}-{row}"] for model in MODELS for row in ROWS}
     assert {model: tuple(rows) for model, rows in whole.confirmed.items()} == dict.fromkeys(
         MODELS, ROWS
     )
@@ -242,7 +239,7 @@ def test_every_row_is_audited_on_both_models(whole: SearchResult) -> None:
     assert weights["semi-trained"] == {whole.settings["weights_sha256"]}
     assert weights["untrained"].isdisjoint(weights["semi-trained"])
     for (_, row), audit in folders.items():
-        policy = audit.settings["policy"]
+        policy = audit.defense
         wanted = {"none": "none", "single": str(whole.best), "hybrid": str(whole.hybrid)}
         assert policy.count("+") == 9 if row == "random" else policy == wanted[row]
         assert {record.image for record in audit.of("attack")} == {0, 1, 2} and audit.of("blind")
@@ -516,7 +513,7 @@ def test_missing_audits_are_one_line_that_says_how_to_make_them_anew(
     shutil.rmtree(tmp_path / "run/confirm/untrained-none")
     with pytest.raises(
         GradveilError,
-        match=r"untrained-none holds no audit.*; delete .*search\.json and run the search again",
+        match=r"untrained-none is missing.*; delete .*search\.json and run the search again",
     ):
         search_tables(SearchResult.read(tmp_path / "run"))
 
@@ -527,15 +524,17 @@ def test_policies_are_audited_with_crop_and_flip_where_the_search_had_them(
 ) -> None:
     policies = {"none": Policy(), "single": Policy.parse("3-1")}
     tasks = made_audits(replace(job, augment=augment), tmp_path, policies)
-    assert [str(audit.protection) for audit, _ in tasks] == ["none", defense] * 2
+    assert [str(case.defense) for case, _ in tasks] == ["none", defense] * 2
 
 
-def made_audits(
-    job: SearchJob, out: Path, policies: dict[str, Policy]
-) -> list[tuple[AuditJob, Path]]:
-    """The job and the folder of each confirming audit, after the way to another process."""
+def made_audits(job: SearchJob, out: Path, policies: dict[str, Policy]) -> list[tuple[Case, Path]]:
+    """The case and the folder of each confirming audit, after the way to another process."""
     tasks = audit_tasks(job, out / "weights", out, policies, root=None, device="cpu")
-    return [pickle.loads(pickle.dumps(task)).args[:2] for task in tasks]
+    found = []
+    for task in tasks:
+        audit, folder, _, _, number = pickle.loads(pickle.dumps(task)).args
+        found.append((audit.cases[number], folder / audit.cases[number].folder))
+    return found
 
 
 def test_a_folder_of_something_else_is_refused(
@@ -545,7 +544,7 @@ def test_a_folder_of_something_else_is_refused(
     for out, says in (
         (tmp_path, "is not empty and holds no search"),
         (tmp_path / "notes.txt", "is a file: choose another --out, a folder"),
-        (whole.out / "confirm/untrained-none", "holds an audit, not a search"),
+        (whole.out / "confirm/untrained-none", "holds a case of an audit, not a search"),
     ):
         with pytest.raises(GradveilError, match=says):
             run_search(job, out, progress=False)

@@ -1,6 +1,5 @@
 """The model of a case: untrained or from a checkpoint, plain or protected, and how accurate it is."""
 
-import copy
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
@@ -13,7 +12,7 @@ from torch import nn
 
 from gradveil.audits.job import AuditJob, Case, data_name
 from gradveil.audits.records import MODEL
-from gradveil.core.errors import GradveilError, one_line
+from gradveil.core.errors import GradveilError
 from gradveil.core.files import write_text
 from gradveil.core.formats import TrainedModel
 from gradveil.core.reading import read_json
@@ -21,7 +20,7 @@ from gradveil.core.seeds import following, generator
 from gradveil.data import Images
 from gradveil.defenses import REGISTRY, Defense
 from gradveil.defenses.chain import THEN
-from gradveil.models import build
+from gradveil.models import build_for
 from gradveil.models.bottleneck import at_rest
 from gradveil.models.checkpoints import load_checkpoint, read_settings
 
@@ -70,16 +69,7 @@ def find_model(job: AuditJob, case: Case, split: Images) -> tuple[nn.Module, boo
 
 def plain_model(model: nn.Module | str, split: Images, seed: int) -> nn.Module:
     """A copy of the module, or a new model of this name for such images."""
-    if isinstance(model, nn.Module):
-        try:
-            return copy.deepcopy(model)
-        except Exception as error:  # the model may be anyone's
-            raise GradveilError(
-                f"{type(model).__name__} cannot be copied, so that it stays as it is: "
-                f"{one_line(error, 200)}"
-            ) from error
-    facts = {"channels": split.channels, "size": split.size, "classes": len(split.classes)}
-    return build(model, **facts, mean=split.mean, std=split.std, seed=seed)
+    return build_for(model, split, seed, check=False)
 
 
 def describe_model(
