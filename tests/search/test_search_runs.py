@@ -382,12 +382,12 @@ from gradveil.search import confirm, run_search, setup
 
 job, out, whole, log, seconds = arguments
 
-def copy(audit, out, *_):
+def copy(audit, out, **_):
     import time
     with log.open("a") as file:
         file.write(f"{os.getpid()}\\n")
     time.sleep(seconds)
-    shutil.copytree(whole / "confirm" / out.name, out)
+    shutil.copytree(whole / "confirm", out, dirs_exist_ok=True)
 
 confirm.run_audit, setup.EPOCHS = copy, 2
 run_search(job, out, progress=False)
