@@ -339,7 +339,7 @@ def test_buffers_change_from_step_to_step_but_not_in_the_model() -> None:
 
 def test_frozen_parameters_stay_and_are_not_shared_and_unused_ones_get_zeros() -> None:
     model = small_mlp()
-    model[1].requires_grad_(False)  # type: ignore[index]
+    model[1].requires_grad_(False)
     model.register_parameter("unused", nn.Parameter(torch.ones(2, dtype=torch.float64)))
     protocol = Protocol(local_steps=3, local_lr=0.1)
     images, labels = victims(batch=2)
@@ -352,11 +352,11 @@ def test_frozen_parameters_stay_and_are_not_shared_and_unused_ones_get_zeros() -
 
 def test_a_tied_weight_moves_in_both_places() -> None:
     model = small_mlp()
-    model[3].weight = nn.Parameter(torch.eye(16, dtype=torch.float64))  # type: ignore[index]
+    model[3].weight = nn.Parameter(torch.eye(16, dtype=torch.float64))
     tied = nn.Sequential(model, nn.Linear(CLASSES, CLASSES).double())
     extra = nn.Linear(16, 16).double()
-    extra.weight = model[3].weight  # type: ignore[index]
-    model.insert(4, extra)  # type: ignore[operator]
+    extra.weight = model[3].weight
+    model.insert(4, extra)
     protocol = Protocol(local_steps=3, local_lr=0.1)
     images, labels = victims(batch=2)
     assert_same(

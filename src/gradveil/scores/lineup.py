@@ -135,7 +135,8 @@ def likeness_each(found: Tensor, candidates: Tensor) -> Tensor:
     windows = both.unfold(3, height, 1).unfold(4, width, 1)  # (R, 2, C, 5, 5, h, w)
     moved = windows.permute(0, 1, 3, 4, 2, 5, 6).flatten(0, 3)
     known = signatures(candidates[:, :, SHIFT : SHIFT + height, SHIFT : SHIFT + width])
-    return (signatures(moved) @ known.T).unflatten(0, (len(found), -1)).amax(dim=1)
+    alike: Tensor = signatures(moved) @ known.T  # (R x 50, N)
+    return alike.view(len(found), -1, len(candidates)).amax(dim=1)
 
 
 def likeness(found: Tensor, candidates: Tensor) -> Tensor:
