@@ -150,10 +150,10 @@ def private(
 
 
 def fashion(count: int, size: int = 12, *, dtype: torch.dtype = torch.float64) -> Batch:
-    """The first pictures of the embedded data set, shrunk, with their labels."""
+    """The first pictures of the embedded data set, shrunk to multiples of 1/255; their labels."""
     split = load("fashion-mnist-mini", "test")
-    small = F.interpolate(split.images[:count].to(dtype) / 255, size=(size, size), mode="area")
-    return Batch(small, split.labels[:count])
+    small = F.interpolate(split.images[:count].float(), size=(size, size), mode="area")
+    return Batch(small.round().to(dtype) / 255, split.labels[:count])
 
 
 def split(

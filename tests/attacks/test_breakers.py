@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import toys
 from gradveil.attacks import GradientMatching, find
 from gradveil.attacks.distances import Cosine, cosine, l2
 from gradveil.attacks.hidden_draws import JointMasks, JointNoise
@@ -17,26 +18,18 @@ from gradveil.attacks.starts import Given
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Gradients, Knowledge, Observation, Protocol, Reconstruction
-from gradveil.data import load
 from gradveil.engine.draws import Draw, given
 from gradveil.engine.gradients import cross_entropy, gradient
-from gradveil.models import build
 from gradveil.scores import psnr
 from gradveil.transforms import Policy, Preparation
 from gradveil.transforms.differentiable import Anew, draw
+from toys import fashion
 
 CLASSES, COUNT = 10, 3
 
 
-def pictures() -> Batch:
-    split = load("fashion-mnist-mini", "test")
-    small = F.interpolate(split.images[:COUNT].float(), size=(12, 12), mode="area").round() / 255
-    return Batch(small.double(), split.labels[:COUNT])
-
-
 def lenet(*before_head: nn.Module) -> nn.Module:
-    torch.manual_seed(0)
-    model = build("lenet", channels=1, size=12, classes=CLASSES, mean=(0.2,), std=(0.4,)).double()
+    model = toys.leaky()
     assert isinstance(model.features, nn.Sequential)
     model.features.extend(before_head)
     return model
@@ -53,11 +46,6 @@ class Bottleneck(nn.Module):
         mu, raw = self.encoder(features).chunk(2, dim=1)
         decoded: Tensor = self.decoder(mu + F.softplus(raw) * self.draw(mu))
         return decoded
-
-
-def perceptron(*before_head: nn.Module) -> nn.Sequential:
-    layers = [nn.Flatten(), nn.Linear(144, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU()]
-    return nn.Sequential(*layers, *before_head, nn.Linear(64, CLASSES)).double()
 
 
 def observe(
@@ -107,7 +95,8 @@ def test_a_random_bottleneck_defeats_the_plain_attack_and_falls_when_its_layers_
     None
 ):
     torch.manual_seed(1)
-    model, batch = perceptron(Bottleneck(64, 16)), pictures()
+    middle = nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), Bottleneck(64, 16)
+    model, batch = toys.mlp(*middle, channels=1, size=12, width=64), fashion(COUNT)
     eps = torch.randn(COUNT, 16, generator=generator(3), dtype=torch.double)
     seen = observe(model, batch, {"5.draw": eps}, random_layers=("5.*", "6.*"))
     gray = float(psnr(torch.full_like(batch.images, 0.5), batch.images).mean())
@@ -119,7 +108,7 @@ def test_a_random_bottleneck_defeats_the_plain_attack_and_falls_when_its_layers_
 
 def test_the_bottlenecks_noise_is_found_along_with_the_images() -> None:
     torch.manual_seed(1)
-    batch, model = pictures(), lenet(Bottleneck(108, 16).double())
+    batch, model = fashion(COUNT), lenet(Bottleneck(108, 16).double())
     eps = torch.randn(COUNT, 16, generator=generator(3), dtype=torch.double)
     seen = observe(model, batch, {"features.9.draw": eps}, random_layers=("features.9.*", "head.*"))
     found = shortened("joint-noise", steps=250)(seen, generator(1))
@@ -133,7 +122,7 @@ def test_the_bottlenecks_noise_is_found_along_with_the_images() -> None:
 
 
 def test_dropout_masks_are_found_along_with_the_images() -> None:
-    batch, model = pictures(), lenet(nn.Dropout(0.3))
+    batch, model = fashion(COUNT), lenet(nn.Dropout(0.3))
     masks = (torch.rand(COUNT, 108, generator=generator(5)) < 0.7).double()
     seen = observe(model, batch, {"features.9": masks}, train=True, train_masks=True)
     found = shortened("joint-masks")(seen, generator(1))
@@ -160,7 +149,7 @@ def pruned(gradients: Gradients, share: float) -> Gradients:
 
 
 def test_matching_what_pruning_left_beats_plain_matching_at_95_percent() -> None:
-    batch = pictures()
+    batch = fashion(COUNT)
     clean = observe(lenet(), batch, pruned=True)
     seen = [replace(one, gradients=pruned(one.gradients, 0.95)) for one in clean]
     assert score("masked", seen, batch.images) > 12 + score(
@@ -187,7 +176,7 @@ def rounds(gradients: Gradients, share: float, count: int, momentum: float) -> l
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_over_several_rounds_what_was_cut_off_comes_back(momentum: float) -> None:
-    batch, seen = pictures(), []
+    batch, seen = fashion(COUNT), []
     for one in observe(lenet(), batch, pruned=True, momentum=momentum):
         *earlier, last = rounds(one.gradients, 0.98, 6, momentum)
         seen.append(
@@ -223,7 +212,7 @@ def noisy(kind: str, share: float, model: nn.Module, batch: Batch) -> list[Obser
 
 @pytest.mark.parametrize("kind", ["gaussian", "laplacian"])
 def test_the_most_likely_image_beats_plain_matching_under_noise(kind: str) -> None:
-    batch = pictures()
+    batch = fashion(COUNT)
     seen = noisy(kind, 0.5, lenet(), batch)
     assert score("likelihood", seen, batch.images) > 2 + score(
         "adam-cosine", seen, batch.images
@@ -245,7 +234,7 @@ def test_the_mean_of_restarts_beats_one_under_noise() -> None:
         nn.Flatten(),
         nn.Linear(16 * 36, CLASSES),
     ]
-    model, batch = nn.Sequential(*layers).double(), pictures()
+    model, batch = nn.Sequential(*layers).double(), fashion(COUNT)
     seen = noisy("gaussian", 0.5, model, batch)
     single = [
         quality(shortened("likelihood", steps=100)(seen, generator(seed)), batch.images)
@@ -256,7 +245,7 @@ def test_the_mean_of_restarts_beats_one_under_noise() -> None:
 
 
 def test_a_restart_that_diverged_is_not_averaged() -> None:
-    batch = pictures()
+    batch = fashion(COUNT)
     good, lost = batch.images[:, None], torch.full((1, 1, 12, 12), torch.nan)
     starts = torch.stack(
         [good[0] + 0.02, good[0], good[0] + 0.01, lost, lost, lost, good[2], lost, good[2] + 0.02]
@@ -295,7 +284,7 @@ MODEL = lenet()
 
 
 def test_a_known_transform_leads_back_to_the_original() -> None:
-    batch = pictures()
+    batch = fashion(COUNT)
     seen, used = transformed("3-1-7+43-18-18", batch)
     plain = shortened("adam-cosine")(seen, generator(1))
     aware = shortened("transform-known")(seen, generator(1))
@@ -309,7 +298,7 @@ def test_a_known_transform_leads_back_to_the_original() -> None:
 
 def test_a_policy_whose_draws_are_unknown_is_looked_through_too() -> None:
     """By the mean over draws that change little, by a guess for each restart where they do much."""
-    batch = pictures()
+    batch = fashion(COUNT)
     gray = float(psnr(torch.full_like(batch.images, 0.5), batch.images).mean())
     cases = (
         ("transform-drawn", "invert(0)-brightness(3)"),
@@ -324,7 +313,7 @@ def test_a_policy_whose_draws_are_unknown_is_looked_through_too() -> None:
 
 def test_transforms_of_any_kind_are_taken_victim_by_victim() -> None:
     """Mirrored images of some victims, upside down ones of others: unrelated functions."""
-    batch = pictures()
+    batch = fashion(COUNT)
     flips = [-1, -2, -1]
     seen = []
     for i, dim in enumerate(flips):
@@ -334,7 +323,7 @@ def test_transforms_of_any_kind_are_taken_victim_by_victim() -> None:
 
 
 def test_a_search_from_class_means_starts_there() -> None:
-    batch = pictures()
+    batch = fashion(COUNT)
     means = torch.rand(CLASSES, 1, 12, 12, generator=generator(4))
     found = shortened("class-mean", steps=1, frames=1, restarts=2)(
         observe(MODEL, batch, means=means), generator(0)
@@ -351,12 +340,14 @@ def test_a_search_from_class_means_starts_there() -> None:
 def test_a_model_with_dropout_on_is_attacked_in_one_pass() -> None:
     """One victim at a time would warn, and a warning is an error here."""
     model = lenet(nn.Dropout(0.5))
-    found = shortened("adam-cosine", steps=2)(observe(model, pictures(), train=True), generator(0))
+    found = shortened("adam-cosine", steps=2)(
+        observe(model, fashion(COUNT), train=True), generator(0)
+    )
     assert [one.status for one in found] == ["ok"] * COUNT
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    batch = pictures()
+    batch = fashion(COUNT)
     seen = observe(MODEL, batch, random_layers=("tail.*",), noise=("pink", 1.0), train_masks=True)
     for name, message in (
         ("without-random-layers", r"random layers 'tail\.\*': no shared gradient has such a name"),
@@ -381,7 +372,7 @@ def test_what_does_not_fit_is_refused() -> None:
 
 def test_only_known_zeros_are_left_out() -> None:
     """Told that nothing was pruned, the attack takes zeros for measured."""
-    batch = pictures()
+    batch = fashion(COUNT)
     seen = [
         replace(one, gradients=pruned(one.gradients, 0.9))
         for one in observe(MODEL, batch, pruned=False)

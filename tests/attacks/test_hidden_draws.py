@@ -10,32 +10,25 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Generator, Tensor
 
+import toys
 from gradveil.attacks import Attack, GradientMatching, find
 from gradveil.attacks.hidden_draws import FreshDraws
 from gradveil.attacks.matching import Problem
 from gradveil.attacks.policy_views import ExpectedTransform
 from gradveil.attacks.priors import LabelTerm, Prior, TotalVariation
-from gradveil.clients import Client
 from gradveil.core.seeds import generator
-from gradveil.core.types import Batch, Observation, Protocol, Reconstruction
-from gradveil.data import load
-from gradveil.defenses import parse
-from gradveil.models import build
+from gradveil.core.types import Observation, Protocol, Reconstruction
 
-CLASSES, COUNT = 10, 2
+COUNT = 2
 PROTOCOLS = {"one step": Protocol(), "two steps": Protocol(local_steps=2, local_lr=0.01)}
 
 
-def seen(model: str, defense: str, protocol: Protocol = PROTOCOLS["one step"]) -> list[Observation]:
-    split = load("fashion-mnist-mini", "test")
-    images = F.interpolate(split.images[:COUNT].float(), size=(12, 12), mode="area").round() / 255
-    net = build(model, channels=1, size=12, classes=CLASSES, mean=split.mean, std=split.std)
-    batches = [Batch(images[i : i + 1], split.labels[i : i + 1]) for i in range(COUNT)]
-    client = Client(net, classes=CLASSES, protocol=protocol, defense=parse(defense))
-    return [one for one, _ in client.share_batches(batches, generator(1), tell_defense=True)]
+def seen(name: str, defense: str, protocol: Protocol = PROTOCOLS["one step"]) -> list[Observation]:
+    model = toys.built(name, 1, 12, mean=(0.2,), std=(0.4,)).float()
+    batch = toys.fashion(COUNT, dtype=torch.float32)
+    return toys.observe_each(model, batch, defense, seed=1, protocol=protocol)
 
 
 def short(name: str, **changes: Any) -> GradientMatching:

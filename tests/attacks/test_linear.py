@@ -7,42 +7,30 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
+import toys
 from gradveil.attacks.linear import LinearInversion, solve
 from gradveil.core.errors import GradveilError
-from gradveil.core.types import Knowledge, Observation, Protocol
-from gradveil.data import load
-from gradveil.engine.gradients import cross_entropy, gradient, pixel_frame
+from gradveil.core.types import Batch, Knowledge, Observation, Protocol
+from gradveil.engine.gradients import pixel_frame
 from gradveil.models import Normalize, build
-
-CLASSES = 10
+from toys import CLASSES
 
 
 def rng() -> Generator:
     return Generator().manual_seed(0)
 
 
-def real(count: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-    data = load("fashion-mnist-mini", "test")
-    return data.images[:count].to(dtype) / 255, data.labels[:count].long()
+def mlp() -> nn.Module:
+    return toys.built("mlp", 1, 28, mean=(0.2,), std=(0.4,))
 
 
-def mlp(dtype: torch.dtype = torch.float32) -> nn.Module:
-    data = load("fashion-mnist-mini", "test")
-    return build("mlp", channels=1, size=28, classes=CLASSES, mean=data.mean, std=data.std).to(
-        dtype
-    )
+def observe(model: nn.Module, image: Tensor, label: Tensor) -> Observation:
+    """The update alone: labels must be read off it."""
+    return replace(toys.observe(model, Batch(image, label)), knowledge=Knowledge())
 
 
-def observe(model: nn.Module, images: Tensor, labels: Tensor) -> Observation:
-    shape = (images.shape[1], images.shape[2], images.shape[3])
-    return Observation(
-        model,
-        cross_entropy,
-        gradient(model, cross_entropy, images, labels),
-        shape,
-        len(images),
-        CLASSES,
-    )
+def observe_each(model: nn.Module, batch: Batch) -> list[Observation]:
+    return [replace(one, knowledge=Knowledge()) for one in toys.observe_each(model, batch)]
 
 
 def psnr(found: Tensor, truth: Tensor) -> float:
@@ -50,30 +38,23 @@ def psnr(found: Tensor, truth: Tensor) -> float:
 
 
 def tiny(*layers: nn.Module) -> nn.Sequential:
-    torch.manual_seed(0)  # with other weights all eight units may be dead
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(12, 8), nn.ReLU(), nn.Linear(8, CLASSES))
+    return nn.Sequential(*layers, *toys.mlp(nn.ReLU(), size=2, width=8).float())
 
 
 def test_real_images_come_back_above_60_db_in_single_precision() -> None:
-    model, (images, labels) = mlp(), real(5)
-    found = LinearInversion()(
-        [observe(model, images[i : i + 1], labels[i : i + 1]) for i in range(5)], rng()
-    )
+    batch = toys.fashion(5, 28, dtype=torch.float32)
+    found = LinearInversion()(observe_each(mlp().float(), batch), rng())
     for i, own in enumerate(found):
         assert own.status == "ok" and own.images.shape == (1, 1, 28, 28)
-        assert psnr(own.images[0], images[i]) > 100  # measured: 133 dB and more
-        assert own.labels is not None and own.labels.tolist() == [int(labels[i])]
+        assert psnr(own.images[0], batch.images[i]) > 100  # measured: 133 dB and more
+        assert own.labels is not None and own.labels.tolist() == [int(batch.labels[i])]
         assert own.distance < 1e-5
 
 
 def test_real_images_come_back_exactly_in_double_precision() -> None:
-    model, (images, labels) = mlp(torch.float64), real(2, torch.float64)
-    for i, own in enumerate(
-        LinearInversion()(
-            [observe(model, images[i : i + 1], labels[i : i + 1]) for i in range(2)], rng()
-        )
-    ):
-        torch.testing.assert_close(own.images[0], images[i], rtol=0, atol=1e-8)
+    batch = toys.fashion(2, 28)
+    for i, own in enumerate(LinearInversion()(observe_each(mlp(), batch), rng())):
+        torch.testing.assert_close(own.images[0], batch.images[i], rtol=0, atol=1e-8)
         assert own.distance < 1e-12
 
 
@@ -100,8 +81,8 @@ def test_all_units_together_beat_the_strongest_one_under_noise() -> None:
 
 
 def test_known_labels_are_taken() -> None:
-    images, labels = real(1)
-    one = observe(mlp(), images, labels)
+    batch = toys.fashion(1, 28)
+    labels, (one,) = batch.labels, observe_each(mlp(), batch)
     (found,) = LinearInversion()([replace(one, knowledge=Knowledge(labels))], rng())
     (wrong,) = LinearInversion()([replace(one, knowledge=Knowledge((labels + 1) % CLASSES))], rng())
     assert torch.equal(wrong.images, found.images)

@@ -13,46 +13,20 @@ from gradveil.attacks.labels import Counted, Joint, SingleLabel
 from gradveil.attacks.optimizers import LBFGS, Adam
 from gradveil.attacks.priors import TotalVariation
 from gradveil.attacks.starts import Given, Normal
-from gradveil.clients import Client
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
-from gradveil.core.types import Batch, Observation, Protocol
-from gradveil.data import load
-from gradveil.models import build
+from gradveil.core.types import Protocol
 from gradveil.scores import assign, psnr
-
-CLASSES = 10
-
-
-def pictures(count: int, size: int = 12) -> Batch:
-    split = load("fashion-mnist-mini", "test")
-    small = F.interpolate(split.images[:count].float() / 255, size=(size, size), mode="area")
-    return Batch(small.double(), split.labels[:count])
-
-
-def leaky(size: int = 12) -> nn.Module:
-    """Small, smooth and wide enough to tell an image from its gradient."""
-    torch.manual_seed(0)
-    return build("lenet", channels=1, size=size, classes=CLASSES, mean=(0.2,), std=(0.4,)).double()
-
-
-def observe(
-    batch: Batch, per_victim: int = 1, model: nn.Module | None = None, **more: object
-) -> list[Observation]:
-    pieces = zip(batch.images.split(per_victim), batch.labels.split(per_victim), strict=True)
-    client = Client(model or leaky(), classes=CLASSES, **more)  # type: ignore[arg-type]
-    return [
-        seen for seen, _ in client.share_batches([Batch(x, y) for x, y in pieces], generator(0))
-    ]
+from toys import fashion, leaky, observe, observe_each
 
 
 def test_every_row_does_what_a_plain_loop_does_alone() -> None:
-    batch, model = pictures(3), leaky()
+    batch, model = fashion(3), leaky()
     starts = torch.rand(3, 1, 1, 12, 12, generator=generator(3), dtype=torch.double)
     attack = GradientMatching(
         cosine, Adam(0.05), TotalVariation(1e-2), Given(starts), steps=7, decay=False, frames=0
     )
-    found = attack(observe(batch, model=model), generator(1))
+    found = attack(observe_each(model, batch), generator(1))
     for victim, one in enumerate(found):
         torch.testing.assert_close(
             one.images,
@@ -86,46 +60,46 @@ def plain(model: nn.Module, image: Tensor, label: Tensor, start: Tensor) -> Tens
 
 
 def test_dlg_finds_the_images() -> None:
-    batch = pictures(4)
-    found = replace(dlg, steps=5)(observe(batch), generator(1))
+    batch = fashion(4)
+    found = replace(dlg, steps=5)(observe_each(leaky(), batch), generator(1))
     quality = psnr(torch.cat([one.images for one in found]), batch.images)
     assert float(quality.min()) > 50  # measured: 75 dB and more
     assert all(one.distance < 1e-4 for one in found)
 
 
 def test_labels_can_be_inferred_or_optimized_along() -> None:
-    batch = pictures(3)
+    batch = fashion(3)
     for labels in (SingleLabel(), Counted()):
         attack = replace(dlg, steps=2, labels=labels)
-        found = attack(observe(batch), generator(1))
+        found = attack(observe_each(leaky(), batch), generator(1))
         assert torch.equal(
             torch.cat([one.labels for one in found if one.labels is not None]), batch.labels
         )
     joint = GradientMatching(l2, LBFGS(1.0), labels=Joint(), steps=8, boxed=False, frames=0)
-    found = joint(observe(batch), generator(1))
+    found = joint(observe_each(leaky(), batch), generator(1))
     best = torch.cat([one.labels for one in found if one.labels is not None])
     assert int((best == batch.labels).sum()) >= 2
     assert float(psnr(torch.cat([one.images for one in found]), batch.images).median()) > 20
 
 
 def test_a_batch_is_recovered_in_part() -> None:
-    batch = pictures(4)
-    (found,) = replace(dlg, steps=10)(observe(batch, 4), generator(1))
+    batch = fashion(4)
+    (found,) = replace(dlg, steps=10)([observe(leaky(), batch)], generator(1))
     ordered = found.images[assign(found.images, batch.images)]
     noise = torch.rand(batch.images.shape, generator=generator(9), dtype=torch.double)
     assert float((psnr(ordered, batch.images) - psnr(noise, batch.images)).median()) > 3
 
 
 def test_several_local_steps_are_attacked_through_the_update() -> None:
-    batch = pictures(2)
-    seen = observe(batch, protocol=Protocol(local_steps=2, local_lr=0.01))
+    batch = fashion(2)
+    seen = observe_each(leaky(), batch, protocol=Protocol(local_steps=2, local_lr=0.01))
     found = replace(dlg, steps=4)(seen, generator(1))
     assert float(psnr(torch.cat([one.images for one in found]), batch.images).median()) > 25
 
 
 def test_of_the_restarts_the_one_nearest_in_gradient_is_kept_and_a_diverged_one_never() -> None:
-    batch = pictures(2)
-    seen = observe(batch)
+    batch = fashion(2)
+    seen = observe_each(leaky(), batch)
     good = batch.images + 0.01
     broken = torch.full_like(good, torch.nan)
     starts = torch.stack([broken[0], good[0], good[1], broken[1]])[:, None]
@@ -146,17 +120,17 @@ def test_of_the_restarts_the_one_nearest_in_gradient_is_kept_and_a_diverged_one_
 
 
 def test_a_victim_does_not_depend_on_those_beside_it() -> None:
-    batch = pictures(3)
+    batch = fashion(3)
     attack = GradientMatching(cosine, Adam(0.1), steps=5, signed=True, frames=0)
-    together = attack(observe(batch), generator(1))
-    alone = attack(observe(batch)[:1], generator(1))
+    together = attack(observe_each(leaky(), batch), generator(1))
+    alone = attack(observe_each(leaky(), batch)[:1], generator(1))
     torch.testing.assert_close(together[0].images, alone[0].images)
 
 
 def test_frames_show_the_way_from_the_start_to_the_end() -> None:
-    batch = pictures(1)
+    batch = fashion(1)
     attack = GradientMatching(cosine, Adam(0.1), start=Normal(), steps=8, frames=4)
-    (found,) = attack(observe(batch), generator(1))
+    (found,) = attack(observe_each(leaky(), batch), generator(1))
     assert found.frame_steps == (0, 2, 4, 6, 8)
     assert found.frames is not None
     torch.testing.assert_close(found.frames[-1], found.images)

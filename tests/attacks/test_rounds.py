@@ -3,23 +3,21 @@
 from dataclasses import replace
 
 import pytest
-import torch
 
+import toys
 from gradveil.attacks import masked_rounds
 from gradveil.attacks.distances import sum_rounds
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
-from gradveil.core.types import Batch, Observation
+from gradveil.core.types import Observation
 from gradveil.defenses import parse
-from gradveil.models import build
 
-MODEL = build("lenet", channels=1, size=8, classes=5).double()
-BATCH = Batch(torch.rand(1, 1, 8, 8, generator=generator(0)), torch.tensor([3]))
+MODEL, BATCH = toys.lenet(1), toys.batch(1, 1)
 
 
 def seen(defense: str, told: bool = True, rounds: int = 4) -> Observation:
-    ((one, _),) = Client(MODEL, 5, defense=parse(defense)).share_batches(
+    ((one, _),) = Client(MODEL, defense=parse(defense)).share_batches(
         [BATCH], generator(1), tell_defense=told, rounds=rounds
     )
     return one

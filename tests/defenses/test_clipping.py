@@ -7,6 +7,7 @@ import torch
 from scipy import stats
 from torch import nn
 
+import toys
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Gradients, Knowledge
@@ -14,7 +15,7 @@ from gradveil.defenses import DPSGD, Clipping, Moment
 from gradveil.engine.gradients import cross_entropy, gradient
 from gradveil.models import build
 
-BATCH = Batch(torch.rand(20, 3, 8, 8, generator=generator(1)).double(), torch.arange(20) % 10)
+BATCH = toys.batch(20, dtype=torch.float64)
 
 
 def moment(model: nn.Module, batch: Batch = BATCH) -> Moment:
@@ -27,7 +28,7 @@ def norm(gradients: Gradients) -> float:
 
 @pytest.fixture
 def lenet() -> nn.Module:
-    return build("lenet", channels=3, size=8, classes=10).double().eval()
+    return toys.lenet()
 
 
 @pytest.mark.parametrize(("bound", "factor"), [(2.5, 0.5), (5.0, 1.0), (50.0, 1.0)])

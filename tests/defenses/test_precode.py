@@ -13,14 +13,10 @@ from gradveil.defenses import Defense, DropoutDefense, Precode, parse
 from gradveil.engine.batched import BatchedGradients
 from gradveil.engine.draws import draw_shapes, drawing, given
 from gradveil.engine.gradients import cross_entropy, loop_gradients
-from gradveil.models import build
 from gradveil.models.bottleneck import Bottleneck, bottlenecks, penalties
+from toys import built
 
 SHAPE = (3, 8, 8)
-
-
-def model_of(name: str = "lenet") -> nn.Module:
-    return build(name, channels=3, size=8, classes=10).double().eval()
 
 
 def victims(count: int = 3, batch: int = 2) -> tuple[Tensor, Tensor]:
@@ -44,7 +40,7 @@ def test_gradients_of_the_batched_engine_equal_the_loop_s_with_given_draws(
     text: str, name: str
 ) -> None:
     defense = parse(text)
-    model, loss = defense.protect_model(model_of(name), SHAPE), defense.protect_loss(cross_entropy)
+    model, loss = defense.protect_model(built(name), SHAPE), defense.protect_loss(cross_entropy)
     images, labels = victims()
     shapes = draw_shapes(model, images[0], list(drawing(model)))
     draws = {
@@ -58,7 +54,7 @@ def test_gradients_of_the_batched_engine_equal_the_loop_s_with_given_draws(
 
 def test_the_loss_is_the_task_s_and_the_mean_penalty() -> None:
     defense = Precode(k=4, beta=0.1, position="features.1|features")
-    model, loss = defense.protect_model(model_of(), SHAPE), defense.protect_loss(cross_entropy)
+    model, loss = defense.protect_model(built(), SHAPE), defense.protect_loss(cross_entropy)
     images, labels = victims(1, 5)
     answers = model(images[0])
     assert answers.shape == (5, 12) and penalties(model) == 2
@@ -72,7 +68,7 @@ def test_chained_bottlenecks_add_their_penalties_to_one_loss() -> None:
     defense = parse(
         "precode:k=4,beta=0.1,position=features.1,then,dropout:0.1,then,precode:k=4,beta=0.2"
     )
-    model, loss = defense.protect_model(model_of(), SHAPE), defense.protect_loss(cross_entropy)
+    model, loss = defense.protect_model(built(), SHAPE), defense.protect_loss(cross_entropy)
     images, labels = victims(1, 5)
     answers = model(images[0])
     assert answers.shape == (5, 12)
@@ -94,7 +90,7 @@ def test_chained_bottlenecks_add_their_penalties_to_one_loss() -> None:
     ],
 )
 def test_a_bottleneck_goes_where_it_is_told(position: str, place: str) -> None:
-    model = Precode(k=4, position=position).protect_model(model_of(), SHAPE)
+    model = Precode(k=4, position=position).protect_model(built(), SHAPE)
     assert [name for name, module in model.named_modules() if isinstance(module, Bottleneck)] == [
         place
     ]
@@ -102,7 +98,7 @@ def test_a_bottleneck_goes_where_it_is_told(position: str, place: str) -> None:
 
 
 def test_a_position_before_the_head_needs_no_image_shape_and_others_say_that_they_do() -> None:
-    alike = [Precode(k=4).protect_model(model_of(), shape).state_dict() for shape in (None, SHAPE)]
+    alike = [Precode(k=4).protect_model(built(), shape).state_dict() for shape in (None, SHAPE)]
     assert alike[0].keys() == alike[1].keys() and all(
         torch.equal(value, alike[1][name]) for name, value in alike[0].items()
     )
@@ -110,17 +106,17 @@ def test_a_position_before_the_head_needs_no_image_shape_and_others_say_that_the
         GradveilError,
         match=r"position 'features\.1': how many values a Sigmoid gives depends on the image",
     ):
-        Precode(k=4, position="features.1").protect_model(model_of())
+        Precode(k=4, position="features.1").protect_model(built())
 
 
 def test_several_modules_are_spread_over_the_layers_before_the_position() -> None:
-    model = Precode(k=4, modules=3).protect_model(model_of("mlp"), SHAPE)
+    model = Precode(k=4, modules=3).protect_model(built("mlp"), SHAPE)
     places = [name for name, module in model.named_modules() if isinstance(module, Bottleneck)]
     assert places == ["inner.features.3.added", "inner.features.5.added", "inner.head.added"]
     weights = [one.encoder.weight for one in bottlenecks(model)]
     assert not torch.equal(weights[1], weights[2]), "each has weights of its own"
     with pytest.raises(GradveilError, match="modules 9; the model has 4 layer"):
-        Precode(k=4, modules=9).protect_model(model_of("mlp"), SHAPE)
+        Precode(k=4, modules=9).protect_model(built("mlp"), SHAPE)
 
 
 def test_in_a_chain_the_later_one_acts_later() -> None:
@@ -132,7 +128,7 @@ def test_in_a_chain_the_later_one_acts_later() -> None:
             placed = text.replace("k=4", f"k=4,position={position}").replace(
                 "0.5", f"0.5,position={position}"
             )
-            model = parse(placed).protect_model(model_of(), SHAPE)
+            model = parse(placed).protect_model(built(), SHAPE)
             used: list[str] = []
             kinds = {name: type(module).__name__ for name, module in model.named_modules()}
             for name, kind in kinds.items():
@@ -168,7 +164,7 @@ def test_a_position_that_does_not_exist_is_told_with_those_there_are(defense: De
         match=r"position of defense .*'nowhere': choose from features, normalize, features\.0, "
         r".*, head$",
     ):
-        defense.protect_model(model_of(), SHAPE)
+        defense.protect_model(built(), SHAPE)
 
 
 @pytest.mark.parametrize(
@@ -184,17 +180,17 @@ def test_models_that_cannot_take_it_are_refused(model: nn.Module, says: str) -> 
 
 
 def test_two_bottlenecks_at_one_position_are_refused_whatever_it_is_called() -> None:
-    once = Precode(k=2, position="features.3").protect_model(model_of(), SHAPE)
+    once = Precode(k=2, position="features.3").protect_model(built(), SHAPE)
     with pytest.raises(GradveilError, match="already"):
         Precode(k=2, position="4").protect_model(once, SHAPE)
 
 
 def test_the_attacker_is_told_the_parameters_from_the_draw_on() -> None:
-    model = Precode(k=2).protect_model(model_of())
+    model = Precode(k=2).protect_model(built())
     told = Precode(k=2).tell(Knowledge(), model).random_layers
     names = list(dict(model.named_parameters()))
     assert told == tuple(names[names.index("inner.head.added.encoder.weight") :])
-    dropped = DropoutDefense(0.5, position="features.5").protect_model(model_of(), SHAPE)
+    dropped = DropoutDefense(0.5, position="features.5").protect_model(built(), SHAPE)
     known = DropoutDefense(0.5, position="features.5").tell(Knowledge(), dropped)
     assert (
         known.random_layers == ("features.6.weight", "features.6.bias", "head.weight", "head.bias")
@@ -230,7 +226,7 @@ def test_the_head_is_still_the_last_layer_and_tells_the_label(text: str) -> None
 
 
 def test_a_given_draw_of_zero_makes_the_model_deterministic() -> None:
-    model = Precode(k=3).protect_model(model_of())
+    model = Precode(k=3).protect_model(built())
     (name,) = drawing(model)
     with given(model, {name: torch.zeros(2, 3).double()}):
         assert torch.equal(model(victims()[0][0]), model(victims()[0][0]))

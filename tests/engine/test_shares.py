@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Generator, Tensor, nn
 
+import toys
 from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.types import Gradients, Protocol
 from gradveil.engine.gradients import cross_entropy, in_mode, loop_gradients
 from gradveil.engine.shares import Shares, batched_updates, loop_updates
-from gradveil.models import build
+from toys import SIZE
 
 CLASSES = 5
-SIZE = 8
 
 
 def victims(count: int = 2, batch: int = 1, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -29,45 +29,18 @@ def victims(count: int = 2, batch: int = 1, seed: int = 0) -> tuple[Tensor, Tens
 
 
 def seeded(make: Callable[[], nn.Module]) -> nn.Module:
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        return make().double()
+    return toys.seeded(make).double()
 
 
-def small_mlp() -> nn.Module:
-    return seeded(
-        lambda: nn.Sequential(
-            nn.Flatten(),
-            nn.Linear(3 * SIZE**2, 16),
-            nn.ReLU(),
-            nn.Linear(16, 16),
-            nn.ReLU(),
-            nn.Linear(16, CLASSES),
-        )
-    )
-
-
-def conv_with_norm() -> nn.Module:
-    def make() -> nn.Module:
-        layers = (
-            nn.Conv2d(3, 4, 3, padding=1),
-            nn.BatchNorm2d(4),
-            nn.ReLU(),
-            nn.Conv2d(4, 4, 3, stride=2),
-            nn.BatchNorm2d(4),
-            nn.Tanh(),
-        )
-        model = nn.Sequential(*layers, nn.Flatten(), nn.Linear(36, CLASSES))
-        model(torch.rand(8, 3, SIZE, SIZE, generator=Generator().manual_seed(1)))
-        return model
-
-    return seeded(make).eval()
+def small_mlp() -> nn.Sequential:
+    hidden = seeded(lambda: nn.Linear(16, 16))
+    return toys.mlp(nn.ReLU(), hidden, nn.ReLU(), classes=CLASSES)
 
 
 NETS: dict[str, Callable[[], nn.Module]] = {
-    "lenet": lambda: build("lenet", channels=3, size=SIZE, classes=CLASSES).double().eval(),
+    "lenet": lambda: toys.lenet(classes=CLASSES),
     "mlp": lambda: small_mlp().eval(),
-    "conv with batch norm": conv_with_norm,
+    "conv with batch norm": lambda: toys.conv_with_norm(classes=CLASSES),
 }
 
 
@@ -318,7 +291,7 @@ def test_where_vmap_fails_the_loop_takes_over_with_one_warning_that_says_why() -
 
 
 def test_dropout_draws_anew_for_each_victim() -> None:
-    start = small_mlp()[:3]  # type: ignore[index]
+    start = small_mlp()[:3]
     model = nn.Sequential(start, nn.Dropout(0.5), nn.Linear(16, CLASSES).double())
     images, labels = victims(1)
     found = Shares(model, cross_entropy, Protocol(local_steps=2, train_mode=True))(
@@ -366,7 +339,7 @@ def test_buffers_change_from_step_to_step_but_not_in_the_model() -> None:
 
 def test_frozen_parameters_stay_and_are_not_shared_and_unused_ones_get_zeros() -> None:
     model = small_mlp()
-    model[1].requires_grad_(False)  # type: ignore[index]
+    model[1].requires_grad_(False)
     model.register_parameter("unused", nn.Parameter(torch.ones(2, dtype=torch.float64)))
     protocol = Protocol(local_steps=3, local_lr=0.1)
     images, labels = victims(batch=2)
@@ -379,11 +352,11 @@ def test_frozen_parameters_stay_and_are_not_shared_and_unused_ones_get_zeros() -
 
 def test_a_tied_weight_moves_in_both_places() -> None:
     model = small_mlp()
-    model[3].weight = nn.Parameter(torch.eye(16, dtype=torch.float64))  # type: ignore[index]
+    model[3].weight = nn.Parameter(torch.eye(16, dtype=torch.float64))
     tied = nn.Sequential(model, nn.Linear(CLASSES, CLASSES).double())
     extra = nn.Linear(16, 16).double()
-    extra.weight = model[3].weight  # type: ignore[index]
-    model.insert(4, extra)  # type: ignore[operator]
+    extra.weight = model[3].weight
+    model.insert(4, extra)
     protocol = Protocol(local_steps=3, local_lr=0.1)
     images, labels = victims(batch=2)
     assert_same(

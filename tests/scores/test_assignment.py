@@ -5,24 +5,25 @@ from itertools import permutations
 import pytest
 import torch
 
+import toys
 from gradveil import scores
 from gradveil.core import GradveilError
 from gradveil.core.seeds import generator
 
 
-def batch(count: int, name: str) -> torch.Tensor:
-    return torch.rand(count, 3, 6, 6, generator=generator(0, name))
+def pictures(count: int, seed: int = 0) -> torch.Tensor:
+    return toys.pictures(count, size=6, seed=seed)
 
 
 def test_assign_recovers_a_permutation_under_noise() -> None:
-    truth = batch(16, "truth")
+    truth = pictures(16)
     order = torch.randperm(16, generator=generator(1))
-    found = truth[order] + 0.2 * batch(16, "noise")
+    found = truth[order] + 0.2 * pictures(16, 1)
     assert found[scores.assign(found, truth)].equal(found[order.argsort()])
 
 
 def test_assign_reaches_the_least_total_error_of_all_permutations() -> None:
-    found, truth = batch(5, "found"), batch(5, "truth")
+    found, truth = pictures(5, 2), pictures(5)
     best = min(
         float(scores.mse(found[list(order)], truth).sum()) for order in permutations(range(5))
     )
@@ -33,7 +34,7 @@ def test_assign_reaches_the_least_total_error_of_all_permutations() -> None:
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf, 1e30])
 def test_broken_reconstructions_take_the_places_left_over(bad: float) -> None:
-    truth = batch(4, "truth")
+    truth = pictures(4)
     found = truth.flip(0).clone()
     found[1, 0, 0, 0] = bad
     assert scores.assign(found, truth).tolist() == [3, 2, 1, 0]
@@ -44,4 +45,4 @@ def test_batches_of_different_lengths_are_refused() -> None:
     with pytest.raises(
         GradveilError, match=r"found has shape \(3, 3, 6, 6\) and truth \(4, 3, 6, 6\)"
     ):
-        scores.assign(batch(3, "found"), batch(4, "truth"))
+        scores.assign(pictures(3, 2), pictures(4))

@@ -18,7 +18,6 @@ from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Observation, Reconstruction
 from gradveil.data import Images, load
-from gradveil.models import build
 from gradveil.scores import identify, over_blind, psnr, ssim
 from gradveil.search.probe import (
     ProbeScorer,
@@ -30,6 +29,7 @@ from gradveil.search.probe import (
 )
 from gradveil.transforms import Policy
 from gradveil.transforms.preparation import crop_and_flip
+from toys import lenet
 
 POLICIES = tuple(map(Policy.parse, ("none", "3-1-7", "3-1-7+43-18-18")))
 FEW = GradientMatching(cosine, Adam(0.1), steps=6, frames=0)
@@ -48,9 +48,7 @@ def probe(data: tuple[Images, Images]) -> ProbeScorer:
 
 
 def small(split: Images) -> nn.Module:
-    return build(
-        "lenet", channels=1, size=28, classes=10, mean=split.mean, std=split.std, seed=1
-    ).double()
+    return lenet(1, 28, mean=split.mean, std=split.std, seed=1)
 
 
 def close(found: Tensor, expected: Tensor) -> None:

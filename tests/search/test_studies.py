@@ -9,6 +9,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
+import toys
 from gradveil.core import GradveilError
 from gradveil.search.space import FinishedTrial, Trial, draw, policy_of
 from gradveil.search.storage import Heartbeat, cut_unfinished_line, without_password
@@ -249,10 +250,8 @@ def test_a_storage_that_cannot_be_used_is_named_in_one_line_without_its_password
     storage: str, words: str, searching: ModuleType
 ) -> None:
     began = time.monotonic()
-    with pytest.raises(GradveilError) as caught:
-        searching.join(storage)
-    assert words in str(caught.value) and "\n" not in str(caught.value)
-    assert "hush" not in str(caught.value) and time.monotonic() - began < 10
+    said = toys.refused(searching.join, storage)
+    assert words in said and "hush" not in said and time.monotonic() - began < 10
 
 
 def test_passwords_are_hidden() -> None:

@@ -81,15 +81,16 @@ class TrainingSettings(Struct, frozen=True):
     weight_decay: float
     batch_size: Positive
     loss_scale: float
-    policy: str
     augment: bool
     fraction: float
     image_size: Positive | None
     save_at: list[Count]
     precision: str
     seed: int
+    policy: str | UnsetType = UNSET  # only in files of older versions: a policy is a defense now
     defense: str | UnsetType = UNSET
     delta: Share | None = None
+    test: str | UnsetType = UNSET
 
 
 class SearchSettings(Struct, frozen=True):

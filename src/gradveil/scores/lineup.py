@@ -119,8 +119,8 @@ def replay(
     return torch.stack(made)
 
 
-def likeness(found: Tensor, candidates: Tensor) -> Tensor:
-    """How much each candidate (N, C, H, W) resembles the best of the reconstructions (R, C, H, W).
+def likeness_each(found: Tensor, candidates: Tensor) -> Tensor:
+    """How much each candidate (N, C, H, W) resembles each reconstruction (R, C, H, W), (R, N).
 
     The best over shifts of up to 2 pixels and the mirror image, for every candidate alike. Pictures
     are compared by their locally normalized luminance; the edge of 2 pixels is left out.
@@ -131,19 +131,30 @@ def likeness(found: Tensor, candidates: Tensor) -> Tensor:
             f"images of {candidates.shape[2]} x {candidates.shape[3]} pixels: a line-up needs at "
             f"least {2 * SHIFT + 1} a side"
         )
-    both = torch.cat([found, found.flip(3)])
-    windows = both.unfold(2, height, 1).unfold(3, width, 1)  # (2R, C, 5, 5, h, w)
-    moved = windows.permute(0, 2, 3, 1, 4, 5).flatten(0, 2)
+    both = torch.stack([found, found.flip(3)], dim=1)
+    windows = both.unfold(3, height, 1).unfold(4, width, 1)  # (R, 2, C, 5, 5, h, w)
+    moved = windows.permute(0, 1, 3, 4, 2, 5, 6).flatten(0, 3)
     known = signatures(candidates[:, :, SHIFT : SHIFT + height, SHIFT : SHIFT + width])
-    return (signatures(moved) @ known.T).amax(dim=0)
+    alike: Tensor = signatures(moved) @ known.T  # (R x 50, N)
+    return alike.view(len(found), -1, len(candidates)).amax(dim=1)
 
 
-def rank(found: Tensor, candidates: Tensor, true: int, rng: Generator) -> int:
-    """The rank of the true candidate by likeness, 1 for the nearest; a lot decides among equals.
+def likeness(found: Tensor, candidates: Tensor) -> Tensor:
+    """How much each candidate (N, C, H, W) resembles the best of the reconstructions, (N,)."""
+    return likeness_each(found, candidates).amax(dim=0)
+
+
+def rank_among(alike: Tensor, true: int, rng: Generator) -> int:
+    """The rank of candidate `true` by its likeness (N,), 1 for the nearest; a lot decides ties.
 
     So a picture that resembles no candidate more than another has rank 1 in 1 of N line-ups.
     """
-    alike = likeness(found.float(), candidates.float()).nan_to_num(0.0)
+    alike = alike.nan_to_num(0.0)
     nearer = int((alike > alike[true] + TIE).sum())
     equal = int(((alike - alike[true]).abs() <= TIE).sum())
     return nearer + 1 + int(torch.randint(equal, (), generator=rng))
+
+
+def rank(found: Tensor, candidates: Tensor, true: int, rng: Generator) -> int:
+    """The rank of the true candidate by likeness to the reconstructions (R, C, H, W)."""
+    return rank_among(likeness(found.float(), candidates.float()), true, rng)
