@@ -2,7 +2,7 @@
 
 from gradveil.scores.accuracy import AccuracyScorer, accuracy_score
 from gradveil.scores.blind import gray, mean_color, mean_image, noise, over_blind
-from gradveil.scores.identification import assign, identify, rank, signatures
+from gradveil.scores.identification import assign, identify, rank, rank_among, signatures
 from gradveil.scores.images import mse, psnr, psnr_affine, ssim
 from gradveil.scores.privacy import PrivacyScorer, privacy_score
 from gradveil.scores.scorer import Estimate, Scorer
@@ -25,6 +25,7 @@ __all__ = [
     "psnr",
     "psnr_affine",
     "rank",
+    "rank_among",
     "signatures",
     "ssim",
 ]
