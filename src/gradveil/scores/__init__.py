@@ -1,7 +1,7 @@
 """Scores: how much of the private images a reconstruction shows, and how good a policy is."""
 
 from gradveil.scores.accuracy import AccuracyScorer, accuracy_score
-from gradveil.scores.blind import gray, mean_color, mean_image, noise, over_blind
+from gradveil.scores.blind import over_blind
 from gradveil.scores.identification import assign, identify, rank, rank_among, signatures
 from gradveil.scores.images import mse, psnr, psnr_affine, ssim
 from gradveil.scores.privacy import PrivacyScorer, privacy_score
@@ -14,12 +14,8 @@ __all__ = [
     "Scorer",
     "accuracy_score",
     "assign",
-    "gray",
     "identify",
-    "mean_color",
-    "mean_image",
     "mse",
-    "noise",
     "over_blind",
     "privacy_score",
     "psnr",
