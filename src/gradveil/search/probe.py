@@ -24,7 +24,7 @@ from gradveil.attacks.blind import (
 )
 from gradveil.attacks.labels import Joint
 from gradveil.attacks.starts import Start
-from gradveil.audits.run import CEILING
+from gradveil.audits.outcomes import CEILING
 from gradveil.clients import Client, check_batch
 from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.seeds import generator
