@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 
 from gradveil.audits import AuditResult, CaseResult
 from gradveil.audits.results import FORMAT
@@ -72,6 +73,17 @@ def test_a_case_without_an_attacked_image_has_no_strongest_attack(result: CaseRe
     assert "blind: gray" in str(
         AuditResult(result.out, {"model": "m", "data": "d", "seed": 0}, (stopped,))
     )
+
+
+def test_names_that_a_terminal_would_obey_are_shown_as_escapes(result: CaseResult) -> None:
+    hostile = {"model": "lenet\x1b]0;title\x07", "data": "d", "seed": 0}
+    named = replace(result, settings={**result.settings, "defense": "none\x1b[2J"})
+    shown = AuditResult(result.out, hostile, (named,))
+    console = Console(width=200, color_system=None, highlight=False)
+    with console.capture() as printed:
+        console.print(shown)
+    for text in (str(shown), printed.get()):
+        assert "\x1b" not in text and r"lenet\x1b]0;title\x07" in text and r"none\x1b[2J" in text
 
 
 def test_an_audit_of_which_no_case_was_begun_is_empty(done: AuditResult) -> None:

@@ -60,6 +60,28 @@ def test_a_reconstruction_that_is_the_used_image_is_identified(
     assert candidates.identified("used", noise, victims, used).sum() <= 1
 
 
+def test_identification_by_kept_signatures_equals_that_among_the_images(
+    split: Images, means: Tensor
+) -> None:
+    prepare = Preparation(policy=Policy.parse("3-1-7"))
+    victims = torch.arange(40)
+    candidates = make_candidates(split, victims, prepare, means, 1, seed=0)
+    some = torch.tensor([31, 2, 17, 5, 39, 8])
+    rng = torch.Generator().manual_seed(3)
+    true = {
+        "used": prepare(split.images[some], rng).float() / 255,
+        "original": split.images[some].float() / 255,
+    }
+    for truth, images in true.items():
+        found = images + 0.9 * torch.randn(images.shape, generator=rng)
+        found[0] = 0.5
+        among = candidates.images[truth].clone()
+        among[some] = images
+        expected = identify(found, among, some)
+        assert torch.equal(candidates.identified(truth, found, some, images), expected)
+        assert 0 < expected.sum() < len(some)
+
+
 def test_without_a_policy_used_and_original_candidates_are_the_same(
     split: Images, means: Tensor
 ) -> None:

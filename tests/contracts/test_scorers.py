@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import gradveil.scores
 import gradveil.search
 from gradveil.attacks import GradientMatching
+from gradveil.attacks.blind import BlindGray
 from gradveil.attacks.distances import cosine
 from gradveil.attacks.optimizers import Adam
 from gradveil.core.seeds import generator
@@ -42,7 +43,7 @@ def small() -> tuple[nn.Module, Tensor, Tensor]:
 
 def make_probe_scorer(seed: int) -> Scorer:
     model, images, labels = small()
-    guesses = blind_guesses(12, torch.full((3, SIZE, SIZE), 0.5), seed)
+    guesses = blind_guesses([BlindGray()], images[:12], labels[:12], seed)
     return ProbeScorer(
         model, 10, images[:12], labels[:12], images[12:], guesses, SMALL, seed=seed, sizes=(7, 5)
     )

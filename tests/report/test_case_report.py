@@ -13,7 +13,7 @@ from rich.console import Console
 from gradveil.attacks import find
 from gradveil.audits import AuditJob, Case, CaseResult, Record, run_audit
 from gradveil.defenses import parse
-from gradveil.report.audit import audit_tables, controls_in_words
+from gradveil.report.audit import case_in_words, case_tables
 from gradveil.report.pictures import draw_case
 
 
@@ -74,7 +74,7 @@ def made(
 
 def shown(result: CaseResult, width: int = 80) -> str:
     console = Console(file=io.StringIO(), width=width)
-    for table in audit_tables(result):
+    for table in case_tables(result):
         console.print(table)
     text = console.file
     assert isinstance(text, io.StringIO)
@@ -112,7 +112,7 @@ def test_failed_images_are_flagged_and_counted(tmp_path: Path) -> None:
     assert "1 failed" in shown(made(tmp_path, works=True, extra=extra), 120)
     assert any(
         "8 of 9 identified" in line and "1 failed" in line
-        for line in controls_in_words(made(tmp_path, works=True, extra=extra))
+        for line in case_in_words(made(tmp_path, works=True, extra=extra))
     )
 
 
@@ -141,7 +141,7 @@ def test_an_attack_of_failures_alone_has_no_numbers(tmp_path: Path) -> None:
 def test_words_say_what_the_controls_mean(
     tmp_path: Path, works: bool, says: tuple[str, ...]
 ) -> None:
-    lines = controls_in_words(made(tmp_path, works=works))
+    lines = case_in_words(made(tmp_path, works=works))
     assert len(lines) == 3 and all("\n" not in line for line in lines) and "class mean" in lines[0]
     assert all(any(part in line for line in lines) for part in says)
 
@@ -170,13 +170,13 @@ def test_a_positive_control_works_by_what_was_seen_of_it(
     tmp_path: Path, over: float, hits: int, says: str
 ) -> None:
     positive = [record("positive", "dlg", i, over, i < hits) for i in range(4)]
-    lines = controls_in_words(made(tmp_path, works=True, extra=positive))
+    lines = case_in_words(made(tmp_path, works=True, extra=positive))
     assert any(line.startswith("Positive control: dlg") and line.endswith(says) for line in lines)
 
 
 def test_a_positive_control_of_many_images_may_work_by_decibels_alone(tmp_path: Path) -> None:
     positive = [record("positive", "dlg", i, 1.0 + i, False) for i in range(8)]
-    lines = controls_in_words(made(tmp_path, works=True, extra=positive))
+    lines = case_in_words(made(tmp_path, works=True, extra=positive))
     assert any(
         line.endswith("clearly better than chance by dB over blind (p = 0.0039): the attack works.")
         for line in lines

@@ -13,12 +13,8 @@ from rich.table import Table
 from gradveil.audits import AuditResult, CaseResult, Record, Threshold, certify
 from gradveil.audits.job import slug
 from gradveil.audits.model import ModelFacts
-from gradveil.report.audit import (
-    certificate_table,
-    certificates_in_words,
-    several_in_words,
-    several_tables,
-)
+from gradveil.report.audit import several_in_words, several_tables
+from gradveil.report.certificates import certificate_table, certificates_in_words
 from gradveil.report.pictures import draw_timeline
 
 N = 16

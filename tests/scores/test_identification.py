@@ -71,6 +71,16 @@ def test_rank_counts_the_candidates_that_are_nearer(pictures: Tensor) -> None:
     assert scores.rank(found, pictures, torch.full((5,), 7)).tolist() == expected
 
 
+def test_ranks_from_signatures_are_those_from_images(pictures: Tensor) -> None:
+    found = pictures + 0.8 * drawn(*pictures.shape, name="kept")
+    found[3] = 0.5  # flat: last
+    index = torch.arange(200).flip(0)
+    kept = scores.signatures(pictures)
+    ranks = scores.rank_among(found, kept, index)
+    assert torch.equal(ranks, scores.rank(found, pictures, index))
+    assert ranks[3] == 200 and ranks.unique().numel() > 10
+
+
 def test_identify_is_rank_one(pictures: Tensor) -> None:
     found, index = pictures + 0.6 * drawn(*pictures.shape, name="hard"), torch.arange(200)
     place, hit = scores.rank(found, pictures, index), scores.identify(found, pictures, index)

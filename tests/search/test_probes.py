@@ -9,6 +9,7 @@ from torch import Generator, Tensor, nn
 
 from gradveil.attacks import Attack, GradientMatching, find
 from gradveil.attacks.base import Progress
+from gradveil.attacks.blind import BlindGray, BlindImage
 from gradveil.attacks.distances import cosine
 from gradveil.attacks.labels import Joint
 from gradveil.attacks.optimizers import Adam
@@ -235,9 +236,9 @@ def test_one_policy_is_scored_in_one_call(data: tuple[Images, Images]) -> None:
     )
     assert scores.keys() == NAMES
     assert all(one.n == 12 and one.error is not None for one in scores.values())
-    guesses = blind_guesses(
-        12, (others.double() / 255).mean((0, 2, 3), keepdim=True)[0].expand(1, 28, 28).float(), 2
-    )
+    color = (others.double() / 255).mean((0, 2, 3), keepdim=True)[0].expand(1, 28, 28).float()
+    blind = [BlindGray(), BlindImage("mean color", color)]
+    guesses = blind_guesses(blind, chosen.images, chosen.labels, 2)
     scorer = ProbeScorer(
         small(test),
         10,

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
@@ -19,6 +18,7 @@ from gradveil.audits.records import RECORDS, Record, images_path, load_images, r
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.formats import AuditSettings, CaseSettings
 from gradveil.core.job_folder import Kind
+from gradveil.core.text import SafeConsole, printable
 from gradveil.stats import Summary, Verdict, better_than_blind, clopper_pearson, summary
 
 FORMAT = "gradveil audit 2"
@@ -263,16 +263,17 @@ class AuditResult:
 
     def __rich__(self) -> Table:
         facts = f"{self.settings['model']} on {self.settings['data']}"
-        title = Text(f"{facts}, seed {self.settings['seed']}")
+        title = Text(printable(f"{facts}, seed {self.settings['seed']}"))
         table = Table(title=title, title_justify="left")
         for number, column in enumerate(COLUMNS):
             table.add_column(column, justify="left" if number in (0, 1, 7) else "right")
         for cells in self._cells():
-            table.add_row(*map(Text, cells))  # names are a user's: they are no markup
+            # Names are a user's: they are no markup, and no codes that a terminal obeys.
+            table.add_row(*(Text(printable(cell)) for cell in cells))
         return table
 
     def __str__(self) -> str:
-        console = Console(width=110, color_system=None)
+        console = SafeConsole(width=110, color_system=None)
         with console.capture() as text:
             console.print(self.__rich__())
         return text.get()

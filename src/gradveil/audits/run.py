@@ -19,13 +19,12 @@ from gradveil import __version__
 from gradveil.attacks import Attack
 from gradveil.audits.job import AuditJob, Case, make_cases, name_attacks
 from gradveil.audits.model import describe_model, save_facts
+from gradveil.audits.outcomes import blind_guesses, make_pictures, make_records, outcomes
 from gradveil.audits.records import (
     MODEL,
     RECORDS,
     Key,
-    Record,
     append,
-    finite,
     images_path,
     recover,
     release,
@@ -35,10 +34,8 @@ from gradveil.audits.records import (
 from gradveil.audits.results import AUDIT, CASE, FORMAT, AuditResult
 from gradveil.audits.stage import (
     CANDIDATES,
-    Candidates,
     Controls,
     Stage,
-    Victim,
     make_stage,
     positive_stages,
     run_attack,
@@ -55,12 +52,8 @@ from gradveil.data import Images, load
 from gradveil.data.images import as_images
 from gradveil.defenses import Defense, parse
 from gradveil.engine.device import find_device
-from gradveil.scores import mse, over_blind, psnr, psnr_affine, ssim
 
 LOOKED_AT = 4  # victims, for what should be known before an audit
-MOVING = 4  # images whose frames are kept
-CEILING = 200.0
-"""In dB: an exact copy would be infinite, which JSON cannot hold and a mean cannot bear."""
 
 TRIED = ("left_out", "knows", "protected")
 """Settings of a case that are known only after its attacks were tried out."""
@@ -441,7 +434,7 @@ class _CaseRun:
                 rng = generator(stage.seed, *key)
                 found, seconds = _timed(attack, seen, rng, self._step(key, attack))
             made = outcomes(victims, found)
-            tensors, facts = pictures(made, with_frames=number == 0)
+            tensors, facts = make_pictures(made, with_frames=number == 0)
             save_images(images_path(self.out, *key), tensors, facts)
             candidates, experiment = stage.candidates, self.experiment
             append(
@@ -493,151 +486,3 @@ def experiment_id(settings: Mapping[str, Any]) -> str:
     """Names that can be read, and a digest of everything that decides the result."""
     whole = hashlib.sha256(json.dumps(dict(settings), sort_keys=True).encode()).hexdigest()
     return f"{settings['data']}/{settings['model']}/{settings['defense']}/{whole[:12]}"
-
-
-@dataclass(frozen=True, eq=False)
-class Outcome:
-    """What one victim's reconstruction came to, in the order of the victim's images."""
-
-    victim: Victim
-    status: str
-    images: Tensor
-    labels: list[int | None]
-    distance: float | None = None
-    frames: Tensor | None = None  # (images, frames, C, H, W)
-    frame_steps: tuple[int, ...] = ()
-
-
-def outcomes(victims: Sequence[Victim], found: Sequence[Reconstruction]) -> list[Outcome]:
-    """What became of each victim; `found` are of those that shared something, in order."""
-    left = iter(found)
-    return [
-        _outcome(victim, next(left)) if victim.seen is not None else _lost(victim, victim.status)
-        for victim in victims
-    ]
-
-
-def _outcome(victim: Victim, found: Reconstruction) -> Outcome:
-    if found.status != "ok":
-        return _lost(victim, found.status)
-    if not bool(found.images.isfinite().all()):
-        return _lost(victim, "failed: the reconstruction holds values that are not finite")
-    images, labels, order = victim.aligned(found)
-    frames = None
-    if found.frames is not None:
-        frames = found.frames.detach().cpu()[:, order].transpose(0, 1).nan_to_num(0.5).clamp(0, 1)
-    named: list[int | None] = [None] * len(images) if labels is None else labels.tolist()
-    return Outcome(victim, "ok", images, named, finite(found.distance), frames, found.frame_steps)
-
-
-def _lost(victim: Victim, status: str) -> Outcome:
-    status = status if status.startswith("failed") else f"failed: {status}"
-    black = torch.zeros_like(victim.used)
-    return Outcome(victim, " ".join(status.split()), black, [None] * len(victim.indices))
-
-
-def blind_guesses(victims: Sequence[Victim], found: Sequence[Sequence[Reconstruction]]) -> Tensor:
-    """(images, controls, C, H, W), for the images whose victim shared something.
-
-    `found` has one sequence for each control.
-    """
-    alive = [victim for victim in victims if victim.seen is not None]
-    if not alive:
-        return torch.empty(0, len(found), *victims[0].used.shape[1:])
-    aligned = [
-        [victim.aligned(guess)[0] for victim, guess in zip(alive, guesses, strict=True)]
-        for guesses in found
-    ]
-    return torch.stack([torch.cat(images) for images in aligned], dim=1)
-
-
-def make_records(
-    made: Sequence[Outcome],
-    guesses: Tensor,
-    candidates: Candidates,
-    experiment: str,
-    key: Key,
-    seconds: float,
-) -> list[Record]:
-    """One record for each image. `guesses` are those of `blind_guesses`."""
-    good = [outcome for outcome in made if outcome.status == "ok"]
-    scores = iter(_scores(good, guesses[_rows(made)], candidates))
-    kind, name, chunk = key
-    images = sum(len(outcome.images) for outcome in made)
-    return [
-        Record(
-            experiment,
-            kind,
-            name,
-            chunk,
-            image=int(outcome.victim.indices[i]),
-            status=outcome.status,
-            label=int(outcome.victim.original.labels[i]),
-            label_found=outcome.labels[i],
-            distance=outcome.distance,
-            candidates=len(candidates),
-            chance=candidates.chance,
-            scores=next(scores) if outcome.status == "ok" else {},
-            seconds=seconds / images,
-        )
-        for outcome in made
-        for i in range(len(outcome.images))
-    ]
-
-
-def _rows(made: Sequence[Outcome]) -> Tensor:
-    """Where the good images stand among those whose victim shared something."""
-    shared = [outcome for outcome in made if outcome.victim.seen is not None]
-    flags = [outcome.status == "ok" for outcome in shared for _ in outcome.images]
-    return torch.tensor(flags, dtype=torch.bool)
-
-
-def _scores(
-    good: Sequence[Outcome], guesses: Tensor, candidates: Candidates
-) -> list[dict[str, dict[str, float]]]:
-    """For each image and each truth, six numbers."""
-    if not good:
-        return []
-    found = torch.cat([outcome.images for outcome in good])
-    images = torch.cat([outcome.victim.indices for outcome in good])
-    truths = {
-        "used": torch.cat([outcome.victim.used for outcome in good]),
-        "original": torch.cat([outcome.victim.original.images for outcome in good]),
-    }
-    tables = {
-        truth: {
-            "mse": mse(found, true),
-            "psnr": psnr(found, true),
-            "ssim": ssim(found, true),
-            "psnr_affine": psnr_affine(found, true),
-            "over_blind": over_blind(found, true, guesses),
-            "identified": candidates.identified(truth, found, images, true),
-        }
-        for truth, true in truths.items()
-    }
-    plain = {
-        truth: {name: v.clamp(-CEILING, CEILING).tolist() for name, v in table.items()}
-        for truth, table in tables.items()
-    }
-    return [
-        {truth: {name: v[i] for name, v in table.items()} for truth, table in plain.items()}
-        for i in range(len(found))
-    ]
-
-
-def pictures(
-    made: Sequence[Outcome], with_frames: bool
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """The images as uint8 and facts about them, to be saved."""
-    tensors = {
-        "original": torch.cat([outcome.victim.original.images for outcome in made]),
-        "used": torch.cat([outcome.victim.used for outcome in made]),
-        "found": torch.cat([outcome.images for outcome in made]),
-    }
-    facts: dict[str, Any] = {"images": [int(i) for o in made for i in o.victim.indices]}
-    moving = [o for o in made if o.frames is not None] if with_frames else []
-    if moving:
-        tensors["frames"] = torch.cat([o.frames for o in moving if o.frames is not None])[:MOVING]
-        facts["frame_images"] = [int(i) for o in moving for i in o.victim.indices][:MOVING]
-        facts["frame_steps"] = list(moving[0].frame_steps)
-    return {name: (tensor * 255).round().to(torch.uint8) for name, tensor in tensors.items()}, facts

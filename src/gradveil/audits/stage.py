@@ -21,7 +21,7 @@ from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Gradients, Knowledge, Observation, Reconstruction
 from gradveil.data import Images
 from gradveil.defenses import Defense
-from gradveil.scores import assign, identify
+from gradveil.scores import assign, rank_among, signatures
 
 POSITIVES = 4  # images of a positive control
 CANDIDATES = 1_000
@@ -50,27 +50,28 @@ class Controls:
 class Candidates:
     """Images of the split that a reconstruction is to be identified among, the victims' first.
 
-    By truth: `used` are put through the defense with new draws, `original` are as they are;
-    images are (K, C, H, W) in [0, 1]. `chance` is how often the class mean, or luck where that is
-    better, identifies an image.
+    By truth: `used` are put through the defense with new draws, `original` are as they are.
+    `images` are (K, C, H, W) in [0, 1], and `signatures` (K, H x W) are theirs. `chance` is how
+    often the class mean, or luck where that is better, identifies an image.
     """
 
     indices: Tensor
     images: Mapping[str, Tensor]
+    signatures: Mapping[str, Tensor]
     chance: Mapping[str, float]
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def identified(self, truth: str, found: Tensor, images: Tensor, true: Tensor) -> Tensor:
-        """1 where `found` is nearer to its true image than to any other candidate, else 0.
+        """Return 1 where `found` is nearer to its true image than to any other candidate, else 0.
 
         `images` are the victims' numbers in the split; each true image replaces its candidate.
         """
         rows = torch.stack([(self.indices == image).nonzero()[0, 0] for image in images])
-        candidates = self.images[truth].clone()
-        candidates[rows] = true
-        return identify(found, candidates, rows)
+        known = self.signatures[truth].clone()
+        known[rows] = signatures(true)
+        return (rank_among(found, known, rows) == 1).double()
 
 
 def make_candidates(
@@ -91,19 +92,26 @@ def make_candidates(
     indices = torch.cat([victims, others])[: max(CANDIDATES, len(victims))]
     pixels = split.images[indices]
     rng = generator(seed, "candidates", "prepare")
-    used = pixels if prepare is None else prepare(pixels, rng)
-    images = {"used": used.float() / 255, "original": pixels.float() / 255}
+    original = pixels.float() / 255
+    used = original if prepare is None else prepare(pixels, rng).float() / 255
+    images = {"used": used, "original": original}
+    of_original = signatures(original)
+    known = {
+        "used": of_original if prepare is None else signatures(used),
+        "original": of_original,
+    }
     rates = dict.fromkeys(images, 0.0)
     if means is not None:
         guesses, rows = means[split.labels[indices]].float(), torch.arange(len(indices))
         rates = {
-            truth: float(identify(guesses, some, rows).mean()) for truth, some in images.items()
+            truth: float((rank_among(guesses, some, rows) == 1).double().mean())
+            for truth, some in known.items()
         }
     # Any reconstruction of a batch may be taken for an image, so luck has as many tries.
     chance = {
         truth: min(1.0, batch_size * max(rate, 1 / len(indices))) for truth, rate in rates.items()
     }
-    return Candidates(indices, images, chance)
+    return Candidates(indices, images, known, chance)
 
 
 def preparation(defense: Defense) -> Callable[[Tensor, Generator], Tensor]:

@@ -9,6 +9,13 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks import GradientMatching
+from gradveil.attacks.blind import (
+    Blind,
+    BlindImage,
+    find_means,
+    make_blind_attacks,
+    stack_guesses,
+)
 from gradveil.attacks.labels import Counted, Known, LabelFinder, SingleLabel, last_layer
 from gradveil.checks.subject import Finding, Subject, quiet
 from gradveil.core.errors import GradveilError
@@ -16,7 +23,7 @@ from gradveil.core.importing import user_code
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Loss, Observation, Reconstruction
 from gradveil.engine.gradients import cross_entropy, per_sample
-from gradveil.scores import assign, gray, identify, mean_color, mean_image, noise, over_blind
+from gradveil.scores import assign, identify, over_blind
 from gradveil.stats import better_than_blind
 
 
@@ -150,11 +157,11 @@ def no_better_than_blind(subject: Subject) -> Finding | None:
             str(error),
             "choose an attack that suits this model and what is known",
         )
-    over = [
-        value
-        for pair in zip(founds, truths, attacked, strict=True)
-        for value in _over(subject, *pair)
-    ]
+    guessing = _guessing(subject)
+    over: list[float] = []
+    for found, truth, batch in zip(founds, truths, attacked, strict=True):
+        guesses = _guesses(guessing, truth, batch.labels.cpu(), subject.seed)
+        over += over_blind(found, truth, guesses).tolist()
     hits, candidates = _identified(subject, torch.cat(founds), torch.cat(truths))
     if median(over) > 0 or better_than_blind(over, hits, len(over), candidates).better:
         return None
@@ -203,36 +210,23 @@ def _aim(found: Reconstruction, used: Batch, original: Batch) -> Tensor:
     return (used if found.aims_at == "used" else original).images.detach().cpu().float()
 
 
-def _over(subject: Subject, found: Tensor, truth: Tensor, batch: Batch) -> list[float]:
-    """dB of each image over the best blind guess: noise, gray, and what public images give.
+def _guessing(subject: Subject) -> list[Blind]:
+    """Return the blind attacks: noise, gray, and what public images give.
 
-    These give their mean color, their mean and the mean of the label's class.
+    These give their mean color, the mean of the label's class and the mean of all.
     """
+    if subject.public is None:
+        return [*make_blind_attacks().values()]
+    public = subject.public
+    means = find_means(public.images.cpu().float(), public.labels.cpu(), subject.classes)
+    return [*make_blind_attacks(means).values(), BlindImage("mean image", means.image)]
+
+
+def _guesses(attacks: Sequence[Blind], truth: Tensor, labels: Tensor, seed: int) -> Tensor:
+    """Return every attack's guess of each image, (images, attacks, C, H, W); noise is the same."""
     shape = truth.shape[1], truth.shape[2], truth.shape[3]
-    guesses = [noise(shape, 1, generator(subject.seed, "checks", "guess")), gray(shape)]
-    if subject.public is not None:
-        guesses += [
-            mean_color(subject.public.images.float()),
-            mean_image(subject.public.images.float()),
-        ]
-    everyone = torch.cat(guesses).expand(len(truth), -1, -1, -1, -1)
-    guesses_of_each = torch.stack(
-        [
-            torch.cat([many, _class_mean(subject, int(label))])
-            for many, label in zip(everyone, batch.labels, strict=True)
-        ]
-    )
-    values: list[float] = over_blind(found, truth, guesses_of_each).tolist()
-    return values
-
-
-def _class_mean(subject: Subject, label: int) -> Tensor:
-    """The mean of the public images of a class; gray, a guess already, where there are none."""
-    example = subject.few[0].images
-    shape = example.shape[1], example.shape[2], example.shape[3]
-    if subject.public is None or not bool((subject.public.labels == label).any()):
-        return gray(shape)
-    return mean_image(subject.public.images[subject.public.labels == label].float())
+    rngs = [generator(seed, "checks", "guess") for _ in truth]
+    return stack_guesses(attacks, shape, labels, rngs)
 
 
 def _identified(subject: Subject, found: Tensor, truth: Tensor) -> tuple[int, int]:

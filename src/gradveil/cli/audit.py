@@ -162,14 +162,8 @@ def audit_command(
 def _show(result: "AuditResult", threshold: "Threshold | None", as_json: bool) -> None:
     """Print the result: a table of its attacks for one case, of its defenses for several."""
     from gradveil.audits import certify
-    from gradveil.report.audit import (
-        audit_tables,
-        certificate_table,
-        certificates_in_words,
-        controls_in_words,
-        several_in_words,
-        several_tables,
-    )
+    from gradveil.report.audit import audit_in_words, audit_tables
+    from gradveil.report.certificates import certificate_table, certificates_in_words
     from gradveil.report.pictures import draw_case, draw_timeline
 
     first, out = result.cases[0], result.out
@@ -178,10 +172,7 @@ def _show(result: "AuditResult", threshold: "Threshold | None", as_json: bool) -
     if first.asked_step is not None:
         shown = [draw_timeline(result)]
         pictures += shown
-    if len(result.cases) == 1:
-        words, tables = controls_in_words(first), audit_tables(first)
-    else:
-        words, tables = several_in_words(result), several_tables(result)
+    words, tables = audit_in_words(result), audit_tables(result)
     plain: dict[str, Any] = {"out": out, "settings": result.settings, "cases": result.plain()}
     if threshold is not None:
         # The loss of accuracy is against the model of the same step that was trained and audited

@@ -1,71 +1,97 @@
-"""An audit as a table, and what its controls say in words."""
+"""An audit as tables and in sentences, with a single case or with several."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from rich.table import Table
 
-from gradveil.audits import AuditResult, CaseResult, Certificate, Row
-from gradveil.audits.certificates import ANY, LEVEL, Bound
+from gradveil.audits import AuditResult, CaseResult, Row
 from gradveil.audits.results import NO_BETTER, TRUTHS
 from gradveil.report.layout import Fitted
 from gradveil.stats import EACH, Summary
 
-COLUMNS = ("", "n", "PSNR dB", "median", "worst\n5%", "over\nblind", "SSIM", "identi-\nfied", "")
-NAME, FLAG = 17, 10  # letters of "blind: class mean", and of a line of "no better than blind"
-FAILS = "it fails even there, so low scores of it say nothing about the model"
-TITLES = {"used": "Against the images that were used", "original": "Against the original images"}
+USED, ORIGINAL = TRUTHS
+
+GUESS, FLAG = 17, 10  # letters of "blind: class mean", and of a line of "no better than blind"
+DEFENSE, ATTACKER = 14, 23  # letters of "clean gradient", and of the longest name of an attack
 
 
-def audit_tables(result: CaseResult) -> list[Table]:
-    """One table where images were used as they are; else one against the used images and one against the originals."""
+def audit_tables(result: AuditResult) -> list[Table]:
+    """Make the tables of an audit: its attacks if it has a single case, else its defenses."""
+    return case_tables(result.cases[0]) if len(result.cases) == 1 else several_tables(result)
+
+
+def audit_in_words(result: AuditResult) -> list[str]:
+    """Return sentences on the controls and on everything that a reader would not expect."""
+    return case_in_words(result.cases[0]) if len(result.cases) == 1 else several_in_words(result)
+
+
+def spread(values: Summary, form: str = ".2f") -> str:
+    """Write a mean with its standard deviation, where there is any."""
+    return number(values.mean, form) + ("" if values.std is None else f" ± {values.std:{form}}")
+
+
+def number(value: float | None, form: str = ".2f") -> str:
+    """Write a number; a dash where it is not known."""
+    return "-" if value is None else format(value, form)
+
+
+def best_blind(rows: Sequence[Row]) -> Row:
+    """Return the blind guess with the highest mean PSNR."""
+    return max(
+        (row for row in rows if row.kind == "blind"),
+        key=lambda row: -1e9 if row.psnr.mean is None else row.psnr.mean,
+    )
+
+
+# A single case
+
+CASE_COLUMNS = (
+    "",
+    "n",
+    "PSNR dB",
+    "median",
+    "worst\n5%",
+    "over\nblind",
+    "SSIM",
+    "identi-\nfied",
+    "",
+)
+CASE_TITLES = {
+    USED: "Against the images that were used: ",
+    ORIGINAL: "Against the original images: ",
+}
+
+
+def case_tables(case: CaseResult) -> list[Table]:
+    """Make a table of the attacks and controls against the images used.
+
+    Where the defense changes images, a second table is against the originals.
+    """
+    settings = case.settings
+    acted = " in training only" if settings.get("clean") else ""
+    facts = (
+        f"{settings['model']} on {settings['data']}, defense {case.defense}{acted}, "
+        f"labels {settings['labels']}, seed {settings['seed']}"
+    )
+    several = len(case.truths) > 1
     return [
-        audit_table(result, truth, TITLES[truth] if len(result.truths) > 1 else "")
-        for truth in result.truths
+        _case_table(case, truth, (CASE_TITLES[truth] if several else "") + facts)
+        for truth in case.truths
     ]
 
 
-def audit_table(result: CaseResult, truth: str, title: str) -> Table:
-    """The positive controls use images as they are, so they stand in the first table alone."""
-    settings = result.settings
-    acted = " in training only" if settings.get("clean") else ""
-    facts = f"{settings['model']} on {settings['data']}, defense {result.defense}{acted}, labels {settings['labels']}"
-    facts = f"{facts}, seed {settings['seed']}"
-    made = Fitted(
-        f"{title}: {facts}" if title else facts, COLUMNS, {len(COLUMNS) - 1: FLAG, 0: NAME}
-    )
-    for kind in ("attack", "blind", "positive") if truth == "used" else ("attack", "blind"):
-        for row in result.rows:
+def _case_table(case: CaseResult, truth: str, title: str) -> Table:
+    """Positive controls use images as they are, so they stand in the first table alone."""
+    made = Fitted(title, CASE_COLUMNS, {len(CASE_COLUMNS) - 1: FLAG, 0: GUESS})
+    for kind in ("attack", "blind", "positive") if truth == USED else ("attack", "blind"):
+        for row in case.rows:
             if (row.truth, row.kind) == (truth, kind):
-                made.row(*_cells(row), style="bold" if kind == "attack" else "")
+                made.row(*_case_cells(row), style="bold" if kind == "attack" else "")
         made.add_section()
     return made
 
 
-def controls_in_words(result: CaseResult) -> list[str]:
-    """What the controls say, one line each, and what that makes of the attacks."""
-    rows = [row for row in result.rows if row.truth == "used"]
-    lines = [_blind_words([row for row in rows if row.kind == "blind"])]
-    positives = {row.attack: row for row in rows if row.kind == "positive"}
-    lines += [positive_words(row) for row in positives.values()]
-    works = {name: row.verdict.better for name, row in positives.items()}
-    lines += [_attack_words(row, works.get(row.attack)) for row in rows if row.kind == "attack"]
-    return [line for line in (*lines, *knowledge_words(result), *left_out_words(result)) if line]
-
-
-def knowledge_words(result: CaseResult) -> list[str]:
-    """What attackers knew beyond the labels."""
-    knows: dict[str, str] = result.settings.get("knows", {})
-    return [f"{name} was told: {told}." for name, told in knows.items() if told != "labels"]
-
-
-def left_out_words(result: CaseResult) -> list[str]:
-    reasons: dict[str, str] = result.settings.get("left_out", {})
-    return [
-        f"Left out: {name}: {reason.removeprefix('attack ')}." for name, reason in reasons.items()
-    ]
-
-
-def _cells(row: Row) -> list[str]:
+def _case_cells(row: Row) -> list[str]:
     return [
         f"positive: {row.attack}" if row.kind == "positive" else row.attack,
         str(row.n),
@@ -79,65 +105,87 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _blind_words(rows: Sequence[Row]) -> str:
-    scored = [row for row in rows if row.psnr.mean is not None]
-    if not scored:
-        return ""
-    best = max(scored, key=lambda row: row.psnr.mean or 0)
-    return (
-        f"Blind controls look at no gradient: the best, {best.attack.removeprefix('blind: ')}, scores {number(best.psnr.mean)} dB, "
-        f"so PSNR up to there shows nothing by itself; a guess identifies {best.verdict.chance:.1%} among {best.candidates}."
-    )
+def case_in_words(case: CaseResult) -> list[str]:
+    """Return a sentence for each control and attack, for what was told, and for what is left out.
+
+    An attack that is no better than blind is judged by its positive control.
+    """
+    rows = [row for row in case.rows if row.truth == USED]
+    positives = {row.attack: row for row in rows if row.kind == "positive"}
+    works = {attack: row.verdict.better for attack, row in positives.items()}
+    knows: dict[str, str] = case.settings.get("knows", {})
+    return [
+        *_blind_words(rows),
+        *map(_positive_words, positives.values()),
+        *(_attack_words(row, works.get(row.attack)) for row in rows if row.kind == "attack"),
+        *(f"{attack} was told: {told}." for attack, told in knows.items() if told != "labels"),
+        *(f"Left out: {line}" for line in _left_out(case)),
+    ]
 
 
-def best_blind(rows: Sequence[Row]) -> Row:
-    return max(
-        (row for row in rows if row.kind == "blind"),
-        key=lambda row: -1e9 if row.psnr.mean is None else row.psnr.mean,
-    )
+def _blind_words(rows: Sequence[Row]) -> list[str]:
+    if all(row.psnr.mean is None for row in rows if row.kind == "blind"):
+        return []
+    best = best_blind(rows)
+    return [
+        f"Blind controls look at no gradient: the best, {best.attack.removeprefix('blind: ')}, "
+        f"scores {number(best.psnr.mean)} dB, so PSNR up to there shows nothing by itself; "
+        f"a guess identifies {best.verdict.chance:.1%} among {best.candidates}."
+    ]
 
 
-def positive_words(row: Row) -> str:
+def _positive_words(row: Row) -> str:
     model = "mlp" if row.attack == "closed-form" else "lenet"
-    found = f"{number(row.psnr.mean)} dB, {number(row.over_blind.mean, '+.2f')} dB over blind, {row.identified} of {row.n} identified"
-    says = f"{_shown_by(row)}: the attack works" if row.verdict.better else FAILS
-    return f"Positive control: {row.attack} on an untrained {model}, one image a victim and one gradient: {found}: {says}."
+    says = "it fails even there, so low scores of it say nothing about the model"
+    if row.verdict.better:
+        says = f"{_shown_by(row)}: the attack works"
+    return (
+        f"Positive control: {row.attack} on an untrained {model}, one image a victim and one "
+        f"gradient: {number(row.psnr.mean)} dB, {number(row.over_blind.mean, '+.2f')} dB over "
+        f"blind, {row.identified} of {row.n} identified: {says}."
+    )
 
 
 def _shown_by(row: Row) -> str:
-    """By which of the two tests it is better than a guess: images may be recognized that are no closer in dB."""
+    """Name the tests that show it: images may be recognized that are no closer in dB."""
     tests = {"identification": row.verdict.p_identified, "dB over blind": row.verdict.p_over_blind}
     return "clearly better than chance by " + " and by ".join(
-        f"{name} (p = {p:.2g})" for name, p in tests.items() if p < EACH
+        f"{test} (p = {p:.2g})" for test, p in tests.items() if p < EACH
     )
 
 
 def _attack_words(row: Row, works: bool | None) -> str:
-    """`works`: in its positive control, if it has one."""
-    failed = f", {row.failed} failed" if row.failed else ""
-    tests = f"p = {row.verdict.p_over_blind:.2g} for dB over blind, p = {row.verdict.p_identified:.2g} for identification"
+    """Say how an attack did; `works`: whether its positive control did, None without any."""
     low, high = row.identified_bounds
-    seen = f"{row.identified} of {row.n} identified (95%: {low:.1%} to {high:.1%}){failed}; {tests}"
+    failed = f", {row.failed} failed" if row.failed else ""
+    figures = (
+        f"{row.identified} of {row.n} identified (95%: {low:.1%} to {high:.1%}){failed}; "
+        f"p = {row.verdict.p_over_blind:.2g} for dB over blind, "
+        f"p = {row.verdict.p_identified:.2g} for identification"
+    )
     if row.verdict.better:
-        return f"{row.attack}: better than blind: {seen}."
-    because = ", and its positive control fails too: try more steps or another attack before calling the model safe"
-    because = {
-        True: "",
-        False: because,
-        None: ", and it has no positive control: it needs a defense to undo",
-    }[works]
-    return f"{row.attack}: {NO_BETTER}: {seen}{because}."
+        return f"{row.attack}: better than blind: {figures}."
+    if works is None:
+        because = ", and it has no positive control: it needs a defense to undo"
+    elif works:
+        because = ""
+    else:
+        because = (
+            ", and its positive control fails too: try more steps or another attack before "
+            "calling the model safe"
+        )
+    return f"{row.attack}: {NO_BETTER}: {figures}{because}."
 
 
-def spread(values: Summary, form: str = ".2f") -> str:
-    return number(values.mean, form) + ("" if values.std is None else f" ± {values.std:{form}}")
+def _left_out(case: CaseResult) -> list[str]:
+    """Return the attacks that do not suit the case, each with the reason."""
+    reasons: dict[str, str] = case.settings.get("left_out", {})
+    return [f"{attack}: {reason.removeprefix('attack ')}." for attack, reason in reasons.items()]
 
 
-def number(value: float | None, form: str = ".2f") -> str:
-    return "-" if value is None else format(value, form)
+# Several cases
 
-
-RESULTS = (
+STRONGEST_COLUMNS = (
     "defense",
     "accu-\nracy",
     "strongest attacker",
@@ -146,143 +194,62 @@ RESULTS = (
     "SSIM",
     "identi-\nfied",
 )
-GRID_COLUMNS = ("defense", "attacker", "PSNR dB", "over\nblind", "SSIM", "identi-\nfied")
-GRID_TITLES = {
-    "used": "Every attacker, against the images that were used",
-    "original": "Every attacker, against the original images",
+ATTACKER_COLUMNS = ("defense", "attacker", "PSNR dB", "over\nblind", "SSIM", "identi-\nfied")
+ATTACKER_TITLES = {
+    USED: "Every attacker, against the images that were used",
+    ORIGINAL: "Every attacker, against the original images",
 }
-DEFENSE, ATTACKER = 14, 23  # letters of "clean gradient", and of the longest name of an attack
 
 
 def several_tables(result: AuditResult) -> list[Table]:
-    """The defences' results; every attacker against the used images; and against the originals where a defence changes images."""
-    changed = [part for part in result.cases if len(part.truths) > 1]
-    tables = [results_table(result), attackers_table(result.cases, "used")]
-    return [*tables, attackers_table(changed, "original")] if changed else tables
+    """Make a table of the strongest attacker on each defense, and a table of every attacker.
+
+    A third is against the original images, for the defenses that change images.
+    """
+    changed = [case for case in result.cases if len(case.truths) > 1]
+    tables = [_strongest_table(result), _attackers_table(result.cases, USED)]
+    return [*tables, _attackers_table(changed, ORIGINAL)] if changed else tables
 
 
-def results_table(result: AuditResult) -> Table:
-    """One row for each defence: its strongest attacker, by identification, then by dB over blind."""
+def _strongest_table(result: AuditResult) -> Table:
     settings = result.settings
-    facts = f"{settings['model']} on {settings['data']}, labels {settings['labels']}, seed {settings['seed']}"
-    made = Fitted(f"What is left of each defense: {facts}", RESULTS, {0: DEFENSE, 2: ATTACKER})
-    for part in result.cases:
-        row = part.strongest
-        against = "\n (original image)" if row.truth != TRUTHS[0] else ""
-        made.row(
-            name(part),
-            accuracy(part),
-            row.attack + against,
-            number(row.psnr.mean, ".1f"),
-            *_scores(row),
-        )
+    title = (
+        f"What is left of each defense: {settings['model']} on {settings['data']}, "
+        f"labels {settings['labels']}, seed {settings['seed']}"
+    )
+    made = Fitted(title, STRONGEST_COLUMNS, {0: DEFENSE, 2: ATTACKER})
+    for case in result.cases:
+        row = case.strongest
+        attacker = row.attack + ("" if row.truth == USED else "\n (original image)")
+        psnr = number(row.psnr.mean, ".1f")
+        made.row(_on_lines(case), _accuracy(case), attacker, psnr, *_scores(row))
     return made
 
 
-def attackers_table(parts: Sequence[CaseResult], truth: str) -> Table:
-    """Defences by attackers, the strongest in bold; below each defence its best blind guess."""
-    made = Fitted(GRID_TITLES[truth], GRID_COLUMNS, {0: DEFENSE, 1: ATTACKER})
-    for part in parts:
-        lines = iter(name(part).split("\n"))
-        rows = [row for row in part.rows if row.truth == truth]
-        best = part.strongest
-        for row in (row for row in rows if row.kind == "attack"):
-            style = "bold" if (row.attack, row.truth) == (best.attack, best.truth) else ""
-            made.row(
-                next(lines, ""),
-                row.attack + _knows(part, row.attack),
-                spread(row.psnr, ".1f"),
-                *_scores(row),
-                style=style,
-            )
+def _attackers_table(cases: Sequence[CaseResult], truth: str) -> Table:
+    """Below a defense's attackers stand its best blind guess and its positive controls, dim."""
+    made = Fitted(ATTACKER_TITLES[truth], ATTACKER_COLUMNS, {0: DEFENSE, 1: ATTACKER})
+    for case in cases:
+        lines = iter(_on_lines(case).split("\n"))
+        rows = [row for row in case.rows if row.truth == truth]
+        best = case.strongest
+        for row in rows:
+            if row.kind == "attack":
+                strongest = (row.attack, row.truth) == (best.attack, best.truth)
+                attacker = row.attack + _knows(case, row.attack)
+                cells = _attacker_cells(attacker, row)
+                made.row(next(lines, ""), *cells, style="bold" if strongest else "")
         blind = best_blind(rows)
-        made.row(
-            "\n".join(lines), blind.attack, spread(blind.psnr, ".1f"), *_scores(blind), style="dim"
-        )
-        if truth == TRUTHS[0]:
-            for row in (row for row in rows if row.kind == "positive"):
-                made.row(
-                    "",
-                    f"positive: {row.attack}",
-                    spread(row.psnr, ".1f"),
-                    *_scores(row),
-                    style="dim",
-                )
+        made.row("\n".join(lines), *_attacker_cells(blind.attack, blind), style="dim")
+        for row in rows:
+            if row.kind == "positive" and truth == USED:
+                made.row("", *_attacker_cells(f"positive: {row.attack}", row), style="dim")
         made.add_section()
     return made
 
 
-def several_in_words(result: AuditResult) -> list[str]:
-    """The controls, what the clean rows mean, models that are not what a reader expects, and what was left out."""
-    labels = {"known": "the labels", "inferred": "the labels it inferred"}[
-        result.settings["labels"]
-    ]
-    lines = [
-        "Strongest: the attacker that identifies most images, of equal ones the one with the most dB over blind.",
-        f"Each attacker knows the model, what was shared and {labels}; what else it is told stands below its name. ≤: {NO_BETTER}.",
-    ]
-    first = result.cases[0]
-    lines += [
-        positive_words(row) for row in first.rows if (row.kind, row.truth) == ("positive", "used")
-    ]
-    said: dict[str, list[str]] = {}
-    for part in result.cases:
-        for word in _part_words(part):
-            said.setdefault(word, []).append(part.name)
-    everywhere = len(result.cases)
-    return lines + [
-        f"{'All' if 1 < everywhere == len(names) else '; '.join(names)}: {word}"
-        for word, names in said.items()
-    ]
-
-
-def name(part: CaseResult) -> str:
-    """The name of a case on up to three lines."""
-    return part.name.replace(", ", "\n")
-
-
-def accuracy(part: CaseResult) -> str:
-    """Marked where the model was trained under something else."""
-    if part.model is None:
-        return "-"
-    return f"{part.model.accuracy:.1%}" + ("" if part.model.under == part.defense else "*")
-
-
-def _part_words(part: CaseResult) -> list[str]:
-    settings, found = part.settings, part.model
-    words = []
-    if part.clean:
-        words.append(
-            "as published: the defense acts in training only, and the clean gradient is attacked."
-        )
-    if found is not None and found.under != part.defense:
-        words.append(
-            f"* the accuracy is that of a model trained under {found.under or 'what its file does not say'}."
-        )
-    if part.settings["checkpoint"] is None:
-        words.append("the model is untrained.")
-    elif found is None:
-        words.append(
-            "the checkpoint is of the plain model, so what the defense adds to it is untrained, and its accuracy unknown."
-        )
-    failed = {
-        row.attack: row.failed
-        for row in part.rows
-        if row.failed and row.truth == "used" and row.kind == "attack"
-    }
-    words += [
-        f"{attack} failed on {count} image(s), which count as tested."
-        for attack, count in failed.items()
-    ]
-    return words + [
-        f"left out: {attack}: {reason.removeprefix('attack ')}."
-        for attack, reason in settings.get("left_out", {}).items()
-    ]
-
-
-def _knows(part: CaseResult, attack: str) -> str:
-    _, _, more = str(part.settings.get("knows", {}).get(attack, "labels")).partition(", ")
-    return "".join(f"\n + {one}" for one in more.split(", ") if one)
+def _attacker_cells(attacker: str, row: Row) -> list[str]:
+    return [attacker, spread(row.psnr, ".1f"), *_scores(row)]
 
 
 def _scores(row: Row) -> list[str]:
@@ -290,111 +257,65 @@ def _scores(row: Row) -> list[str]:
     return [number(row.over_blind.mean, "+.1f"), number(row.ssim.mean, ".3f"), mark]
 
 
-UNKNOWN = "Gamma is unknown where the accuracy of the model, or of one trained without a defense and audited beside it, is not known."
-UNITS = {"psnr": "PSNR {:g} dB", "ssim": "SSIM {:g}"}
-CERTIFICATE_COLUMNS = ("defense", "attacker", "against", "reached", "delta\nat most")
+def _on_lines(case: CaseResult) -> str:
+    """Write the name of a case on up to three lines."""
+    return case.name.replace(", ", "\n")
 
 
-def certificate_table(certificates: Mapping[str, Certificate]) -> Table:
-    """By the defence's name: each attack, the strongest in bold, all together, and the blind guess that reaches epsilon most often."""
-    threshold = next(iter(certificates.values())).threshold
-    title = f"Reached {UNITS[threshold.metric].format(threshold.epsilon)} or more; delta: exact bound, one-sided {LEVEL:.0%}"
-    made = Fitted(title, CERTIFICATE_COLUMNS, {0: 14, 1: 23, 2: 8})
-    for defense, one in certificates.items():
-        first = defense
-        for claim in one.claims:
-            for truth, bound in claim.bounds.items():
-                made.row(
-                    first,
-                    claim.attack,
-                    truth,
-                    *_certificate_cells(bound),
-                    style="bold" if claim.attack == one.strongest else "",
-                )
-                first = ""
-        made.row(
-            "",
-            ANY,
-            "either" if len(one.blind.bounds) > 1 else next(iter(one.blind.bounds)),
-            *_certificate_cells(one.overall),
-        )
-        for truth, bound in one.blind.bounds.items():
-            made.row("", one.blind.attack, truth, *_certificate_cells(bound), style="dim")
-        made.add_section()
-    return made
+def _accuracy(case: CaseResult) -> str:
+    """Write the accuracy, marked where the model was trained under another defense."""
+    if case.model is None:
+        return "-"
+    return f"{case.model.accuracy:.1%}" + ("" if case.model.under == case.defense else "*")
 
 
-def certificates_in_words(certificates: Mapping[str, Certificate], result: CaseResult) -> list[str]:
-    """A line for each defence, and what all of them leave open. `result` is any of the audits, for what they have in common."""
-    lines = [f"{defense}: {certificate_in_words(one)}" for defense, one in certificates.items()]
-    if any(one.loss is None for one in certificates.values()):
-        lines.append(UNKNOWN)
-    return [*lines, untested(result, next(iter(certificates.values())))]
+def _knows(case: CaseResult, attack: str) -> str:
+    """Write lines below an attacker's name: its knowledge beyond the labels."""
+    _, _, more = str(case.settings.get("knows", {}).get(attack, "labels")).partition(", ")
+    return "".join(f"\n + {known}" for known in more.split(", ") if known)
 
 
-def certificate_in_words(one: Certificate) -> str:
-    """Definition 2 of the paper, with n; decided where it was asked."""
-    bound, asked = one.overall, one.threshold
-    said = f"{bound.hits} of n = {bound.n} images reached {asked} by any attack here, so delta <= {bound.upper:.3g} at {LEVEL:.0%}"
-    if bound.upper_failed is not None:
-        said += f" (<= {bound.upper_failed:.3g} if the {bound.failed} failed count as reached)"
-    if one.loss is None:
-        loss = "; accuracy loss gamma unknown"
-    else:
-        loss = f"; accuracy loss gamma {one.loss.value:+.1%} ({one.loss.low:+.1%} to {one.loss.high:+.1%}, each side {LEVEL:.0%})"
-    return f"{said}{loss}.{_decision(one)}{_blind(one)}"
-
-
-def untested(result: CaseResult, one: Certificate) -> str:
-    """What the statement does not cover."""
-    batch = result.settings.get("batch_size", 1)
-    together = (
-        f" Images of one batch of {batch} count as independent, which they are not quite."
-        if batch > 1
-        else ""
-    )
-    images = f"the {one.overall.n} of {result.settings['data']} {result.settings.get('split', 'test')} attacked here"
-    return (
-        f"Not tested: other attacks, settings and restarts than these; images unlike {images}; other models, seeds and stages of "
-        f"training; what many rounds give away.{together}"
-    )
-
-
-def _decision(one: Certificate) -> str:
-    """Privacy is a matter of both delta and gamma: with one of them alone only that one is decided."""
-    asked = one.threshold
-    delta = {True: "holds", False: "does not hold", None: f"undecided at n = {one.overall.n}"}[
-        one.bounded
+def several_in_words(result: AuditResult) -> list[str]:
+    """Return sentences on the columns, on the positive controls, and on unusual cases."""
+    labels = {"known": "the labels", "inferred": "the labels it inferred"}
+    lines = [
+        "Strongest: the attacker that identifies most images, of equal ones the one with the most "
+        "dB over blind.",
+        f"Each attacker knows the model, what was shared and {labels[result.settings['labels']]}; "
+        f"what else it is told stands below its name. ≤: {NO_BETTER}.",
     ]
-    gamma = {
-        True: "holds",
-        False: "does not hold",
-        None: "undecided" if one.loss else "not tested",
-    }[one.accurate]
-    if asked.delta is None and asked.gamma is None:
-        return ""
-    if asked.gamma is None:
-        return f" delta {asked.delta:g} {delta}; gamma was not asked for."
-    if asked.delta is None:
-        return f" gamma {asked.gamma:g} {gamma}; delta was not asked for."
-    whole = {True: "private", False: "not private", None: "undecided"}[one.private]
-    return f" ({asked}, {asked.delta:g}, {asked.gamma:g}): {whole}: delta {asked.delta:g} {delta}, gamma {asked.gamma:g} {gamma}."
+    for row in result.cases[0].rows:
+        if (row.kind, row.truth) == ("positive", USED):
+            lines.append(_positive_words(row))
+    said: dict[str, list[str]] = {}
+    for case in result.cases:
+        for sentence in _unusual(case):
+            said.setdefault(sentence, []).append(case.name)
+    for sentence, names in said.items():
+        everywhere = 1 < len(result.cases) == len(names)
+        lines.append(f"{'All' if everywhere else '; '.join(names)}: {sentence}")
+    return lines
 
 
-def _blind(one: Certificate) -> str:
-    """A threshold that a guess reaches says nothing about gradients."""
-    most = max(one.blind.bounds.values(), key=lambda bound: bound.hits)
-    return (
-        f" Mind that {one.blind.attack} reaches it on {most.hits} of {most.n} without a gradient."
-        if most.hits
-        else ""
-    )
-
-
-def _certificate_cells(bound: Bound) -> list[str]:
-    failed = (
-        ""
-        if bound.upper_failed is None
-        else f"\n({bound.upper_failed:.3f} with {bound.failed} failed)"
-    )
-    return [f"{bound.hits}/{bound.n}", f"{bound.upper:.3f}{failed}"]
+def _unusual(case: CaseResult) -> list[str]:
+    """Return sentences on a case that is not what a reader expects, without its name."""
+    model = case.model
+    lines = []
+    if case.clean:
+        lines.append(
+            "as published: the defense acts in training only, and the clean gradient is attacked."
+        )
+    if model is not None and model.under != case.defense:
+        under = model.under or "what its file does not say"
+        lines.append(f"* the accuracy is that of a model trained under {under}.")
+    if case.settings["checkpoint"] is None:
+        lines.append("the model is untrained.")
+    elif model is None:
+        lines.append(
+            "the checkpoint is of the plain model, so what the defense adds to it is untrained, "
+            "and its accuracy unknown."
+        )
+    for row in case.rows:
+        if row.failed and (row.kind, row.truth) == ("attack", USED):
+            lines.append(f"{row.attack} failed on {row.failed} image(s), which count as tested.")
+    return lines + [f"left out: {line}" for line in _left_out(case)]

@@ -1,8 +1,8 @@
 """Scores: how much of the private images a reconstruction shows, and how good a policy is."""
 
 from gradveil.scores.accuracy import AccuracyScorer, accuracy_score
-from gradveil.scores.blind import gray, mean_color, mean_image, noise, over_blind
-from gradveil.scores.identification import assign, identify, rank, signatures
+from gradveil.scores.blind import over_blind
+from gradveil.scores.identification import assign, identify, rank, rank_among, signatures
 from gradveil.scores.images import mse, psnr, psnr_affine, ssim
 from gradveil.scores.privacy import PrivacyScorer, privacy_score
 from gradveil.scores.scorer import Estimate, Scorer
@@ -14,17 +14,14 @@ __all__ = [
     "Scorer",
     "accuracy_score",
     "assign",
-    "gray",
     "identify",
-    "mean_color",
-    "mean_image",
     "mse",
-    "noise",
     "over_blind",
     "privacy_score",
     "psnr",
     "psnr_affine",
     "rank",
+    "rank_among",
     "signatures",
     "ssim",
 ]

@@ -1,12 +1,10 @@
 """Decibels over blind guesses: the part of a score that is owed to the gradient."""
 
 import torch
-from torch import Generator, Tensor
+from torch import Tensor
 
 from gradveil.core import GradveilError
 from gradveil.scores.images import psnr
-
-ImageShape = tuple[int, int, int]
 
 
 def over_blind(found: Tensor, truth: Tensor, guesses: Tensor) -> Tensor:
@@ -36,30 +34,3 @@ def over_blind(found: Tensor, truth: Tensor, guesses: Tensor) -> Tensor:
     best = torch.stack(scores).amax(dim=0)
     reached = psnr(found, truth)
     return torch.where(best.isposinf() & reached.isposinf(), 0.0, reached - best)
-
-
-def gray(shape: ImageShape) -> Tensor:
-    """Return one guess (1, C, H, W): every value 0.5."""
-    return torch.full((1, *shape), 0.5)
-
-
-def noise(shape: ImageShape, count: int, rng: Generator) -> Tensor:
-    """Return `count` guesses (count, C, H, W), each value uniform in [0, 1]."""
-    return torch.rand(count, *shape, generator=rng, device=rng.device)
-
-
-def mean_color(images: Tensor) -> Tensor:
-    """Return one guess (1, C, H, W): the mean of each channel over a data set, everywhere."""
-    color = _at_least_one(images).mean(dim=(0, 2, 3), keepdim=True)
-    return color.expand(1, *images.shape[1:]).clone()
-
-
-def mean_image(images: Tensor) -> Tensor:
-    """Return one guess (1, C, H, W): the mean of a data set, pixel by pixel."""
-    return _at_least_one(images).mean(dim=0, keepdim=True)
-
-
-def _at_least_one(images: Tensor) -> Tensor:
-    if len(images) == 0:
-        raise GradveilError("no images to take a mean of: expected at least one")
-    return images

@@ -75,14 +75,21 @@ def rank(found: Tensor, candidates: Tensor, index: Tensor) -> Tensor:
     non-finite reconstruction ranks it last.
     """
     _check(found, candidates, index)
-    known = signatures(candidates)
+    return rank_among(found, signatures(candidates), index)
+
+
+def rank_among(found: Tensor, known: Tensor, index: Tensor) -> Tensor:
+    """Return the ranks as `rank` does, (N,), from the candidates' `signatures` (K, H x W).
+
+    Who compares many reconstructions with the same candidates computes their signatures once.
+    """
     ranks = []
     parts = found.split(IMAGES_AT_ONCE), index.to(found.device).split(IMAGES_AT_ONCE)
     for part, true in zip(*parts, strict=True):
         made = signatures(part)
         likeness = made @ known.T
         nearer = (likeness > likeness.gather(1, true[:, None]) + TIE).sum(dim=1)
-        ranks.append(torch.where(made.any(dim=1), nearer + 1, len(candidates)))
+        ranks.append(torch.where(made.any(dim=1), nearer + 1, len(known)))
     return torch.cat(ranks).double()
 
 

@@ -13,16 +13,24 @@ import torch
 from torch import Generator, Tensor, nn
 
 from gradveil.attacks import PRESETS, Attack, GradientMatching
-from gradveil.attacks.blind import find_means
+from gradveil.attacks.blind import (
+    Blind,
+    BlindClassMean,
+    BlindGray,
+    BlindImage,
+    BlindNoise,
+    find_means,
+    stack_guesses,
+)
 from gradveil.attacks.labels import Joint
 from gradveil.attacks.starts import Start
-from gradveil.audits.run import CEILING
+from gradveil.audits.outcomes import CEILING
 from gradveil.clients import Client, check_batch
 from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Observation
 from gradveil.data import Images
-from gradveil.scores import gray, mean_color, noise, over_blind, signatures, ssim
+from gradveil.scores import over_blind, signatures, ssim
 from gradveil.scores.identification import TIE
 from gradveil.scores.scorer import Estimate, Scorer, image_blocks, prepared
 from gradveil.transforms import Policy, Preparation
@@ -328,7 +336,9 @@ def probe_score(
     if guesses is None:
         for name, some in (("images", images), ("candidates", candidates)):
             check_pixels(name, some, images.shape[1:])
-        guesses = blind_guesses(len(images), mean_color(candidates.double() / 255)[0].float(), seed)
+        alike = torch.zeros(len(candidates), dtype=torch.long)  # their classes are not known
+        color = BlindImage("mean color", find_means(candidates, alike, classes).color)
+        guesses = blind_guesses([BlindGray(), color], images, labels, seed)
     scorer = ProbeScorer(
         model,
         classes,
@@ -374,7 +384,11 @@ def make_probe(
             "ones from"
         )
     found = find_means(train.images, train.labels, len(train.classes))
-    means, color = found.classes, found.color
+    blind = [
+        BlindGray(),
+        BlindImage("mean color", found.color),
+        BlindClassMean(found.classes),
+    ]
     model = model if device is None else model.to(device)
     at_once = victims_at_once or _at_once(model)
     smallest = min(race_blocks(len(chosen)) if sizes is None else sizes)
@@ -385,7 +399,7 @@ def make_probe(
         chosen.images,
         chosen.labels,
         split.images[others],
-        blind_guesses(len(chosen), color, seed, means[chosen.labels]),
+        blind_guesses(blind, chosen.images, chosen.labels, seed),
         attack or short_attack(),
         augment,
         seed,
@@ -399,14 +413,12 @@ def _at_once(model: nn.Module) -> int:
     return AT_ONCE.get(next(model.parameters()).device.type, AT_ONCE["cpu"])
 
 
-def blind_guesses(count: int, color: Tensor, seed: int, means: Tensor | None = None) -> Tensor:
-    """(images, guesses, C, H, W): gray, the mean color, the class means where given, and noise.
+def blind_guesses(attacks: Sequence[Blind], images: Tensor, labels: Tensor, seed: int) -> Tensor:
+    """Return every attack's guess of each image (N, C, H, W), and noise last.
 
-    `color` is (C, H, W), `means` (images, C, H, W); each image's noise is its own.
+    That is (N, attacks + 1, C, H, W). The noise of an image depends on the seed and the image's
+    number alone.
     """
-    shape = (color.shape[0], color.shape[1], color.shape[2])
-    same = [guess.expand(count, *shape) for guess in (gray(shape)[0], color)]
-    drawn = torch.cat(
-        [noise(shape, 1, generator(seed, "noise", number)) for number in range(count)]
-    )
-    return torch.stack([*same, *([] if means is None else [means]), drawn], dim=1)
+    channels, height, width = images.shape[1:]
+    rngs = [generator(seed, "noise", number) for number in range(len(images))]
+    return stack_guesses([*attacks, BlindNoise()], (channels, height, width), labels, rngs)

@@ -1,0 +1,181 @@
+"""Outcomes of an attack on a chunk of victims, and the records and pictures made of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gradveil.audits.records import Key, Record, finite
+from gradveil.audits.stage import Candidates, Victim
+from gradveil.core.types import Reconstruction
+from gradveil.scores import mse, over_blind, psnr, psnr_affine, ssim
+
+MOVING = 4  # images whose frames are kept
+CEILING = 200.0
+"""In dB: an exact copy would be infinite, which JSON cannot hold and a mean cannot bear."""
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """A victim's reconstruction, in the order of the victim's images; black where it failed.
+
+    `images` are (N, C, H, W) in [0, 1]; `labels` are those that the attack named, None where it
+    named none. `frames` are (N, frames, C, H, W), taken after `frame_steps` iterations.
+    """
+
+    victim: Victim
+    status: str
+    images: Tensor
+    labels: list[int | None]
+    distance: float | None = None
+    frames: Tensor | None = None
+    frame_steps: tuple[int, ...] = ()
+
+
+def outcomes(victims: Sequence[Victim], found: Sequence[Reconstruction]) -> list[Outcome]:
+    """Return each victim's outcome; `found` are of the victims that shared something, in order."""
+    left = iter(found)
+    return [
+        _lost(victim, victim.status) if victim.seen is None else _outcome(victim, next(left))
+        for victim in victims
+    ]
+
+
+def _outcome(victim: Victim, found: Reconstruction) -> Outcome:
+    if found.status != "ok":
+        return _lost(victim, found.status)
+    if not bool(found.images.isfinite().all()):
+        return _lost(victim, "failed: the reconstruction holds values that are not finite")
+    images, labels, order = victim.aligned(found)
+    frames = None
+    if found.frames is not None:
+        frames = found.frames.detach().cpu()[:, order].transpose(0, 1).nan_to_num(0.5).clamp(0, 1)
+    named: list[int | None] = [None] * len(images) if labels is None else labels.tolist()
+    return Outcome(victim, "ok", images, named, finite(found.distance), frames, found.frame_steps)
+
+
+def _lost(victim: Victim, status: str) -> Outcome:
+    status = status if status.startswith("failed") else f"failed: {status}"
+    black = torch.zeros_like(victim.used)
+    return Outcome(victim, " ".join(status.split()), black, [None] * len(victim.indices))
+
+
+def blind_guesses(victims: Sequence[Victim], found: Sequence[Sequence[Reconstruction]]) -> Tensor:
+    """Return the controls' guesses, (images, controls, C, H, W), aligned with the true images.
+
+    `found` has a sequence for each control. Images whose victim shared nothing are left out.
+    """
+    alive = [victim for victim in victims if victim.seen is not None]
+    if not alive:
+        return torch.empty(0, len(found), *victims[0].used.shape[1:])
+    aligned = [
+        [victim.aligned(guess)[0] for victim, guess in zip(alive, guesses, strict=True)]
+        for guesses in found
+    ]
+    return torch.stack([torch.cat(images) for images in aligned], dim=1)
+
+
+def make_records(
+    made: Sequence[Outcome],
+    guesses: Tensor,
+    candidates: Candidates,
+    experiment: str,
+    key: Key,
+    seconds: float,
+) -> list[Record]:
+    """Return a record for each image. `guesses` are those of `blind_guesses`.
+
+    `seconds` is the time of the whole chunk, which the records divide among them.
+    """
+    good = [outcome for outcome in made if outcome.status == "ok"]
+    scores = iter(_scores(good, guesses[_rows(made)], candidates))
+    kind, name, chunk = key
+    images = sum(len(outcome.images) for outcome in made)
+    return [
+        Record(
+            experiment,
+            kind,
+            name,
+            chunk,
+            image=int(outcome.victim.indices[i]),
+            status=outcome.status,
+            label=int(outcome.victim.original.labels[i]),
+            label_found=outcome.labels[i],
+            distance=outcome.distance,
+            candidates=len(candidates),
+            chance=candidates.chance,
+            scores=next(scores) if outcome.status == "ok" else {},
+            seconds=seconds / images,
+        )
+        for outcome in made
+        for i in range(len(outcome.images))
+    ]
+
+
+def _rows(made: Sequence[Outcome]) -> Tensor:
+    """Return True for the images that did not fail, of those whose victim shared something."""
+    shared = [outcome for outcome in made if outcome.victim.seen is not None]
+    flags = [outcome.status == "ok" for outcome in shared for _ in outcome.images]
+    return torch.tensor(flags, dtype=torch.bool)
+
+
+def _scores(
+    good: Sequence[Outcome], guesses: Tensor, candidates: Candidates
+) -> list[dict[str, dict[str, float]]]:
+    """Return six numbers for each image and each truth."""
+    if not good:
+        return []
+    found = torch.cat([outcome.images for outcome in good])
+    images = torch.cat([outcome.victim.indices for outcome in good])
+    truths = {
+        "used": torch.cat([outcome.victim.used for outcome in good]),
+        "original": torch.cat([outcome.victim.original.images for outcome in good]),
+    }
+    tables = {
+        truth: {
+            "mse": mse(found, true),
+            "psnr": psnr(found, true),
+            "ssim": ssim(found, true),
+            "psnr_affine": psnr_affine(found, true),
+            "over_blind": over_blind(found, true, guesses),
+            "identified": candidates.identified(truth, found, images, true),
+        }
+        for truth, true in truths.items()
+    }
+    plain = {
+        truth: {name: values.clamp(-CEILING, CEILING).tolist() for name, values in table.items()}
+        for truth, table in tables.items()
+    }
+    return [
+        {
+            truth: {name: values[number] for name, values in table.items()}
+            for truth, table in plain.items()
+        }
+        for number in range(len(found))
+    ]
+
+
+def make_pictures(
+    made: Sequence[Outcome], with_frames: bool
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the images as uint8 and facts about them, to be saved."""
+    tensors = {
+        "original": torch.cat([outcome.victim.original.images for outcome in made]),
+        "used": torch.cat([outcome.victim.used for outcome in made]),
+        "found": torch.cat([outcome.images for outcome in made]),
+    }
+    facts: dict[str, Any] = {"images": _numbers(made)}
+    moving = [outcome for outcome in made if outcome.frames is not None] if with_frames else []
+    if moving:
+        frames = [outcome.frames for outcome in moving if outcome.frames is not None]
+        tensors["frames"] = torch.cat(frames)[:MOVING]
+        facts["frame_images"] = _numbers(moving)[:MOVING]
+        facts["frame_steps"] = list(moving[0].frame_steps)
+    return {name: (tensor * 255).round().to(torch.uint8) for name, tensor in tensors.items()}, facts
+
+
+def _numbers(made: Sequence[Outcome]) -> list[int]:
+    """Return the numbers of the images in the split."""
+    return [int(image) for outcome in made for image in outcome.victim.indices]

@@ -1,0 +1,126 @@
+"""Certificates of an audit as a table and in sentences."""
+
+from collections.abc import Mapping
+
+from rich.table import Table
+
+from gradveil.audits import CaseResult, Certificate
+from gradveil.audits.certificates import ANY, LEVEL, Bound
+from gradveil.report.audit import ATTACKER, DEFENSE
+from gradveil.report.layout import Fitted
+
+UNKNOWN_LOSS = (
+    "Gamma is unknown where the accuracy of the model, or of one trained without a defense and "
+    "audited beside it, is not known."
+)
+UNITS = {"psnr": "PSNR {:g} dB", "ssim": "SSIM {:g}"}
+CERTIFICATE_COLUMNS = ("defense", "attacker", "against", "reached", "delta\nat most")
+
+
+def certificate_table(certificates: Mapping[str, Certificate]) -> Table:
+    """Make a table of certificates, by the names of their cases.
+
+    A case has its attacks, the strongest in bold, all of them together, and the blind guess that
+    reaches epsilon most often.
+    """
+    threshold = next(iter(certificates.values())).threshold
+    level = UNITS[threshold.metric].format(threshold.epsilon)
+    title = f"Reached {level} or more; delta: exact bound, one-sided {LEVEL:.0%}"
+    made = Fitted(title, CERTIFICATE_COLUMNS, {0: DEFENSE, 1: ATTACKER, 2: 8})
+    for name, certificate in certificates.items():
+        names = iter([name])
+        for claim in certificate.claims:
+            style = "bold" if claim.attack == certificate.strongest else ""
+            for truth, bound in claim.bounds.items():
+                made.row(next(names, ""), claim.attack, truth, *_bound_cells(bound), style=style)
+        blind = certificate.blind
+        against = "either" if len(blind.bounds) > 1 else next(iter(blind.bounds))
+        made.row("", ANY, against, *_bound_cells(certificate.overall))
+        for truth, bound in blind.bounds.items():
+            made.row("", blind.attack, truth, *_bound_cells(bound), style="dim")
+        made.add_section()
+    return made
+
+
+def _bound_cells(bound: Bound) -> list[str]:
+    upper = f"{bound.upper:.3f}"
+    if bound.upper_failed is not None:
+        upper += f"\n({bound.upper_failed:.3f} with {bound.failed} failed)"
+    return [f"{bound.hits}/{bound.n}", upper]
+
+
+def certificates_in_words(certificates: Mapping[str, Certificate], case: CaseResult) -> list[str]:
+    """Return a sentence for each certificate, and the limits of all of them.
+
+    `case` is any of the cases: its data and batch size are those of the whole audit.
+    """
+    lines = [f"{name}: {_certificate_words(made)}" for name, made in certificates.items()]
+    if any(made.loss is None for made in certificates.values()):
+        lines.append(UNKNOWN_LOSS)
+    return [*lines, _untested(case, next(iter(certificates.values())))]
+
+
+def _certificate_words(certificate: Certificate) -> str:
+    """State Definition 2 of the paper with n, decided where that was asked for."""
+    bound, loss = certificate.overall, certificate.loss
+    reached = (
+        f"{bound.hits} of n = {bound.n} images reached {certificate.threshold} by any attack "
+        f"here, so delta <= {bound.upper:.3g} at {LEVEL:.0%}"
+    )
+    if bound.upper_failed is not None:
+        reached += f" (<= {bound.upper_failed:.3g} if the {bound.failed} failed count as reached)"
+    lost = "unknown"
+    if loss is not None:
+        lost = f"{loss.value:+.1%} ({loss.low:+.1%} to {loss.high:+.1%}, each side {LEVEL:.0%})"
+    return (
+        f"{reached}; accuracy loss gamma {lost}."
+        f"{_decision(certificate)}{_reached_blindly(certificate)}"
+    )
+
+
+def _decision(certificate: Certificate) -> str:
+    """Say whether delta and gamma hold; the defense is private only if both were asked for."""
+    asked = certificate.threshold
+    delta = _holds(certificate.bounded, f"undecided at n = {certificate.overall.n}")
+    gamma = _holds(certificate.accurate, "undecided" if certificate.loss else "not tested")
+    if asked.delta is None and asked.gamma is None:
+        return ""
+    if asked.gamma is None:
+        return f" delta {asked.delta:g} {delta}; gamma was not asked for."
+    if asked.delta is None:
+        return f" gamma {asked.gamma:g} {gamma}; delta was not asked for."
+    private = {True: "private", False: "not private", None: "undecided"}[certificate.private]
+    return (
+        f" ({asked}, {asked.delta:g}, {asked.gamma:g}): {private}: "
+        f"delta {asked.delta:g} {delta}, gamma {asked.gamma:g} {gamma}."
+    )
+
+
+def _holds(decided: bool | None, otherwise: str) -> str:
+    if decided is None:
+        return otherwise
+    return "holds" if decided else "does not hold"
+
+
+def _reached_blindly(certificate: Certificate) -> str:
+    """Warn of a threshold that a guess reaches: it says nothing about gradients."""
+    blind = certificate.blind
+    most = max(blind.bounds.values(), key=lambda bound: bound.hits)
+    if not most.hits:
+        return ""
+    return f" Mind that {blind.attack} reaches it on {most.hits} of {most.n} without a gradient."
+
+
+def _untested(case: CaseResult, certificate: Certificate) -> str:
+    """Name the limits of a statement."""
+    settings = case.settings
+    batch = settings.get("batch_size", 1)
+    images = f"{certificate.overall.n} of {settings['data']} {settings.get('split', 'test')}"
+    said = (
+        "Not tested: other attacks, settings and restarts than these; images unlike the "
+        f"{images} attacked here; other models, seeds and stages of training; what many rounds "
+        "give away."
+    )
+    if batch > 1:
+        said += f" Images of one batch of {batch} count as independent, which they are not quite."
+    return said
