@@ -59,7 +59,7 @@ def trained(
     monkeypatch.delitem(sys.modules, "own_cli_nets", raising=False)
     paths = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-    monkeypatch.setattr("gradveil.audits.pools.CANDIDATES", 20)  # quicker
+    monkeypatch.setattr("gradveil.audits.stage.CANDIDATES", 20)  # quicker
 
 
 @pytest.mark.usefixtures("trained")

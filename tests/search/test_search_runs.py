@@ -63,7 +63,7 @@ def nets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "own_search_nets.py").write_text(SOURCE)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        patch.setattr("gradveil.audits.pools.CANDIDATES", 20)  # quicker
+        patch.setattr("gradveil.audits.stage.CANDIDATES", 20)  # quicker
         yield folder
 
 
@@ -558,7 +558,7 @@ def test_a_damaged_result_is_one_line(whole: SearchResult, tmp_path: Path) -> No
         (tmp_path / "search.json").write_text(text)
         with pytest.raises(GradveilError, match=r"search\.json is damaged"):
             SearchResult.read(tmp_path)
-    with pytest.raises(GradveilError, match="holds no search"):
+    with pytest.raises(GradveilError, match="no search"):
         SearchResult.read(whole.out / "confirm")
 
 
