@@ -645,7 +645,6 @@ def test_own_models_images_and_attacks_are_searched_with(
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"checkpoint": None}, "no checkpoint: a search with your own model or images needs"),
         ({"model": nn.Linear(3, 10)}, "do not fit"),
         ({"image_size": 32}, "image size 32: only named data sets are resized"),
         ({"test": {"classes": ("a", "b")}}, "training split has classes 10, the test split 2"),
