@@ -645,7 +645,7 @@ def test_own_models_images_and_attacks_are_searched_with(
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"model": nn.Linear(3, 10)}, "do not fit"),
+        ({"model": nn.Linear(3, 10)}, "model Linear fails on images of shape"),
         ({"image_size": 32}, "image size 32: only named data sets are resized"),
         ({"test": {"classes": ("a", "b")}}, "training split has classes 10, the test split 2"),
         ({"attack": "zhu"}, "unknown attack 'zhu'"),
