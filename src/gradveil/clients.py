@@ -148,8 +148,8 @@ class Client:
 
     `classes` is the number of logits that the model gives; None asks the model. `clean` leaves
     out what the defense does to gradients, as published evaluations of pruning and noise did.
-    `protected` says that the model is one that the defense's `protect_model` gave, such as one
-    trained under it.
+    `protected` says that the defense is built into the model already, as in a model trained under
+    it.
     """
 
     model: nn.Module

@@ -31,7 +31,7 @@ LONGEST_FOLDER = 80  # letters of a case's folder
 
 @dataclass(frozen=True)
 class Case:
-    """One defense on one set of weights: a row of the audit's table, with a folder of its own.
+    """A defense on a set of weights: a row of the audit's table, with a folder for its records.
 
     `weights` is a checkpoint; None takes the model as it is, which is untrained where the model
     is given by name. `clean` leaves out what the defense does to gradients, as published
@@ -81,7 +81,7 @@ class Case:
 class AuditJob:
     """Attack `images` images of `data` from `first` on, `batch_size` to a victim, in every case.
 
-    `model` is a module or the name of one; `data` the images that victims are taken from, or the
+    `model` is a module or its name; `data` the images that victims are taken from, or the
     name of a data set, whose `split` is meant. `public` are images of the same kind that anyone
     may have, for blind guesses; a named data set has its training split. `attacks` are by name;
     with `auto` come the standard attack, those known to undo the case's defense and the closed

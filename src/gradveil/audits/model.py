@@ -51,7 +51,7 @@ class ModelFacts:
 def find_model(job: AuditJob, case: Case, split: Images) -> tuple[nn.Module, bool]:
     """Return the model to audit, and whether the defense has been built into it already.
 
-    A checkpoint may be of the protected model, trained under the defense, or of the plain one,
+    A checkpoint may be of the protected model, trained under the defense, or of the plain model,
     which is then protected with untrained parts.
     """
     plain = plain_model(job.model, split, job.seed)

@@ -327,7 +327,7 @@ def run_audit(
     progress: bool = True,
     only: int | None = None,
 ) -> AuditResult:
-    """Run the job into `out`, or go on where it stopped there; one that is done is read back.
+    """Run the job into `out`, or go on where it stopped there; a finished audit is read back.
 
     Before anything is written every case is prepared. `only` runs one case, by its number, as
     machines do that share the cases of an audit; the result has the cases that are there.
