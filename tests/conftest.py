@@ -1,4 +1,7 @@
-"""Real data where it lies: tests that need it skip when $GRADVEIL_DATA names no folder. Caches go to a temporary folder."""
+"""Real data where it lies, and caches in a temporary folder.
+
+Tests that need real data skip when $GRADVEIL_DATA names no folder.
+"""
 
 import builtins
 import os

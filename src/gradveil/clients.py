@@ -25,7 +25,7 @@ MOST_IMAGES = 512  # in one pass, so that its memory has a bound
 
 
 class Rounds:
-    """What some victims share round after round, of the same batches at the same weights."""
+    """The gradients of some victims round after round, of the same batches at the same weights."""
 
     def __init__(
         self,
@@ -36,14 +36,8 @@ class Rounds:
         used: Sequence[Batch],
         streams: Sequence[Generator],
     ) -> None:
-        self._model, self._loss, self._protocol, self._defense, self._used, self._streams = (
-            model,
-            loss,
-            protocol,
-            defense,
-            used,
-            streams,
-        )
+        self._model, self._loss, self._protocol = model, loss, protocol
+        self._defense, self._used, self._streams = defense, used, streams
         self._states = [defense.start() for _ in used]
         self._clean: list[Gradients] | None = None
         with self._mode():
@@ -53,11 +47,11 @@ class Rounds:
         self.shares = Shares(model, loss, protocol, told=self._shapes if self._told else ())
 
     def next(self) -> list[Gradients]:
-        """Of each victim, in the order given."""
+        """Return the gradients that each victim shares in the next round."""
         with self._mode():
             drawn = [
-                _drawn(self._model, self._shapes, batch, own)
-                for batch, own in zip(self._used, self._streams, strict=True)
+                _drawn(self._model, self._shapes, batch, stream)
+                for batch, stream in zip(self._used, self._streams, strict=True)
             ]
         if self._clean is None or self._shapes:
             self._clean = self._gradients(drawn)
@@ -82,13 +76,10 @@ class Rounds:
                 )
             )
         found: list[Gradients] = []
-        for victim, own in enumerate(
-            self._streams
-        ):  # each local step draws anew, from torch's generator
-            with following(own):
-                found += _shared(
-                    self.shares, self._used, [{}] * len(drawn), range(victim, victim + 1)
-                )
+        for victim, stream in enumerate(self._streams):
+            alone = range(victim, victim + 1)
+            with following(stream):  # each local step draws anew, from torch's generator
+                found += _shared(self.shares, self._used, [{}] * len(drawn), alone)
         return found
 
     def _mode(self) -> AbstractContextManager[None]:
@@ -98,7 +89,7 @@ class Rounds:
 def _drawn(
     model: nn.Module, shapes: Mapping[str, tuple[int, ...]], batch: Batch, rng: Generator
 ) -> dict[str, Tensor]:
-    """What the model's modules would draw in a pass of this batch, in the form that `core.draws.given` takes."""
+    """Draw for the model's modules as a pass of this batch would, for `engine.draws.given`."""
     return {
         name: draw(model.get_submodule(name), (len(batch), *shape), batch.images, rng)
         for name, shape in shapes.items()
@@ -106,7 +97,7 @@ def _drawn(
 
 
 def _chunks(batches: Sequence[Batch]) -> Iterator[range]:
-    """Some victims at a time, by number."""
+    """Yield the numbers of some victims at a time."""
     step = max(1, min(MOST_VICTIMS, MOST_IMAGES // len(batches[0])))
     for first in range(0, len(batches), step):
         yield range(first, min(first + step, len(batches)))
@@ -126,26 +117,28 @@ def _shared(
         layer, victim = (~finite).nonzero()[0].tolist()
         raise GradveilError(
             f"victim {some[victim]}: the gradient of {list(found)[layer]!r} is not finite: "
-            "the loss or its slope overflows; take other weights, or fewer local steps at a lower rate"
+            "the loss or its slope overflows; take other weights, or fewer local steps at a lower "
+            "rate"
         )
     alive = torch.stack([value.flatten(1).any(1) for value in found.values()]).any(0)
     if not bool(alive.all()):
         victim = int((~alive).nonzero()[0])
         raise GradveilError(
-            f"victim {some[victim]}: the model's gradient is zero: dead or saturated; nothing can be matched"
+            f"victim {some[victim]}: the model's gradient is zero: dead or saturated; nothing can "
+            "be matched"
         )
     return [{name: value[number] for name, value in found.items()} for number in range(len(some))]
 
 
 class Shared(NamedTuple):
-    """One update: what the server sees of it, and the batch that the client truly used."""
+    """An update: the server's observation, and the batch that the client truly used."""
 
     seen: Observation
     batch: Batch
 
     @property
     def used(self) -> Tensor:
-        """The images used, NCHW in [0, 1] on the CPU: what scores compare a reconstruction with."""
+        """The images used, NCHW in [0, 1] on the CPU, with which reconstructions are compared."""
         return self.batch.images.detach().cpu()
 
 
@@ -155,8 +148,8 @@ class Client:
 
     `classes` is the number of logits that the model gives; None asks the model. `clean` leaves
     out what the defense does to gradients, as published evaluations of pruning and noise did.
-    `protected` says that the model is one that the defense's `protect_model` gave, such as one
-    trained under it.
+    `protected` says that the defense is built into the model already, as in a model trained under
+    it.
     """
 
     model: nn.Module
@@ -192,7 +185,7 @@ class Client:
     def share_each(
         self, images: Tensor, labels: Tensor, seed: int | Generator = 0, *, tell: bool = True
     ) -> list[Shared]:
-        """Share one update for each of the images, as that many clients with one image each would."""
+        """Share an update for each image, as clients with a single image each would."""
         batches = [
             Batch(image[None], label[None]) for image, label in zip(images, labels, strict=True)
         ]
@@ -210,11 +203,11 @@ class Client:
     ) -> list[Shared]:
         """Share one update for each batch, all in one batched pass where the model allows it.
 
-        Victims draw from one `rng` in turn, so sharing many is the same as sharing one after the
-        other; or each draws from a generator of its own. With several rounds each victim shares
-        the same batch at the same weights again: what is seen is the last round, with the earlier
-        ones as knowledge. `tell_defense`: the attacker knows the defense and its settings;
-        `tell_draws`: also what its policy drew for these images.
+        Victims draw from a single `rng` in turn, as if they shared one after the other, or each
+        from the generator that it is given. With several rounds each victim shares the same batch
+        at the same weights again: the last round is seen, with the earlier ones as knowledge.
+        With `tell_defense` the attacker knows the defense and its settings; with `tell_draws` also
+        the draws of its policy for these images.
         """
         if not batches:
             return []
@@ -243,7 +236,7 @@ class Client:
         return updates
 
     def count_classes(self, images: Tensor) -> int:
-        """The number of classes: the one given, or that of the logits of one such image."""
+        """Return the number of classes: as given, or the logits of the model for such an image."""
         if self.classes is not None:
             return self.classes
         example = next(iter(trainable(self.model).values()))
@@ -263,7 +256,10 @@ class Client:
         return answers.shape[1] - penalties(self.model)
 
     def _told(self, known: Knowledge, model: nn.Module) -> Knowledge:
-        """By the defense; and the server knows what draws in this model and mode, also where it is the model's own."""
+        """Add the knowledge that the defense gives away, and the layers that draw in this mode.
+
+        The server has the model, so it knows of layers that draw without any defense too.
+        """
         known = self.acting.tell(known, model)
         with in_mode(model, self.protocol.train_mode):
             drawn = drawing(model)
@@ -277,11 +273,14 @@ class Client:
 
     @property
     def acting(self) -> Defense:
-        """What of the defense acts on what is shared."""
+        """The part of the defense that acts on what is shared."""
         return self.defense.without_gradients() if self.clean else self.defense
 
     def protected_model(self, images: Tensor) -> nn.Module:
-        """The model that the gradients are of, for such images; made at the first use, so other weights need another client."""
+        """Return the model that the gradients are of, for such images.
+
+        It is made at the first use, so other weights need another client.
+        """
         shape = tuple(images.shape[1:])
         if shape not in self._models:
             made = self.model
@@ -333,7 +332,7 @@ class Client:
 
 @dataclass(frozen=True, eq=False)
 class _Victim:
-    """The batch as prepared and protected, a stream for what is drawn after that, and what the defense did to the images."""
+    """A batch as the defense changed it, by `transform`, and a generator for all later draws."""
 
     batch: Batch
     stream: Generator
@@ -345,7 +344,7 @@ def _stream(rng: Generator) -> Generator:
 
 
 def check_batch(batch: Batch, classes: int, name: str) -> None:
-    """Refuse what is not NCHW floats in [0, 1] with a class index for each image."""
+    """Refuse a batch that is not NCHW floats in [0, 1] with a class index for each image."""
     images, labels = batch.images, batch.labels
     if images.dim() != 4 or 0 in images.shape or labels.shape != images.shape[:1]:
         shapes = f"images of shape {tuple(images.shape)} and labels of shape {tuple(labels.shape)}"
@@ -354,12 +353,14 @@ def check_batch(batch: Batch, classes: int, name: str) -> None:
         )
     if not images.is_floating_point():
         raise GradveilError(
-            f"{name}: images of type {images.dtype}; expected floating point in [0, 1], such as images / 255"
+            f"{name}: images of type {images.dtype}; expected floating point in [0, 1], such as "
+            "images / 255"
         )
     low, high = float(images.min()), float(images.max())
     if not (low >= 0 and high <= 1):
         raise GradveilError(
-            f"{name}: images with values from {low:g} to {high:g}; expected [0, 1], the model normalizes"
+            f"{name}: images with values from {low:g} to {high:g}; expected [0, 1], the model "
+            "normalizes"
         )
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise GradveilError(
@@ -377,7 +378,8 @@ def check_weights(model: nn.Module) -> None:
     for name, value in chain(model.named_parameters(), model.named_buffers()):
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise GradveilError(
-                f"the model's {name!r} has values that are not finite: its training diverged; load other weights"
+                f"the model's {name!r} has values that are not finite: its training diverged; "
+                "load other weights"
             )
 
 
@@ -385,7 +387,8 @@ def _check_alike(batches: Sequence[Batch]) -> None:
     first = batches[0].images.shape
     for number, batch in enumerate(batches):
         if batch.images.shape != first:
-            shapes = f"victim 0 has images of shape {tuple(first)}, victim {number} {tuple(batch.images.shape)}"
             raise GradveilError(
-                f"{shapes}: share victims of one batch size and one image shape together"
+                f"victim 0 has images of shape {tuple(first)}, victim {number} "
+                f"{tuple(batch.images.shape)}: share victims of one batch size and one image shape "
+                "together"
             )

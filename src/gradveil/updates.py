@@ -43,7 +43,7 @@ ROOM = 64  # bytes for each number of a model: float64, and as much again for an
 
 
 def read_weights(path: Path, most: int | None = None) -> dict[str, Tensor]:
-    """Weights on the CPU, in the order of the file, without a prefix such as `module.` of all names.
+    """Read weights onto the CPU, in the file's order, without a prefix such as `module.` of all.
 
     `most` bounds the bytes that they take; by default 1 GiB, or 20 times the size of the file.
     """

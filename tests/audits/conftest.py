@@ -1,4 +1,4 @@
-"""Small models that a user might bring, attacks that cost nothing, and a quick job on the embedded images."""
+"""Small models that a user might bring, attacks that cost nothing, and a quick job."""
 
 import shutil
 from collections.abc import Iterator, Sequence

@@ -1,4 +1,4 @@
-"""The audit of what a user brings: tensors, a module, a defense and an attack that no registry knows."""
+"""The audit of a user's tensors, module, defense and attack, which no registry knows."""
 
 import copy
 import sys
@@ -14,7 +14,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from gradveil.attacks import Attack, find
+from gradveil.attacks import Attack, dlg, find
 from gradveil.attacks.base import Progress
 from gradveil.audits import AuditResult, audit
 from gradveil.core import GradveilError
@@ -82,7 +82,7 @@ def test_values_that_no_registry_knows_give_a_table(
         labels,
         public=(public, torch.arange(9) % 4),
         defenses=["none", Pruning(0.5), Rounding(0.25, "<b>[/x]&")],
-        attacks=["auto", Checkered(), ("short", replace(find("dlg"), steps=2))],  # type: ignore[type-var]
+        attacks=["auto", Checkered(), ("short", replace(dlg, steps=2))],
         steps=2,
         victims=2,
         out=str(tmp_path / "run"),
@@ -118,7 +118,7 @@ def test_values_that_no_registry_knows_give_a_table(
         labels,
         public=(public, torch.arange(9) % 4),
         defenses=["none", Pruning(0.5), Rounding(0.25, "<b>[/x]&")],
-        attacks=["auto", Checkered(), ("short", replace(find("dlg"), steps=2))],  # type: ignore[type-var]
+        attacks=["auto", Checkered(), ("short", replace(dlg, steps=2))],
         steps=2,
         victims=2,
         out=tmp_path / "run",

@@ -1,4 +1,4 @@
-"""Exact statements: right counts, scipy's bounds, decisions that are seldom wrong, failures counted both ways."""
+"""Exact statements: counts, scipy's bounds, decisions seldom wrong, failures both ways."""
 
 from collections.abc import Sequence
 from pathlib import Path

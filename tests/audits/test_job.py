@@ -1,4 +1,4 @@
-"""What an audit can be asked for: its attacks, its cases, and what is refused before anything runs."""
+"""The job of an audit: its attacks, its cases, and what is refused before anything runs."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -88,7 +88,7 @@ def test_an_attack_of_a_user_s_module_has_the_last_part_of_its_reference(
     monkeypatch: pytest.MonkeyPatch, guess: Any
 ) -> None:
     brought = {"brought.attacks:QUICK": guess()}
-    monkeypatch.setattr("gradveil.audits.job.find", lambda name, also: brought[name])  # noqa: ARG005
+    monkeypatch.setattr("gradveil.audits.job.find", lambda name, **_: brought[name])
     assert name_attacks(["brought.attacks:QUICK"]) == (False, {"QUICK": guess()})
 
 

@@ -1,4 +1,4 @@
-"""Killed in the middle and started again, an audit ends with the records of one that was never stopped."""
+"""Killed and started again, an audit ends with the records of one that was never stopped."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The model of a case: whose weights it has, what is known of its training, how its accuracy is measured."""
+"""The model of a case: its weights, the facts of its training, and its accuracy."""
 
 import json
 from pathlib import Path
@@ -95,7 +95,7 @@ def test_the_accuracy_of_a_model_that_draws_follows_from_the_seed_alone() -> Non
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A plain mlp-like lenet, the same as PRECODE protects it, and one that says nothing of its training."""
+    """A plain lenet, the same as PRECODE protects it, and a file without facts of its training."""
     folder = tmp_path_factory.mktemp("weights")
     plain = build("lenet", channels=1, size=28, classes=10, seed=5)
     facts = {"data": "fashion-mnist-mini", "model": "lenet", "image_size": 28, "policy": "none"}
@@ -178,7 +178,7 @@ def test_accuracy_is_measured_without_dropout_and_counts_logits_alone() -> None:
     test = load("fashion-mnist-mini", "test")
 
     class Knows(nn.Module):
-        """Answers with the hidden label of each image; a last column that is no logit is the largest."""
+        """Answer with the hidden label of each image; the last column is largest, and no logit."""
 
         def __init__(self) -> None:
             super().__init__()

@@ -1,4 +1,4 @@
-"""What is read back of an audit: whole, stopped, of another format, and the records that RESULTS.md quotes."""
+"""Audits read back: whole, stopped, of another format, and those that RESULTS.md quotes."""
 
 import importlib.util
 import json
@@ -149,7 +149,7 @@ def tool() -> Any:
 def test_a_grid_of_the_first_version_becomes_an_audit(
     done: AuditResult, tool: Any, tmp_path: Path
 ) -> None:
-    """The old layout is made from the new one by leaving out what the first version did not write."""
+    """The old layout is made from the new by leaving out what the first version did not write."""
     old = tmp_path / "old"
     shutil.copytree(done.out, old)
     top, case = dict(done.settings), dict(done.cases[0].settings)

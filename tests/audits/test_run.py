@@ -1,13 +1,14 @@
-"""A whole audit: who is scored against what, what a failure leaves, and when the controls speak up."""
+"""A whole audit: its truths, the traces of a failure, and when the controls speak up."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Generator, Tensor
 
 from gradveil.attacks import find
 from gradveil.attacks.linear import LinearInversion
@@ -15,7 +16,7 @@ from gradveil.audits import AuditJob, AuditResult, Case, CaseResult, Row, run_au
 from gradveil.audits.records import images_path, load_images
 from gradveil.core import GradveilError
 from gradveil.core.errors import GradveilWarning
-from gradveil.core.types import Protocol
+from gradveil.core.types import Observation, Protocol
 from gradveil.data import load
 from gradveil.scores import psnr
 
@@ -212,7 +213,10 @@ def test_inferred_labels_are_not_the_told_ones(
 ) -> None:
     from gradveil.attacks.labels import SingleLabel
 
-    monkeypatch.setattr(SingleLabel, "bind", lambda self, seen, rng: torch.full((len(seen), 1), 9))  # noqa: ARG005
+    def always_nine(_: SingleLabel, seen: Sequence[Observation], __: Generator) -> Tensor:
+        return torch.full((len(seen), 1), 9)
+
+    monkeypatch.setattr(SingleLabel, "bind", always_nine)
     with pytest.warns(GradveilWarning, match="labels"):  # as the doctor does before an audit
         result = only_case(
             replace(job, attacks={"guess": guess()}, labels="inferred"),

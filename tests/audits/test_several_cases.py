@@ -1,4 +1,4 @@
-"""Several cases: each attacker told what it may know, prepared and tried out once, gone on with anywhere."""
+"""Several cases: what each attacker is told, prepared and tried out once, gone on with."""
 
 import shutil
 import sys

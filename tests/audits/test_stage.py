@@ -1,4 +1,4 @@
-"""A stage: victims that share together share what each shares alone; candidates are prepared alike, and the chance is a guess's."""
+"""A stage: victims share together as each alone; candidates are prepared alike; the chance."""
 
 from dataclasses import replace
 from typing import Any
@@ -181,7 +181,9 @@ def test_victims_that_share_together_share_what_each_shares_alone(
                 if v.seen is not None
             )
             assert float((ours - theirs).norm() / theirs.norm()) < tolerance
-            assert torch.equal(victim.seen.knowledge.labels, alone.seen.knowledge.labels)  # type: ignore[arg-type]
+            labels, expected = victim.seen.knowledge.labels, alone.seen.knowledge.labels
+            assert labels is not None and expected is not None
+            assert torch.equal(labels, expected)
 
 
 def test_what_a_victim_shares_depends_on_its_first_image_and_the_seed_alone(bright: Images) -> None:
@@ -269,11 +271,11 @@ def test_candidates_are_prepared_only_where_the_defense_changes_images(split: Im
 def test_attacks_that_were_named_must_suit_a_single_case_and_may_be_left_out_of_several(
     split: Images,
 ) -> None:
-    auto = {"attacks": {"dlg": find("dlg")}, "auto": True, "images": 1}
+    auto: dict[str, Any] = {"attacks": {"dlg": find("dlg")}, "auto": True, "images": 1}
 
     def optional(*defenses: str) -> frozenset[str]:
         cases = tuple(Case(parse(text)) for text in defenses)
-        job = AuditJob("lenet", split, cases=cases, victims_at_once=1, **auto)  # type: ignore[arg-type]
+        job = AuditJob("lenet", split, cases=cases, victims_at_once=1, **auto)
         controls, cpu = Controls.of(None), torch.device("cpu")
         return make_stage(job, job.cases[0], split, controls, cpu).optional
 

@@ -49,7 +49,10 @@ def test_a_gradient_of_zeros_stays_one(lenet: nn.Module) -> None:
 
 
 def test_per_sample_clipping_equals_a_loop(lenet: nn.Module) -> None:
-    """With noise far below rounding; 20 samples are more than are taken at once. The bound clips some of them and not others."""
+    """The noise is far below rounding, and 20 samples are more than are taken at once.
+
+    The bound clips some of them and not others.
+    """
     clean = gradient(lenet, cross_entropy, BATCH.images, BATCH.labels)
     each = [
         gradient(lenet, cross_entropy, x[None], y[None])

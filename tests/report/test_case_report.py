@@ -152,17 +152,20 @@ def test_words_say_what_the_controls_mean(
         (
             -4.1,
             3,
-            "-4.10 dB over blind, 3 of 4 identified: clearly better than chance by identification (p = 3.2e-08): the attack works.",
+            "-4.10 dB over blind, 3 of 4 identified: clearly better than chance by identification "
+            "(p = 3.2e-08): the attack works.",
         ),
         (
             -4.1,
             0,
-            "0 of 4 identified: it fails even there, so low scores of it say nothing about the model.",
+            "0 of 4 identified: it fails even there, so low scores of it say nothing about the "
+            "model.",
         ),
         (
             4.1,
             0,
-            "0 of 4 identified: it fails even there, so low scores of it say nothing about the model.",
+            "0 of 4 identified: it fails even there, so low scores of it say nothing about the "
+            "model.",
         ),  # of four, not enough
     ],
 )

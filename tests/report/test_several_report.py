@@ -1,4 +1,4 @@
-"""Tables of several cases from fabricated records: whole in eighty columns, the strongest attacker named, what is unusual put in words."""
+"""Tables of several cases from fabricated records: whole in eighty columns, and in words."""
 
 import io
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The audit: attack what clients share, beside blind guesses and a model where attacks are known to work."""
+"""The audit: attack what clients share, beside blind guesses and an easy model as controls."""
 
 from gradveil.audits.certificates import Certificate, Threshold, certify
 from gradveil.audits.job import AuditJob, Case, make_cases, name_attacks

@@ -1,4 +1,4 @@
-"""Which attacks a defense meets, what each attacker is told of it, and how that is put in words.
+"""Attackers: the attacks that a defense meets, and what each is told, also in words.
 
 Nothing here knows a defense by its type: each declares its breakers, and an attack declares what it
 needs to know.
@@ -126,7 +126,7 @@ def _check_breakers(part: Defense | type[Defense]) -> None:
 
 
 def _rank(name: str) -> int:
-    """Give the place of an attack in a combined name, whatever the order of the chain."""
+    """Return the position of an attack in a combined name, whatever the order of the chain."""
     needs, order = find(name).needs, list(MEANINGS)
     return min((order.index(need) for need in needs if need in MEANINGS), default=len(order))
 
@@ -140,7 +140,7 @@ def _can_unite(names: Sequence[str]) -> bool:
 
 
 def _joined(names: Sequence[str]) -> str:
-    """Write the name of a combined attack, without the last ones where it would be too long."""
+    """Write the name of a combined attack, without its last parts where it would be too long."""
     found = "+".join(names)
     return found if len(found) <= LONGEST else _joined(names[:-1])
 
@@ -160,7 +160,7 @@ def _drawing_like(model: nn.Module, train_mode: bool) -> list[type[Defense]]:
 def check_told(name: str, attack: Attack, seen: Sequence[Observation]) -> None:
     """Refuse an attack, by its name, that needs what is not known under this defense."""
     for need in attack.needs:
-        known = all(getattr(one.knowledge, need) is not None for one in seen)
+        known = all(getattr(victim.knowledge, need) is not None for victim in seen)
         if known or need in PUBLIC or need not in MEANINGS:
             continue
         under = [
@@ -186,20 +186,19 @@ def rounds(defense: Defense, attacks: Iterable[Attack]) -> int:
     return ROUNDS if several else 1
 
 
-def granted(one: Observation, attack: Attack, means: Tensor | None) -> Observation:
-    """Return what this attacker sees: the labels, what the attack needs of the rest, no more.
+def granted(seen: Observation, attack: Attack, means: Tensor | None) -> Observation:
+    """Return the observation with the labels and the knowledge that the attack needs, no more.
 
     Of several rounds it sees the first, unless it needs the earlier ones.
     """
-    full = replace(one.knowledge, means=means)
+    full = replace(seen.knowledge, means=means)
     told = Knowledge(
         full.labels, **{name: getattr(full, name) for name in attack.needs if name != "labels"}
     )
     if "earlier" in attack.needs:
-        return replace(one, knowledge=replace(told, momentum=full.momentum))
-    return replace(
-        one, gradients=full.earlier[0] if full.earlier else one.gradients, knowledge=told
-    )
+        return replace(seen, knowledge=replace(told, momentum=full.momentum))
+    first = full.earlier[0] if full.earlier else seen.gradients
+    return replace(seen, gradients=first, knowledge=told)
 
 
 def in_words(attack: Attack, defense: Defense, model: nn.Module, size: int, labels: str) -> str:

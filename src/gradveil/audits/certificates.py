@@ -1,6 +1,7 @@
-"""Exact statements: how many images were reconstructed beyond a threshold, and what that says of all images (Definition 2 of the paper).
+"""Exact statements on all images, from those that were reconstructed beyond a threshold.
 
-A defence is (epsilon, delta, gamma)-private if Pr[PSNR >= epsilon] <= delta and training under it loses less than gamma of accuracy.
+By Definition 2 of the paper a defense is (epsilon, delta, gamma)-private if
+Pr[PSNR >= epsilon] <= delta and training under it loses less than gamma of accuracy.
 """
 
 import math
@@ -21,7 +22,7 @@ ANY = "any of them"
 
 @dataclass(frozen=True)
 class Threshold:
-    """epsilon, and what it is measured in. `delta` and `gamma` are the bounds to be decided, if any."""
+    """epsilon with its metric, and the bounds `delta` and `gamma` to be decided, if any."""
 
     metric: str
     epsilon: float
@@ -31,11 +32,11 @@ class Threshold:
     def __post_init__(self) -> None:
         if self.metric not in METRICS:
             raise unknown("metric of certify", self.metric, METRICS)
-        if not math.isfinite(self.epsilon) or (
-            self.metric == "ssim" and not -1 <= self.epsilon <= 1
-        ):
+        in_range = self.metric != "ssim" or -1 <= self.epsilon <= 1
+        if not (math.isfinite(self.epsilon) and in_range):
             raise GradveilError(
-                f"certify {self}: expected a finite number of dB for psnr, one from -1 to 1 for ssim"
+                f"certify {self}: expected a finite number of dB for psnr, one from -1 to 1 for "
+                "ssim"
             )
         for name in ("delta", "gamma"):
             value = getattr(self, name)
@@ -48,7 +49,7 @@ class Threshold:
     def parse(
         cls, text: str, delta: float | None = None, gamma: float | None = None
     ) -> "Threshold":
-        """From `psnr=15` or `ssim=0.5`."""
+        """Parse `psnr=15` or `ssim=0.5`."""
         metric, _, value = text.partition("=")
         if metric.strip() not in METRICS:
             raise unknown(
@@ -69,7 +70,10 @@ class Threshold:
 
 @dataclass(frozen=True)
 class Bound:
-    """`hits` of n images reached epsilon; `upper` bounds delta. Failed images count as not reached, in `upper_failed` as reached."""
+    """Bounds on delta, where `hits` of n images reached epsilon.
+
+    Failed images count as not reached; in `upper_failed` they count as reached.
+    """
 
     n: int
     hits: int
@@ -81,7 +85,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Claim:
-    """One attack or control, by truth: both where the defence changes images."""
+    """The bounds of an attack or control by truth: both truths where the defense changes images."""
 
     attack: str
     bounds: dict[str, Bound]
@@ -89,7 +93,11 @@ class Claim:
 
 @dataclass(frozen=True)
 class Certificate:
-    """`overall` counts an image that any attack brought to epsilon against either truth: no choice was made after looking."""
+    """The bounds of every attack, of the best control, and of all attacks together.
+
+    `overall` counts an image that any attack brought to epsilon against either truth, so that no
+    attack is chosen after looking.
+    """
 
     threshold: Threshold
     claims: tuple[Claim, ...]
@@ -100,11 +108,16 @@ class Certificate:
 
     @property
     def private(self) -> bool | None:
-        """Definition 2: whether both delta and gamma hold. None where that is undecided, or one of them was not asked for."""
+        """Whether both delta and gamma hold, as in Definition 2.
+
+        None where that is undecided, or not both were asked for.
+        """
         if self.threshold.delta is None or self.threshold.gamma is None:
             return None
         decided = {self.bounded, self.accurate}
-        return False if False in decided else None if None in decided else True
+        if False in decided:
+            return False
+        return None if None in decided else True
 
     @property
     def bounded(self) -> bool | None:
@@ -113,23 +126,25 @@ class Certificate:
         if delta is None:
             return None
         high = bound.upper if bound.upper_failed is None else bound.upper_failed
-        return True if high <= delta else False if bound.lower > delta else None
+        if high <= delta:
+            return True
+        return False if bound.lower > delta else None
 
     @property
     def accurate(self) -> bool | None:
-        """Whether the loss is below gamma: None where it is undecided, unknown, or was not asked for."""
-        if self.threshold.gamma is None or self.loss is None:
+        """Whether the accuracy loss is below gamma.
+
+        None where that is undecided or unknown, or was not asked for.
+        """
+        gamma, loss = self.threshold.gamma, self.loss
+        if gamma is None or loss is None:
             return None
-        return (
-            True
-            if self.loss.high < self.threshold.gamma
-            else False
-            if self.loss.low >= self.threshold.gamma
-            else None
-        )
+        if loss.high < gamma:
+            return True
+        return False if loss.low >= gamma else None
 
     def plain(self) -> dict[str, Any]:
-        """For JSON."""
+        """Return the certificate as JSON has it."""
         return asdict(self) | {
             "private": self.private,
             "bounded": self.bounded,
@@ -145,11 +160,16 @@ def certify(
     trained: ModelFacts | None = None,
     baseline: ModelFacts | None = None,
 ) -> Certificate:
-    """`trained` is the model that was audited, `baseline` the one trained without a defence."""
+    """Bound the share of images that reach the threshold, and the loss of accuracy.
+
+    The loss is that of the model `trained`, which was audited, against the `baseline`, a model
+    trained without a defense; it is unknown without both.
+    """
     attacks = result.of("attack")
     if not attacks:
         raise GradveilError(
-            f"certify {threshold}: n = 0, {result.out} holds no attacked image; nothing can be said without one"
+            f"certify {threshold}: n = 0, {result.out} holds no attacked image; nothing can be "
+            "said without one"
         )
     strongest = result.strongest
     claims = tuple(
@@ -167,7 +187,7 @@ def certify(
 
 
 def bound(hits: int, failed: int, n: int) -> Bound:
-    """Of n images, failed ones included."""
+    """Bound the share of hits among n images, which include the failed."""
     if not n:
         raise GradveilError("certify: n = 0 images; nothing can be said without one")
     high = upper_bound(hits + failed, n, LEVEL) if failed else None
@@ -175,7 +195,7 @@ def bound(hits: int, failed: int, n: int) -> Bound:
 
 
 def _loss(trained: ModelFacts | None, baseline: ModelFacts | None) -> Difference | None:
-    """A model loses nothing against itself."""
+    """Return baseline less trained; exactly 0 for a model against itself."""
     if trained is None or baseline is None:
         return None
     if trained == baseline:
@@ -184,23 +204,21 @@ def _loss(trained: ModelFacts | None, baseline: ModelFacts | None) -> Difference
 
 
 def _best_blind(result: CaseResult, threshold: Threshold) -> Claim:
+    """Return the control that reaches the threshold most often, of equal ones the highest in dB."""
     levels: dict[str, float] = {}
     for row in result.rows:
         if row.kind == "blind" and row.truth in result.truths:
-            levels[row.attack] = levels.get(row.attack, 0.0) + (
-                -math.inf if row.psnr.mean is None else row.psnr.mean
-            )
+            level = -math.inf if row.psnr.mean is None else row.psnr.mean
+            levels[row.attack] = levels.get(row.attack, 0.0) + level
     claims = [
         _claim(name, records, threshold, result.truths)
         for name, records in _by_name(result.of("blind"))
     ]
-    return max(
-        claims,
-        key=lambda claim: (
-            sum(bound.hits for bound in claim.bounds.values()),
-            levels[claim.attack],
-        ),
-    )
+
+    def rank(claim: Claim) -> tuple[int, float]:
+        return sum(found.hits for found in claim.bounds.values()), levels[claim.attack]
+
+    return max(claims, key=rank)
 
 
 def _claim(

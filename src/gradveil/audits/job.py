@@ -1,4 +1,4 @@
-"""What an audit is asked for: a model, images, cases and attacks, and everything else that decides its result."""
+"""The job of an audit: its model, images, cases and attacks, and all settings of its result."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,7 +31,7 @@ LONGEST_FOLDER = 80  # letters of a case's folder
 
 @dataclass(frozen=True)
 class Case:
-    """One defense on one set of weights: a row of the audit's table, with a folder of its own.
+    """A defense on a set of weights: a row of the audit's table, with a folder for its records.
 
     `weights` is a checkpoint; None takes the model as it is, which is untrained where the model
     is given by name. `clean` leaves out what the defense does to gradients, as published
@@ -52,7 +52,7 @@ class Case:
 
     @property
     def changes_images(self) -> bool:
-        """Whether the images used differ from the client's own."""
+        """Whether the images used differ from those that the client has."""
         return any(part.acts_on == "batch" for part in self.acting.parts())
 
     @property
@@ -67,7 +67,7 @@ class Case:
         return f"{name[:LONGEST_FOLDER]}-{sha256(repr(self).encode()).hexdigest()[:8]}"
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the case as JSON has it."""
         return {
             "defense": str(self.defense),
             "checkpoint": self.weights and str(self.weights),
@@ -81,7 +81,7 @@ class Case:
 class AuditJob:
     """Attack `images` images of `data` from `first` on, `batch_size` to a victim, in every case.
 
-    `model` is a module or the name of one; `data` the images that victims are taken from, or the
+    `model` is a module or its name; `data` the images that victims are taken from, or the
     name of a data set, whose `split` is meant. `public` are images of the same kind that anyone
     may have, for blind guesses; a named data set has its training split. `attacks` are by name;
     with `auto` come the standard attack, those known to undo the case's defense and the closed
@@ -151,9 +151,9 @@ class AuditJob:
             )
 
     def attacks_on(self, case: Case, model: nn.Module | None = None) -> dict[str, Attack]:
-        """The attacks on this case by name, those of `auto` first, with the job's steps and restarts.
+        """Return the attacks on this case by name, with the job's steps and restarts.
 
-        `auto` also undoes what the model draws by itself, where the model is given.
+        Those of `auto` come first; with a `model` they also undo the draws of its layers.
         """
         chosen: dict[str, Attack] = {}
         if self.auto:
@@ -171,14 +171,14 @@ class AuditJob:
         return "known" if self.labels == "known" else "inferred"
 
     def on(self, device: torch.device) -> "AuditJob":
-        """The same job with the chunks that suit this device."""
+        """Return the job with the chunks that suit this device."""
         if self.victims_at_once:
             return self
         usual = VICTIMS_AT_ONCE.get(device.type, VICTIMS_AT_ONCE["cpu"])
         return replace(self, victims_at_once=usual)
 
     def settings(self) -> dict[str, Any]:
-        """What all cases have in common, as JSON has it."""
+        """Return the settings that all cases have in common, as JSON has them."""
         left_out = {"attacks", "auto", "cases", "data", "model", "protocol", "public", "positive"}
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         named = data_name(self.data), model_name(self.model)
@@ -197,24 +197,24 @@ OPTIONAL = ("victims_at_once", "steps", "restarts")
 
 
 def data_name(data: Images | str) -> str:
-    """The name of a data set, given by name or as images."""
+    """Return the name of a data set, given by name or as images."""
     return data if isinstance(data, str) else data.name
 
 
 def model_name(model: nn.Module | str) -> str:
-    """The name of a model; of a module its class."""
+    """Return the name of a model; of a module, that of its class."""
     return model if isinstance(model, str) else type(model).__name__
 
 
 def slug(name: str) -> str:
-    """The name with every letter that a file's name should not have replaced by a dash."""
+    """Replace every letter that a file's name should not have by a dash."""
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", name)
 
 
 def name_attacks(
     attacks: Iterable[str | Attack | tuple[str, Attack]],
 ) -> tuple[bool, dict[str, Attack]]:
-    """Whether `auto` is among the attacks, and the others by name.
+    """Return whether `auto` is among the attacks, and the others by name.
 
     A text is the name of a preset, `A+B` for several in one search, or `package.module:NAME`. An
     attack without a name takes that of the preset it was made from, or of its class.
@@ -247,7 +247,7 @@ def _named(attack: object) -> tuple[str, Attack]:
 
 
 def _name_of(attack: Attack) -> str:
-    """The name of the preset that differs in steps, restarts or frames alone, or of the class."""
+    """Name the preset that differs in steps, restarts or frames alone, else the class."""
     for name in names():
         preset = find(name)
         if type(preset) is type(attack) and _alike(preset, attack):
@@ -256,7 +256,8 @@ def _name_of(attack: Attack) -> str:
 
 
 def _alike(preset: Attack, attack: Attack) -> bool:
-    kept = [f.name for f in fields(preset) if f.name not in (*CHANGEABLE, "frames")]  # type: ignore[arg-type]  # presets are dataclasses
+    assert is_dataclass(preset)
+    kept = [f.name for f in fields(preset) if f.name not in (*CHANGEABLE, "frames")]
     return all(getattr(preset, name) == getattr(attack, name) for name in kept)
 
 
@@ -267,7 +268,7 @@ def _check_name(name: str) -> None:
 
 
 def shortened(attack: Attack) -> Attack:
-    """The attack with one iteration, to see whether it suits; without iterations as it is."""
+    """Return the attack with a single iteration, to see whether it suits the model."""
     for setting in CHANGEABLE:
         attack = _with(attack, setting, 1) if _has(attack, setting) else attack
     return attack
@@ -298,7 +299,7 @@ def make_cases(
     at: Sequence[str] = (),
     clean: str = "no",
 ) -> tuple[Case, ...]:
-    """The cases of some defenses, in order.
+    """Return the cases of some defenses, in order.
 
     `checkpoints` are by the defense's text, and under "" for all others; `runs` likewise are
     folders of trainings whose weights after the steps `at` are audited. `clean`: no, yes, or both
@@ -331,7 +332,7 @@ def make_cases(
 
 
 def saved(run: Path | None, defense: str, step: str) -> Path:
-    """The weights that a training saved after this step; an error that lists those it has."""
+    """Return the path of the weights that a training saved after this step, a number or `end`."""
     from gradveil.training.job import FINAL, STEPS, step_path
 
     if run is None:

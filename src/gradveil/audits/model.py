@@ -1,4 +1,4 @@
-"""The model of a case: untrained or from a checkpoint, plain or protected, and how accurate it is."""
+"""The model of a case, untrained or from a checkpoint, plain or protected, and its accuracy."""
 
 import json
 from collections.abc import Mapping
@@ -31,8 +31,11 @@ MEASURED = {"cpu": 2_000, "cuda": 10_000}
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What is known of a checkpoint: its accuracy on `tested` test images, the defense that it was
-    trained under, as text, and after how many steps it was saved."""
+    """Facts of a checkpoint.
+
+    `accuracy` is that on `tested` test images; `under` the defense in training, as text; `step`
+    the number of training steps.
+    """
 
     accuracy: float
     tested: int
@@ -41,14 +44,14 @@ class ModelFacts:
 
     @property
     def hits(self) -> int:
-        """The number of test images that it is right on."""
+        """The number of test images that the model classifies correctly."""
         return round(self.accuracy * self.tested)
 
 
 def find_model(job: AuditJob, case: Case, split: Images) -> tuple[nn.Module, bool]:
-    """The model to audit, and whether the defense has been built into it already.
+    """Return the model to audit, and whether the defense has been built into it already.
 
-    A checkpoint may be of the protected model, trained under the defense, or of the plain one,
+    A checkpoint may be of the protected model, trained under the defense, or of the plain model,
     which is then protected with untrained parts.
     """
     plain = plain_model(job.model, split, job.seed)
@@ -68,16 +71,16 @@ def find_model(job: AuditJob, case: Case, split: Images) -> tuple[nn.Module, boo
 
 
 def plain_model(model: nn.Module | str, split: Images, seed: int) -> nn.Module:
-    """A copy of the module, or a new model of this name for such images."""
+    """Return a copy of the module, or a new model of this name for such images."""
     return build_for(model, split, seed, check=False)
 
 
 def describe_model(
     job: AuditJob, case: Case, test: Images, device: torch.device
 ) -> ModelFacts | None:
-    """What the checkpoint says of itself, or what is measured on the test images.
+    """Return the facts that the checkpoint holds; an accuracy it does not hold is measured.
 
-    None for a model without a checkpoint, and where the defense has parts that were not trained.
+    Return None without a checkpoint, and where the defense has parts that were not trained.
     """
     if case.weights is None:
         return None
@@ -96,9 +99,9 @@ def describe_model(
 
 
 def measure_accuracy(model: nn.Module, test: Images, most: int, seed: int = 0) -> tuple[float, int]:
-    """The share of test images that the model is right on, and how many were passed through it.
+    """Return the share of test images that the model classifies correctly, and their number.
 
-    All images are passed, or `most` at even distances. The seed is for a model that draws.
+    These are all images, or `most` at even distances. The seed is for a model that draws.
     """
     chosen = torch.linspace(0, len(test) - 1, min(most, len(test))).round().long()
     device, hits, mode = next(model.parameters()).device, 0, model.training
@@ -113,23 +116,23 @@ def measure_accuracy(model: nn.Module, test: Images, most: int, seed: int = 0) -
 
 
 def save_facts(out: Path, found: ModelFacts | None) -> None:
-    """Write them into a case's folder."""
+    """Write the facts, or null, into a case's folder."""
     write_text(out / MODEL, json.dumps(None if found is None else asdict(found)) + "\n")
 
 
 def read_facts(out: Path) -> ModelFacts | None:
-    """Read them from a case's folder."""
+    """Read what `save_facts` wrote."""
     found = read_json(out / MODEL, TrainedModel | None)
     return None if found is None else ModelFacts(**to_builtins(found))
 
 
 def changes_model(defense: Defense) -> bool:
-    """Whether a part of the defense lies in the model."""
+    """Return whether a part of the defense lies in the model."""
     return any(part.acts_on == "model" for part in defense.parts())
 
 
 def trained_under(facts: Mapping[str, Any]) -> str | None:
-    """The text of the defense that a checkpoint says it was trained under.
+    """Return the defense, as text, that a checkpoint says it was trained under.
 
     Early versions wrote a policy beside the defense, and crop and flip as a setting of the run.
     The text is looked at and never parsed: a file does not decide what is made.
@@ -144,11 +147,11 @@ def trained_under(facts: Mapping[str, Any]) -> str | None:
 
 
 def _without_augment(part: str) -> str:
-    """The text of one defense, with crop and flip switched off where it has them."""
+    """Switch crop and flip off in the text of a defense, where it has them."""
     name, _, settings = part.partition(":")
     if name not in REGISTRY and ":" not in part:
         return f"policy:{part},augment=no"
-    if name not in REGISTRY:  # a user's own
+    if name not in REGISTRY:  # a user's class
         return part
     if "augment" not in {f.name for f in fields(REGISTRY[name])} or "augment=" in settings:
         return part

@@ -1,4 +1,4 @@
-"""An audit's records and pictures on disk: written chunk by chunk, read back after a stop, a torn end cut off."""
+"""Records and pictures of an audit on disk: written chunk by chunk, read back after a stop."""
 
 import json
 import math
@@ -24,16 +24,16 @@ RECORDS = "records.jsonl"
 MODEL = "model.json"
 IMAGES = "images"
 FILES = (RECORDS, MODEL, SETTINGS)
-"""What a case's folder has beside pictures; the settings go last, for they say whose it is."""
+"""Files of a case beside its pictures. The settings are removed last: they say whose it is."""
 
 Scores = Mapping[str, float]
 Key = tuple[str, str, int]
-"""Kind, attack and chunk: what is written in one go."""
+"""Kind, attack and chunk, whose records are written together."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What one attack made of one image: one line of JSON.
+    """The result of an attack on an image, a line of JSON.
 
     `scores` are by truth, `used` and `original`, and empty where the status is not ok.
     """
@@ -59,17 +59,17 @@ class Record:
 
     @property
     def key(self) -> Key:
-        """What it was written with."""
+        """The kind, attack and chunk that it was written with."""
         return self.kind, self.attack, self.chunk
 
 
 def finite(value: float) -> float | None:
-    """The value, or None where it is NaN or infinite, which JSON does not know."""
+    """Return the value, or None where it is NaN or infinite, which JSON does not know."""
     return value if math.isfinite(value) else None
 
 
 def append(path: Path, records: Sequence[Record]) -> None:
-    """Write all of them at once; they have reached the disk when this returns."""
+    """Write all records at once; they have reached the disk when this returns."""
     lines = "".join(json.dumps(asdict(record), allow_nan=False) + "\n" for record in records)
     try:
         with path.open("ab") as file:
@@ -92,7 +92,7 @@ def read_records(path: Path) -> list[Record]:
 
 
 def recover(path: Path, sizes: Mapping[Key, int]) -> list[Record]:
-    """Read the records of whole chunks, `sizes` images each; cut off the file what follows them."""
+    """Read the records of whole chunks, `sizes` images each, and cut the rest off the file."""
     kept, end = _whole(path, sizes)
     if path.is_file() and path.stat().st_size > end:
         write_bytes(path, path.read_bytes()[:end])
@@ -105,7 +105,7 @@ def whole_chunks(path: Path, sizes: Mapping[Key, int]) -> list[Record]:
 
 
 def _whole(path: Path, sizes: Mapping[Key, int]) -> tuple[list[Record], int]:
-    """The records of whole chunks, and the position of their end."""
+    """Return the records of whole chunks, and the position of their end."""
     kept: list[Record] = []
     part: list[Record] = []
     end = 0
@@ -122,7 +122,7 @@ def _whole(path: Path, sizes: Mapping[Key, int]) -> tuple[list[Record], int]:
 
 
 def _read(path: Path) -> list[tuple[Record, int]]:
-    """Records, each with the position of its end."""
+    """Return the records, each with the position of its end."""
     if not path.is_file():
         return []
     return [(_record(line), position) for line, position in read_lines(path, RecordLine)]
@@ -134,7 +134,7 @@ def _record(line: RecordLine) -> Record:
 
 
 def images_path(out: Path, kind: str, attack: str, chunk: int) -> Path:
-    """Where the pictures of one attack on one chunk lie in a case's folder."""
+    """Return the path of the pictures of an attack on a chunk."""
     prefix = "positive-" if kind == "positive" else ""
     return out / IMAGES / f"{prefix}{slug(attack)}-{chunk:04d}.safetensors"
 

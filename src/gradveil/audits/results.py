@@ -1,4 +1,4 @@
-"""What an audit found: its cases, their records, and for each attack and control what they come to."""
+"""Results of an audit: its cases, their records, and a row for each attack and control."""
 
 import html
 import math
@@ -32,7 +32,7 @@ COLUMNS = ("defense", "attack", "n", "PSNR dB", "over blind", "SSIM", "identifie
 
 @dataclass(frozen=True)
 class Row:
-    """One attack or control against one truth.
+    """The summaries of an attack or control against one truth.
 
     n counts the failed images too; the summaries are of those that did not fail.
     """
@@ -56,18 +56,18 @@ class Row:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """What a reader must know of the row: no better than blind, images that failed."""
+        """The row's warnings: no better than blind, and the images that failed."""
         flags = [] if self.kind == "blind" or self.verdict.better else [NO_BETTER]
         return (*flags, f"{self.failed} failed") if self.failed else tuple(flags)
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the row as JSON has it."""
         return asdict(self) | {"flags": list(self.flags)}
 
 
 @dataclass(frozen=True)
 class CaseResult:
-    """One case of an audit: its folder, its settings, its records, and what is known of its model."""
+    """A case of an audit: its folder, settings and records, and the facts of its model."""
 
     out: Path
     settings: Mapping[str, Any]
@@ -105,7 +105,7 @@ class CaseResult:
 
     @property
     def trained_so(self) -> ModelFacts | None:
-        """What is known of the model, where it was trained under this very defense."""
+        """The facts of the model, where it was trained under the same defense."""
         known = self.model
         return known if known is not None and known.under == self.defense else None
 
@@ -129,13 +129,15 @@ class CaseResult:
 
     @property
     def truths(self) -> tuple[str, ...]:
-        """Both where the defense changes images; else they are the same."""
+        """The truths that differ: both where the defense changes images, else `used`."""
         return TRUTHS if self.settings["changes_images"] else TRUTHS[:1]
 
     @property
     def strongest(self) -> Row:
-        """The attack that identifies most images, against either truth; of equal ones that with
-        the most dB over blind."""
+        """The attack that identifies most images, against either truth.
+
+        Of equal ones it is that with the most dB over blind.
+        """
         rows = [row for row in self.rows if row.kind == "attack" and row.truth in self.truths]
         if not rows:
             raise GradveilError(
@@ -144,11 +146,11 @@ class CaseResult:
         return max(rows, key=_strength)
 
     def of(self, kind: str, attack: str | None = None) -> list[Record]:
-        """The records of this kind, and of this attack."""
+        """Return the records of this kind, and of this attack."""
         return [r for r in self.records if r.kind == kind and attack in (None, r.attack)]
 
     def images(self, attack: str) -> dict[str, Tensor]:
-        """Original, used and found images of an attack, (n, C, H, W) in [0, 1], in their order."""
+        """Return original, used and found images of an attack, (n, C, H, W) in [0, 1]."""
         names = dict.fromkeys(record.attack for record in self.of("attack"))
         if attack not in names:
             raise unknown("attack", attack, names)
@@ -160,7 +162,7 @@ class CaseResult:
         }
 
     def plain(self) -> dict[str, Any]:
-        """As JSON has it; `strongest` is the defense's result."""
+        """Return the case as JSON has it; `strongest` is the defense's result."""
         return {
             "defense": self.defense,
             "checkpoint": self.settings["checkpoint"],
@@ -194,7 +196,7 @@ class AuditResult:
 
     @property
     def baselines(self) -> dict[str | None, ModelFacts]:
-        """By the step asked for: the models trained and audited without a defense."""
+        """The models trained and audited without a defense, by the step asked for."""
         return {
             case.asked_step: case.trained_so
             for case in self.cases
@@ -202,24 +204,27 @@ class AuditResult:
         }
 
     def case(self, defense: str, *, clean: bool = False, step: str | None = None) -> CaseResult:
-        """The case of this defense."""
+        """Return the case of this defense."""
         for case in self.cases:
             if (case.defense, case.clean, case.asked_step) == (defense, clean, step):
                 return case
         raise unknown("case", defense, (case.name for case in self.cases))
 
     def images(self, attack: str, defense: object = None) -> dict[str, Tensor]:
-        """Original, used and found images of an attack on the first case, or on that of a defense."""
+        """Return original, used and found images of an attack, (n, C, H, W) in [0, 1].
+
+        They are those of the first case, or of the case of a defense.
+        """
         if not self.cases:
             raise GradveilError(f"{self.out} holds no case yet: run the same command again")
         return (self.cases[0] if defense is None else self.case(str(defense))).images(attack)
 
     def plain(self) -> list[dict[str, Any]]:
-        """The cases, as JSON has them."""
+        """Return the cases as JSON has them."""
         return [case.plain() for case in self.cases]
 
     def to_pandas(self) -> Any:
-        """A data frame with a line for each case, attack or control, and truth."""
+        """Return a data frame with a line for each case, attack or control, and truth."""
         try:
             import pandas
         except ImportError:
@@ -295,7 +300,7 @@ def _strength(row: Row) -> tuple[float, float]:
 
 
 def make_row(records: Sequence[Record], truth: str) -> Row:
-    """What the records of one attack or control come to against one truth."""
+    """Summarize the records of an attack or control against one truth."""
     good = [record.scores[truth] for record in records if record.ok]
     columns = {name: [scores[name] for scores in good] for name in MEASURES}
     hits = sum(int(scores["identified"]) for scores in good)

@@ -1,4 +1,4 @@
-"""The audit: every case is prepared and tried out once, then attacked into its folder, or on from where it stopped."""
+"""The audit: prepare and try out every case once, then attack it chunk by chunk."""
 
 import hashlib
 import json
@@ -93,7 +93,7 @@ def audit(
     may have, as a pair of tensors or in any of those forms: without them a blind guess is noise or
     gray. `victims` says how many images are attacked: all that are given, or 8 of a named data
     set. The result lies in `out`, a new temporary folder by default; a folder with the same audit
-    is gone on with. See `gradveil audit --help` for what the rest means.
+    is gone on with. `gradveil audit --help` explains the rest.
     """
     if not isinstance(model, nn.Module | str):
         raise GradveilError(
@@ -135,7 +135,7 @@ def audit(
 
 
 def _several(values: object, name: str, example: str) -> Sequence[Any]:
-    """The values of an argument that takes a list of them."""
+    """Return the values of an argument that takes a list, or refuse it."""
     if isinstance(values, list | tuple):
         return values
     raise GradveilError(
@@ -155,7 +155,7 @@ def _parsed(defense: object) -> Defense:
 def _victims(
     images: Any, labels: Tensor | None, model: nn.Module | str, classes: int | None
 ) -> Images | str:
-    """The images to attack, with as many classes as the model has logits; a name stays a name."""
+    """Return the images to attack, with as many classes as the model has logits, or their name."""
     if isinstance(images, str):
         if labels is not None or classes is not None:
             given = "classes" if labels is None else "labels"
@@ -169,16 +169,16 @@ def _victims(
 
 
 def _public(public: Any, root: Path | None) -> Images | None:
-    """Images that anyone may have; the name of a data set stands for its training split."""
+    """Return the public images; the name of a data set stands for its training split."""
     if isinstance(public, str):
         return load(public, "train", root=root)
     return None if public is None else as_images(public, name="public")
 
 
 def _count(data: Images | str, first: int, batch_size: int) -> int:
-    """How many images are attacked where that is not said: few of a data set, else all."""
+    """Count the images to attack by default: 8 of a named data set, else all that are given."""
     most = 8 if isinstance(data, str) else len(data) - first
-    size = max(batch_size, 1)  # a wrong one is refused by the job
+    size = max(batch_size, 1)  # the job refuses less
     return max(most // size, 1) * size
 
 
@@ -205,7 +205,7 @@ class Prepared:
 def prepare(
     job: AuditJob, out: Path, root: Path | None, device: torch.device, only: int | None = None
 ) -> Prepared:
-    """Load what the job names and try out every attack on every case. Nothing is written.
+    """Load models and data and try out every attack on every case. Nothing is written.
 
     A case that `out` holds already is not tried again. `only` prepares one case, by its number.
     """
@@ -229,7 +229,7 @@ def prepare(
 
 
 def _splits(job: AuditJob, root: Path | None) -> tuple[Images, Images | None, Images]:
-    """The victims' split, public images, and images to measure accuracy on."""
+    """Return the victims' split, public images, and images to measure accuracy on."""
     if isinstance(job.data, Images):
         split, public, test = job.data, job.public, job.data
     else:
@@ -279,7 +279,7 @@ def _prepare_case(
 
 
 def _written(attacks: Mapping[str, Attack]) -> dict[str, str]:
-    """What each attack is, without addresses in memory, which another process would not have."""
+    """Return the attacks' settings, without addresses in memory, which differ by process."""
     return {name: re.sub(r" at 0x[0-9a-f]+", "", repr(attack)) for name, attack in attacks.items()}
 
 
@@ -302,7 +302,7 @@ def _digest(images: Images | None) -> str | None:
 
 
 def _facts(stage: Stage, device: torch.device) -> dict[str, Any]:
-    """What the names stand for, so that a changed file is another experiment; and the machine."""
+    """Return digests of weights and images, so that a changed file is noticed; and the machine."""
     split, victims = stage.split, stage.victims
     chosen = {"images": split.images[victims], "labels": split.labels[victims]}
     return {
@@ -327,7 +327,7 @@ def run_audit(
     progress: bool = True,
     only: int | None = None,
 ) -> AuditResult:
-    """Run the job into `out`, or go on where it stopped there; one that is done is read back.
+    """Run the job into `out`, or go on where it stopped there; a finished audit is read back.
 
     Before anything is written every case is prepared. `only` runs one case, by its number, as
     machines do that share the cases of an audit; the result has the cases that are there.
@@ -354,7 +354,7 @@ def run_audit(
 
 
 def _look_first(prepared: Prepared, out: Path) -> None:
-    """Warn of what would make the figures of a case misleading that has none yet."""
+    """Warn of faults that would make the figures of a case misleading, before it has any."""
     for prepared_case in prepared.cases:
         if (out / prepared_case.case.folder / RECORDS).is_file():
             continue
@@ -364,7 +364,7 @@ def _look_first(prepared: Prepared, out: Path) -> None:
 
 
 class _CaseRun:
-    """One case, attacked chunk by chunk into its folder."""
+    """A case that is attacked chunk by chunk into its folder."""
 
     def __init__(self, prepared: Prepared, case: PreparedCase, out: Path, bar: Bar) -> None:
         self.prepared, self.case, self.out, self.bar = prepared, case, out, bar
@@ -385,11 +385,11 @@ class _CaseRun:
         )
 
     def go(self) -> None:
-        """Do what is left; a failure gives the folder back unless it holds records."""
+        """Attack the chunks that are left; a failure gives back a folder without records."""
         claim(self.out, self.case.settings, parts=())
         with _alone(self.out):
-            # Only now is nobody else writing here: what a killed run tore off can be cut away,
-            # and what another process did since this one began is not done again.
+            # From here on no other process writes: the torn end that a killed run left can be cut
+            # off, and chunks that another process did meanwhile are not done again.
             claim(self.out, self.case.settings)
             self.done = {record.key for record in recover(self.out / RECORDS, self.sizes)}
             try:
@@ -405,7 +405,7 @@ class _CaseRun:
             vars(stage).pop("candidates", None)  # as large as a thousand images, twice
 
     def _describe(self) -> None:
-        """Write what is known of the model, first of all: then it is there for every record."""
+        """Write the facts of the model, before any record."""
         if not (self.out / MODEL).is_file():
             prepared, case = self.prepared, self.case.case
             save_facts(self.out, describe_model(prepared.job, case, prepared.test, prepared.device))
@@ -413,7 +413,7 @@ class _CaseRun:
     def chunk(self, stage: Stage, number: int) -> None:
         """Share, guess blindly and attack; write the records and pictures of each attack.
 
-        The controls are cheap, and all else is measured by them, so they are made again where
+        The controls are cheap, and every attack is measured by them, so they are made again where
         only an attack is missing.
         """
         victims = stage.share(stage.chunks[number])
@@ -456,7 +456,7 @@ class _CaseRun:
 
 
 def _work(attack: Attack, images: int) -> float:
-    """Iterations times images, so that parts of any size move the bar alike."""
+    """Return iterations times images, by which the bar moves."""
     return float(getattr(attack, "steps", 1) * getattr(attack, "restarts", 1) * images)
 
 
@@ -476,13 +476,13 @@ def _alone(out: Path) -> Iterator[None]:
 def _timed(
     attack: Attack, seen: Any, rng: Any, step: Any = None
 ) -> tuple[list[Reconstruction], float]:
-    """What the attack found, and the seconds that took."""
+    """Return the reconstructions, and the seconds that they took."""
     started = time.perf_counter()
     found = run_attack(attack, seen, rng, step)
     return found, time.perf_counter() - started
 
 
 def experiment_id(settings: Mapping[str, Any]) -> str:
-    """Names that can be read, and a digest of everything that decides the result."""
+    """Return readable names with a digest of all settings, which decide the result."""
     whole = hashlib.sha256(json.dumps(dict(settings), sort_keys=True).encode()).hexdigest()
     return f"{settings['data']}/{settings['model']}/{settings['defense']}/{whole[:12]}"

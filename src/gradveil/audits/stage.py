@@ -1,4 +1,7 @@
-"""A stage: one model with its victims, its attacks and its controls. An audit's case is one; so is a positive control."""
+"""A stage: a model with its victims, its attacks and its controls.
+
+The case of an audit is attacked on a stage, and so is a positive control.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -39,7 +42,7 @@ class Controls:
 
     @classmethod
     def of(cls, public: Images | None) -> "Controls":
-        """Without public images a guess is noise or gray."""
+        """Make the controls; without public images a guess is noise or gray."""
         if public is None:
             return cls(make_blind_attacks(), None)
         found = find_means(public.images, public.labels, len(public.classes))
@@ -115,7 +118,7 @@ def make_candidates(
 
 
 def preparation(defense: Defense) -> Callable[[Tensor, Generator], Tensor]:
-    """What the defense does to uint8 images, as a function of them and a generator."""
+    """Return the defense's change of uint8 images, as a function of them and a generator."""
 
     def prepare(images: Tensor, rng: Generator) -> Tensor:
         batch = Batch(images.float() / 255, torch.zeros(len(images), dtype=torch.long))
@@ -126,7 +129,7 @@ def preparation(defense: Defense) -> Callable[[Tensor, Generator], Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class Victim:
-    """One client's batch. `seen` is None where nothing could be shared, and `status` says why."""
+    """A client's batch. `seen` is None where nothing could be shared, and `status` says why."""
 
     indices: Tensor
     original: Batch
@@ -135,12 +138,12 @@ class Victim:
     status: str = "ok"
 
     def told(self) -> Observation:
-        """What a control sees, which may always know the labels."""
+        """Return the observation of a control, which may always know the labels."""
         assert self.seen is not None
         return replace(self.seen, knowledge=Knowledge(labels=self.original.labels))
 
     def aligned(self, found: Reconstruction) -> tuple[Tensor, Tensor | None, Tensor]:
-        """The images found in the order of the victim's, in [0, 1], their labels, and the order."""
+        """Return the images found in the order of the victim's, their labels, and the order."""
         images = found.images.detach().cpu().float()
         order = assign(images, self.used) if len(images) > 1 else torch.zeros(1, dtype=torch.long)
         labels = None if found.labels is None else found.labels.cpu()[order]
@@ -151,10 +154,9 @@ class Victim:
 class Stage:
     """A client's model with victims and attacks; `kind` is attack or positive.
 
-    The controls are rows of their own in the first kind alone, and the measure in both. `victims`
-    are the images of the whole audit, `chunks` those of each victim of this stage, by their
-    numbers in the split. `optional` attacks are left out where they do not suit; the others are
-    an error then.
+    The controls measure both kinds, and have rows in the first alone. `victims` are the images of
+    the whole audit, `chunks` those of each victim of this stage, by their numbers in the split.
+    `optional` attacks are left out where they do not suit; any other is then an error.
     """
 
     kind: str
@@ -180,14 +182,14 @@ class Stage:
         )
 
     def rows(self, chunk: int) -> Iterator[tuple[Key, Attack]]:
-        """What is run on this chunk, the controls first."""
+        """Yield the attacks on this chunk with their keys, the controls first."""
         if self.kind == "attack":
             blind = self.controls.attacks.items()
             yield from ((("blind", name, chunk), attack) for name, attack in blind)
         yield from (((self.kind, name, chunk), attack) for name, attack in self.attacks.items())
 
     def sizes(self) -> dict[Key, int]:
-        """How many images each part of the work has."""
+        """Count the images of each key."""
         return {
             key: sum(map(len, chunk))
             for number, chunk in enumerate(self.chunks)
@@ -195,7 +197,7 @@ class Stage:
         }
 
     def batches(self, victims: Sequence[Tensor]) -> list[Batch]:
-        """What these victims have, before any defense."""
+        """Return the batches of these victims, before any defense."""
         return [
             Batch(self.split.images[indices].float() / 255, self.split.labels[indices])
             for indices in victims
@@ -204,9 +206,8 @@ class Stage:
     def share(self, victims: Sequence[Tensor]) -> list[Victim]:
         """Let the victims share, all of them together.
 
-        Each draws from a generator of its own, so what it uses depends on nothing but the seed
-        and its first image. All that can be known of the defense is told; `granted` leaves each
-        attack what it may know.
+        Each has a generator, so its draws depend on nothing but the seed and its first image. All
+        that can be known of the defense is told; `granted` leaves each attack what it may know.
         """
         several = rounds(self.client.acting, self.attacks.values())
         batches = self.batches(victims)
@@ -223,7 +224,7 @@ class Stage:
     def _updates(
         self, victims: Sequence[Tensor], batches: Sequence[Batch], several: int
     ) -> list[Shared | str]:
-        """Of each victim; the reason where nothing can be shared. Then each is tried alone."""
+        """Return each victim's update, or the reason for none, tried together and then alone."""
         rngs = [generator(self.seed, "share", int(indices[0])) for indices in victims]
         try:
             return [
@@ -250,22 +251,17 @@ class Stage:
         first = int(victims[0].indices[0])
         inferred = iter(finder.bind(bare, generator(self.seed, "labels", first)).cpu())
         return [
-            v
-            if v.seen is None
-            else replace(
-                v,
-                seen=replace(v.seen, knowledge=replace(v.seen.knowledge, labels=next(inferred))),
-            )
-            for v in victims
+            victim if victim.seen is None else _with_labels(victim, victim.seen, next(inferred))
+            for victim in victims
         ]
 
     def seen_by(self, attack: Attack, victims: list[Victim]) -> list[Observation]:
-        """What the attack is given of these victims."""
+        """Return the observations that the attack is given of these victims."""
         means = self.controls.means
         return [granted(v.seen, attack, means) for v in victims if v.seen is not None]
 
     def knows(self) -> dict[str, str]:
-        """What each attack is given, in words."""
+        """Say in words what each attack is told."""
         seen = self.sample[0].seen
         assert seen is not None
         acting = self.client.acting
@@ -276,7 +272,7 @@ class Stage:
 
     @cached_property
     def sample(self) -> list[Victim]:
-        """One victim that shares something; an error where none of the first chunk's does."""
+        """A victim of the first chunk that shares something; an error where none does."""
         for victims in (self.chunks[0][:1], self.chunks[0]):
             tried = self.share(victims)
             alive = [victim for victim in tried if victim.seen is not None]
@@ -294,7 +290,7 @@ class Stage:
         run_attack(shortened(attack), seen, generator(self.seed, "trial", name))
 
     def fitted(self) -> tuple["Stage", dict[str, str]]:
-        """The stage without those of its optional attacks that do not suit, and why each is out."""
+        """Return the stage without the optional attacks that do not suit, and the reasons."""
         left_out: dict[str, str] = {}
         _ = self.sample  # where nothing can be shared, that is said once, and not of each attack
         for name in self.attacks:
@@ -310,7 +306,7 @@ class Stage:
         return self.without(left_out), left_out
 
     def without(self, left_out: Mapping[str, str]) -> "Stage":
-        """The stage without these attacks."""
+        """Return the stage without these attacks."""
         kept = {name: attack for name, attack in self.attacks.items() if name not in left_out}
         made = replace(self, attacks=kept)
         if "sample" in vars(self):  # what it has shared already need not be shared again
@@ -334,15 +330,21 @@ def run_attack(
         ) from error
 
 
+def _with_labels(victim: Victim, seen: Observation, labels: Tensor) -> Victim:
+    """Return the victim with labels that its attackers are told."""
+    told = replace(seen.knowledge, labels=labels)
+    return replace(victim, seen=replace(seen, knowledge=told))
+
+
 def _first_round(seen: Observation) -> Gradients:
-    """What was shared in the first of several rounds."""
+    """Return the gradients of the first of several rounds."""
     return seen.knowledge.earlier[0] if seen.knowledge.earlier else seen.gradients
 
 
 def make_stage(
     job: AuditJob, case: Case, split: Images, controls: Controls, device: torch.device
 ) -> Stage:
-    """The stage of a case, with every attack that the job has for it."""
+    """Make the stage of a case, with every attack that the job has for it."""
     last = job.first + job.images - 1
     if last >= len(split):
         raise GradveilError(
@@ -384,7 +386,7 @@ def make_stage(
 
 
 def positive_stages(job: AuditJob, proper: Stage) -> list[Stage]:
-    """The attacks that need no defense, on untrained models where they are known to work."""
+    """Put the attacks that need no defense on untrained models where they are known to work."""
     few = (tuple(proper.victims[:POSITIVES].split(1)),)
     stages = []
     for name in ("lenet", "mlp"):
@@ -406,5 +408,5 @@ def positive_stages(job: AuditJob, proper: Stage) -> list[Stage]:
 
 
 def positive_model(attack: Attack) -> str:
-    """The name of the model on which this attack is known to work, untrained."""
+    """Name the model on which this attack is known to work, untrained."""
     return "mlp" if isinstance(attack, LinearInversion) else "lenet"

@@ -101,10 +101,11 @@ def doctor(
     (N, C, H, W), with their `labels`, a DataLoader or data set of such pairs, `Images`, or the name
     of a data set, whose test split is meant. `public` are images of the same kind that anyone may
     have, and `test` images that the model was not trained on, in any of those forms but a name; by
-    default the training split of a named data set, and `images`. `attack` is tried on up to 4 images, with
-    `steps` iterations: by default as many as it has, or 100 where it is named; None tries none.
-    `checkpoint` is a file of weights; `trained` says that the module has trained ones. `watch` is
-    called with the name of each check before it is made. `gradveil doctor --help` says the rest.
+    default the training split of a named data set, and `images`. `attack` is tried on up to 4
+    images, with `steps` iterations: by default as many as it has, or 100 where it is named; None
+    tries none. `checkpoint` is a file of weights; `trained` says that the module has trained ones.
+    `watch` is called with the name of each check before it is made. `gradveil doctor --help` says
+    the rest.
     """
     where = find_device(device)
     protection = parse(defense) if isinstance(defense, str) else defense

@@ -1,4 +1,4 @@
-"""gradveil audit: what a model's shared gradients give away, measured by attacks and their controls, for one defence or a grid."""
+"""gradveil audit: attack what a model's clients share, under a defense or several."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 END = "end"
 
 EXAMPLES = examples(
-    "gradveil audit --data fashion-mnist-mini --model lenet --attack dlg --images 8 --out runs/lenet",
-    "gradveil audit --data cifar100 --data-root DIR --model resnet20-4 --checkpoint runs/r/model.safetensors "
-    "--attack adam-cosine --images 100 --defense 3-1-7+43-18-18 --out runs/hybrid",
-    "gradveil audit --data fashion-mnist-mini --model mlp --defense none --defense prune:0.95 --defense precode:k=256 --attack auto "
-    "--images 16 --certify psnr=15 --out runs/grid",
-    "gradveil audit --data cifar100 --data-root DIR --model resnet20-4 --run runs/r --at 0,1,end --attack auto --images 32 --out runs/t",
+    "gradveil audit --data fashion-mnist-mini --model lenet --attack dlg --images 8 "
+    "--out runs/lenet",
+    "gradveil audit --data cifar100 --data-root DIR --model resnet20-4 "
+    "--checkpoint runs/r/model.safetensors --attack adam-cosine --images 100 "
+    "--defense 3-1-7+43-18-18 --out runs/hybrid",
+    "gradveil audit --data fashion-mnist-mini --model mlp --defense none --defense prune:0.95 "
+    "--defense precode:k=256 --attack auto --images 16 --certify psnr=15 --out runs/grid",
+    "gradveil audit --data cifar100 --data-root DIR --model resnet20-4 --run runs/r --at 0,1,end "
+    "--attack auto --images 32 --out runs/t",
 )
 
 
@@ -39,7 +42,8 @@ def audit_command(
         list[str],
         typer.Option(
             "--attack",
-            help="Such as adam-cosine or dlg, or auto: the standard attack and the defense's breakers. Several times for several.",
+            help="Such as adam-cosine or dlg, or auto: the standard attack and the defense's "
+            "breakers. Several times for several.",
         ),
     ],
     images: Annotated[int, typer.Option(help="How many images to attack.")],
@@ -47,7 +51,8 @@ def audit_command(
     checkpoint: Annotated[
         list[str] | None,
         typer.Option(
-            help="The model's weights, as `gradveil train` saves them: PATH for all, or DEFENSE=PATH. Untrained without."
+            help="The model's weights, as `gradveil train` saves them: PATH for all, or "
+            "DEFENSE=PATH. Untrained without."
         ),
     ] = None,
     batch_size: Annotated[
@@ -57,7 +62,8 @@ def audit_command(
         list[str] | None,
         typer.Option(
             "--defense",
-            help="Of the clients, see `gradveil defenses list`: a policy, prune:0.95, ... Several times: a table of them.",
+            help="Of the clients, see `gradveil defenses list`: a policy, prune:0.95, ... "
+            "Several times: a table of them.",
         ),
     ] = None,
     policy: Annotated[
@@ -69,7 +75,8 @@ def audit_command(
     clean: Annotated[
         str,
         typer.Option(
-            help="yes: the clean gradient is attacked, as published; defenses act on it in training only. both: side by side."
+            help="yes: the clean gradient is attacked, as published; defenses act on it in "
+            "training only. both: side by side."
         ),
     ] = "no",
     run: Annotated[
@@ -123,7 +130,10 @@ def audit_command(
     seed: Seed = 0,
     device: Device = "auto",
 ) -> None:
-    """Attack the gradients of images, beside blind guesses and an easy model. Run the same command again after a stop: it goes on."""
+    """Attack the gradients of images, beside blind guesses and an easy model.
+
+    Run the same command again after a stop: it goes on.
+    """
     from gradveil.audits import AuditJob, make_cases, name_attacks
     from gradveil.audits.run import run_audit  # scipy and matplotlib take a second to import
     from gradveil.core.types import Protocol
@@ -207,7 +217,7 @@ def _defenses(defenses: list[str] | None, policy: str) -> "list[Defense]":
 
 
 def parse_steps(text: str) -> tuple[str, ...]:
-    """Steps from text such as `0,1,10,end`, in order and without repeats."""
+    """Parse steps from text such as `0,1,10,end`, in order and without repeats."""
     parts = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     for part in parts:
         if part != END and not (part.isdecimal() and part.isascii()):
@@ -222,7 +232,7 @@ def parse_steps(text: str) -> tuple[str, ...]:
 def parse_paths(
     values: Sequence[str], defenses: "Sequence[Defense]", option: str
 ) -> dict[str, Path]:
-    """Paths by the defense's text from DEFENSE=PATH, and under "" from PATH, for all others."""
+    """Return paths by the defense's text from DEFENSE=PATH, and under "" from a bare PATH."""
     found: dict[str, Path] = {}
     texts = [str(defense) for defense in defenses]
     for value in values:
@@ -236,7 +246,7 @@ def parse_paths(
 
 
 def _split(value: str, defenses: Sequence[str], option: str) -> tuple[str, Path]:
-    """A defense's own text may hold `=` too, so every one is tried."""
+    """Split DEFENSE=PATH; the defense's text may hold `=` too, so the split is tried at each."""
     from gradveil.defenses import parse
 
     for position in (number for number, letter in enumerate(value) if letter == "="):
@@ -262,6 +272,7 @@ def _threshold(text: str, delta: float | None, gamma: float | None) -> "Threshol
     for name, value in (("delta", delta), ("gamma", gamma)):
         if value is not None:
             raise GradveilError(
-                f"--{name} {value:g} without --certify: give the threshold too, such as --certify psnr=15"
+                f"--{name} {value:g} without --certify: give the threshold too, such as "
+                "--certify psnr=15"
             )
     return None

@@ -101,7 +101,7 @@ def read_npz(path: Path, most: int | None = None) -> dict[str, NDArray[Any]]:
 
 
 def array_bytes(file: IO[bytes]) -> int:
-    """The bytes that a .npy file has by its header, the header included; a ValueError if damaged."""
+    """Count the bytes of a .npy file, header included, by its header; ValueError if damaged."""
     try:
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0

@@ -1,4 +1,4 @@
-"""Tables that fit the terminal: names are broken where they may be, numbers never, and a title takes the whole line."""
+"""Tables that fit the terminal: names are broken into lines, numbers never."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -14,19 +14,18 @@ from rich.text import Text
 BREAKS = (
     re.compile(r"(?<=[,:;] )"),
     re.compile(r"(?<=[,+ ])(?<!\de\+)"),  # not in 1e+06
-    re.compile(
-        r"(?<=[:=/_-])(?<!\de-)(?<![:=]-)"
-    ),  # where the column is too narrow otherwise; not in 1e-06 or after a sign
+    # Where the column is too narrow otherwise; not in 1e-06 or after a sign.
+    re.compile(r"(?<=[:=/_-])(?<!\de-)(?<![:=]-)"),
     re.compile(r"(?=.)"),
 )
-"""Where a text may be broken, the best places first."""
+"""Positions where a text may be broken, the best first."""
 
-WORD = 26  # letters: a longer one may be broken at the third kind of place
+WORD = 26  # letters: a longer word may be broken at the third kind of position
 NARROWEST = 8
 
 
 def broken(text: str, width: int, breaks: Sequence[re.Pattern[str]] = BREAKS) -> list[str]:
-    """Its lines. A part that is too long for one is broken at the next kind of place."""
+    """Break a text into lines; a piece wider than a line is broken at the next kind of position."""
     lines = [""]
     for piece in breaks[0].split(text):
         if cell_len((lines[-1] + piece).rstrip()) <= width:
@@ -56,28 +55,30 @@ class Breakable:
 
 
 class Fitted(Table):
-    """`gives`: the columns whose texts may be broken, in the order in which they give way to a narrow terminal, and the width that
-    each keeps as long as another can give; after that the last gives first. The other columns hold numbers.
+    """A table that gives way to a narrow terminal, with a heading as wide as the terminal.
+
+    `gives` are the columns whose texts may be broken, in the order in which they give way, each
+    with the width that it keeps as long as another can give; after that the last gives first. The
+    other columns hold numbers.
     """
 
     def __init__(self, heading: str, columns: Sequence[str], gives: Mapping[int, int]) -> None:
         super().__init__(*columns, box=SIMPLE_HEAD, show_edge=False, padding=0)
         self.heading, self.gives = heading, gives
-        for place, column in enumerate(self.columns):
-            column.no_wrap, column.justify = (
-                place not in gives,
-                "left" if place in gives else "right",
-            )
+        for index, column in enumerate(self.columns):
+            column.no_wrap = index not in gives
+            column.justify = "left" if index in gives else "right"
 
     def row(self, *cells: str, style: str = "") -> None:
+        """Add a row of texts."""
         self.add_row(
-            *(Breakable(cell) if place in self.gives else cell for place, cell in enumerate(cells)),
+            *(Breakable(cell) if index in self.gives else cell for index, cell in enumerate(cells)),
             style=style,
         )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for place, width in self._widths(console, options).items():
-            self.columns[place].width = width
+        for index, width in self._widths(console, options).items():
+            self.columns[index].width = width
         yield Text(
             "\n".join(broken(self.heading, options.max_width)),
             style="table.title",
@@ -87,19 +88,19 @@ class Fitted(Table):
         yield from super().__rich_console__(console, options)
 
     def _widths(self, console: Console, options: ConsoleOptions) -> dict[int, int]:
-        """Of the columns that give way: what they would have, less what there is no room for."""
+        """Return the widths of the columns that give way, as far as there is no room for all."""
         sizes = [_measured(column, console, options) for column in self.columns]
-        widths = {place: sizes[place].maximum for place in self.gives}
+        widths = {index: sizes[index].maximum for index in self.gives}
         least = {
-            place: max(floor, min(sizes[place].minimum, WORD))
-            for place, floor in self.gives.items()
+            index: max(floor, min(sizes[index].minimum, WORD))
+            for index, floor in self.gives.items()
         }
-        fixed = sum(size.maximum for place, size in enumerate(sizes) if place not in self.gives)
+        fixed = sum(size.maximum for index, size in enumerate(sizes) if index not in self.gives)
         room = options.max_width - fixed - (len(sizes) - 1)
-        last_resort = [(place, NARROWEST) for place in reversed(least)]
-        for place, floor in [*least.items(), *last_resort]:
+        last_resort = [(index, NARROWEST) for index in reversed(least)]
+        for index, floor in [*least.items(), *last_resort]:
             over = max(0, sum(widths.values()) - room)
-            widths[place] = max(min(widths[place], floor), widths[place] - over)
+            widths[index] = max(min(widths[index], floor), widths[index] - over)
         return widths
 
 

@@ -1,4 +1,4 @@
-"""The line-up: does a reconstruction resemble the true picture more than other pictures of its kind?
+"""The line-up: does a reconstruction resemble the true picture more than others of its kind?
 
 All candidates of a line-up are of the victim's class and went through the victim's own draws of
 crop, flip and policy, so nothing but the picture can win it: the label, a class mean, or the black
@@ -43,7 +43,7 @@ class Lineups:
 
 
 def distinct(images: Tensor, labels: Tensor) -> Tensor:
-    """True for images (uint8, NCHW) that are no copy of an earlier one of their class, or nearly so."""
+    """Return True for images (uint8, NCHW) that nearly equal no earlier image of their class."""
     kept = torch.ones(len(images), dtype=torch.bool)
     for label in labels.unique().tolist():
         members = (labels == label).nonzero().flatten()

@@ -48,7 +48,7 @@ class Transform:
 
     @classmethod
     def parse(cls, text: str) -> "Transform":
-        """`3` (a place in the library, 0 to 49) or `translate_x(9)` (an operation and its magnitude index)."""
+        """Parse `3`, an index of the library, or `translate_x(9)`, a name and a magnitude."""
         if re.fullmatch(r"[0-9]{1,4}", text):
             index = int(text)
             if index >= len(LIBRARY):
@@ -60,7 +60,8 @@ class Transform:
         named = re.fullmatch(r"([A-Za-z_]+)\(([0-9]{1,4})\)", text)
         if not named:
             raise GradveilError(
-                f"{shown(repr(text))} is no transformation: write 0 to {len(LIBRARY) - 1}, or a name and magnitude 0 to 9 such as translate_x(9)"
+                f"{shown(repr(text))} is no transformation: write 0 to {len(LIBRARY) - 1}, or a "
+                "name and magnitude 0 to 9 such as translate_x(9)"
             )
         return cls(named[1], int(named[2]))
 
