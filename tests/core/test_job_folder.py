@@ -124,8 +124,8 @@ def test_only_files_within_the_folder_are_swept_away(tmp_path: Path) -> None:
 
 KINDS: dict[str, dict[str, Any]] = {
     "a training": {"epochs": 3, "policy": "none", "lr": 0.1},
-    "an audit": {"attacks": {"dlg": "x"}, "policy": "none"},
-    "a grid of audits": {"attacks": ["auto"], "cases": []},
+    "a case of an audit": {"attacks": {"dlg": "x"}, "policy": "none"},
+    "an audit": {"attacks": ["auto"], "cases": []},
     "a search": {"trials": 8, "attack": "dlg"},
 }
 

@@ -29,9 +29,9 @@ from PIL import Image
 from safetensors.torch import save
 from torch import nn
 
+from gradveil.audits.results import CASE
 from gradveil.core import GradveilError
 from gradveil.core.formats import RecordLine, SearchFile, TrainedModel
-from gradveil.core.job_folder import Kind
 from gradveil.core.reading import read_json, read_lines
 from gradveil.data import load
 from gradveil.models.checkpoints import load_checkpoint, read_resume, read_settings
@@ -292,7 +292,7 @@ def use_facts(found: dict[str, Any]) -> None:
 
 
 def read_audit(path: Path) -> None:
-    use_settings(Kind("an audit", "audit").read(path.parent))
+    use_settings(CASE.read(path.parent))
 
 
 def read_records(path: Path) -> None:
