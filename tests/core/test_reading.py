@@ -244,7 +244,7 @@ def test_every_kept_record_is_readable() -> None:
     paths = [*RESULTS.glob("grids/**/*.jsonl"), *RESULTS.glob("searches/**/*.jsonl")]
     paths += RESULTS.glob("audits/*.jsonl")
     found = [len(read_lines(path, RecordLine)) for path in paths]
-    assert len(found) == 68 and sum(found) == 11_568
+    assert len(found) == 72 and sum(found) == 11_568 + 4 * 504
 
 
 def test_every_kept_file_of_settings_models_and_policies_is_readable() -> None:
@@ -256,8 +256,8 @@ def test_every_kept_file_of_settings_models_and_policies_is_readable() -> None:
         kinds.append(mark)
     models = [read_json(path, TrainedModel | None) for path in RESULTS.rglob("model.json")]
     policies = [read_toml(path, PoliciesFile) for path in RESULTS.rglob("policies.toml")]
-    assert (kinds.count("cases"), kinds.count("attacks")) == (6, 41)
-    assert len(models) == 41 and models.count(None) == 9
+    assert (kinds.count("cases"), kinds.count("attacks")) == (7, 45)
+    assert len(models) == 45 and models.count(None) == 9
     assert len(policies) == 4 and all(len(one.policy) == 10 for one in policies)
 
 

@@ -279,7 +279,7 @@ def use_settings(found: dict[str, Any]) -> None:
     """As the tables and pictures of an audit do."""
     assert f"{found['model']} on {found['data']}, {found['labels']}, seed {found['seed']:d}"
     assert found["images"] + 1 > 1 and all(isinstance(name, str) for name in found["attacks"])
-    assert isinstance(found.get("defense", found["policy"]), str)
+    assert isinstance(found["defense"], str)
 
 
 def use_record(record: Any) -> None:
