@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from gradveil.attacks import PRESETS, Attack
+from gradveil.attacks import PRESETS, Attack, find
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.files import digest
 from gradveil.core.job_folder import Kind
@@ -224,8 +224,9 @@ class SearchJob:
         if isinstance(self.model, nn.Module):
             weights = digest(self.model.state_dict())
             told |= {"model": type(self.model).__name__, "model_sha256": weights}
-        title = self.attack_title  # `A+B` combines two presets, though it is not listed
-        if title not in PRESETS or PRESETS[title] != self.attack:
+        title = self.attack_title  # `A+B` combines two presets
+        listed = all(part in PRESETS for part in title.split("+"))
+        if not listed or find(title) != self.attack:
             told |= {"attack_settings": repr(self.attack)}
         return told
 
