@@ -76,7 +76,7 @@ def test_json_is_one_object_and_the_policies_it_found_defend_other_commands(grad
     audit = f"audit {MODEL} --attack closed-form --images 1 --json"
     for number, (option, policy) in enumerate((("", "hybrid"), (":best", "best"))):
         found = gradveil(f"{audit} --defense run/policies.toml{option} --out audit-{number}").result
-        assert found["settings"]["policy"] == result[policy]
+        assert found["cases"][0]["defense"] == result[policy]
     training = gradveil(f"train {MODEL} --epochs 0 --defense run/policies.toml:2 --out train-2")
     assert training.status == 0
 
