@@ -24,9 +24,9 @@ def photos(tmp_path: Path) -> Path:
     for place in ("train/a", "train/b", "test/a", "test/b"):
         (tmp_path / "photos" / place).mkdir(parents=True)
         for number in range(4):
-            Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8)).save(
-                tmp_path / "photos" / place / f"{number}.png"
-            )
+            path = tmp_path / "photos" / place / f"{number}.png"
+            Image.fromarray(rng.integers(0, 256, (8, 8, 3), np.uint8)).save(path)
+            os.utime(path, (1e9, 1e9))  # some file systems settle a new file's time a moment later
     return tmp_path / "photos"
 
 
