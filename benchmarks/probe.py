@@ -35,7 +35,7 @@ from gradveil.models import build
 from gradveil.models.checkpoints import load_checkpoint
 from gradveil.scores import PrivacyScorer
 from gradveil.scores.scorer import Scorer
-from gradveil.search.probe import RESERVED, make_probe, short_attack
+from gradveil.search.probe import make_probe, short_attack
 from gradveil.search.space import draw, policy_of
 from gradveil.transforms import Policy
 
@@ -56,11 +56,9 @@ def make_scorers(
     train, test = load(options.data, "train"), load(options.data, "test")
     model = _model(options, test).to(device).eval()
     order = torch.randperm(len(test), generator=generator(options.seed, "images"))
-    order = order[order >= RESERVED]
     if len(order) < 2 * options.images + 2:
         raise GradveilError(
-            f"2 x {options.images} images: {options.data} has {len(order)} test images "
-            f"from {RESERVED} on"
+            f"2 x {options.images} images: {options.data} has {len(order)} test images"
         )
     ours, others = order[: options.images], order[options.images : 2 * options.images]
     shared = {

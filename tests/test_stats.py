@@ -8,11 +8,14 @@ from scipy.stats import binomtest, sem, t, wilcoxon
 
 from gradveil.core import GradveilError
 from gradveil.stats import (
+    above_chance,
     better_than_blind,
     clopper_pearson,
     difference,
+    holm,
     lower_bound,
     mean_interval,
+    share_of_updates,
     sign_test,
     signed_rank,
     summary,
@@ -166,3 +169,38 @@ def test_the_sign_test_is_exact_and_leaves_out_ties(up: int, down: int) -> None:
     expected = sum(comb(n, k) for k in range(up, n + 1)) / 2**n
     assert sign_test([0.7] * up + [-0.1] * down + [0.0] * 4) == pytest.approx(expected, rel=1e-12)
     assert sign_test([0.0]) == 1.0
+
+
+def test_holm_rejects_what_the_step_down_procedure_does() -> None:
+    """Holm's own procedure: compare the k-th smallest with 5% / (m - k + 1), stop at the first."""
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        p_values = (rng.random(rng.integers(1, 9)) ** 3).tolist()
+        order, rejected = np.argsort(p_values), set()
+        for position, i in enumerate(order):
+            if p_values[i] >= 0.05 / (len(p_values) - position):
+                break
+            rejected.add(int(i))
+        adjusted = holm(p_values)
+        assert {i for i, p in enumerate(adjusted) if p < 0.05} == rejected
+        assert all(a >= p for a, p in zip(adjusted, p_values, strict=True))
+
+
+def test_single_images_have_exact_bounds_and_batches_count_as_one_observation_each() -> None:
+    single = share_of_updates([[True], [False], [True], [False]], 0.05)
+    assert (single.hits, single.n) == (2, 4) and single.bounds == clopper_pearson(2, 4)
+    assert single.p == pytest.approx(above_chance(2, 4, 0.05))
+    batches = share_of_updates([[True, True], [False, False]], 0.05)
+    assert (batches.hits, batches.n) == (2, 4) and batches.bounds == clopper_pearson(1, 2)
+    assert batches.p == pytest.approx(above_chance(1, 2, 0.1))
+    assert share_of_updates([], 0.05).p == 1.0
+
+
+def test_dependent_images_of_a_batch_raise_the_alarm_in_no_more_than_five_percent() -> None:
+    """The worst case: all four images of an update are hit together or not at all."""
+    rng = np.random.default_rng(1)
+    alarms = 0
+    for _ in range(2_000):
+        hit = rng.random(30) < 0.05
+        alarms += share_of_updates([[bool(h)] * 4 for h in hit], 0.05).p < 0.05
+    assert alarms / 2_000 <= 0.06

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from gradveil.audits.job import slug
-from gradveil.audits.results import FORMAT
 from gradveil.core.files import write_text
 from gradveil.core.job_folder import SETTINGS
 from gradveil.defenses import REGISTRY
 from gradveil.defenses.chain import THEN
 
+FORMAT = "gradveil audit 2"
 DROPPED = ("policy", "fitting", "positive")
 """Settings of a case that are now told by its defense, or by the audit."""
 

@@ -63,12 +63,16 @@ def mean_interval(of: Summary, level: float = 0.95) -> tuple[float, float] | Non
 
 @dataclass(frozen=True)
 class Verdict:
-    """Whether reconstructions hold more than a blind guess, and the two p-values that say so."""
+    """Whether reconstructions hold more than a blind guess, and the two p-values that say so.
+
+    `better` is decided after Holm's correction for all `tests` that were made beside each other.
+    """
 
     better: bool
     p_over_blind: float
     p_identified: float
     chance: float  # of identifying one image without having seen its gradient
+    tests: int = 2
 
 
 def better_than_blind(
@@ -77,20 +81,71 @@ def better_than_blind(
     """Tell whether an attack beats blind guesses, by two tests at 2.5% each.
 
     One is the signed-rank test of dB over blind above 0, the other the exact binomial test of
-    `hits` identified among n. An identification by chance happens once in `candidates`; give a
-    higher `chance` where a guess that knows the label reaches more.
+    `hits` identified among n. An identification by chance happens once in `candidates`, or with
+    another `chance`.
     """
-    from scipy.stats import binomtest
-
     _check_share(hits, n)
     if candidates < 1:
         raise GradveilError(f"{candidates} candidates: there must be at least 1")
     likely = 1 / candidates if chance is None else chance
-    by_rank = signed_rank(over_blind)
-    by_hits = (
-        float(binomtest(hits, n, min(likely, 1.0), alternative="greater").pvalue) if n else 1.0
-    )
+    by_rank, by_hits = signed_rank(over_blind), above_chance(hits, n, likely)
     return Verdict(min(by_rank, by_hits) < EACH, by_rank, by_hits, likely)
+
+
+def above_chance(hits: int, n: int, chance: float) -> float:
+    """The exact p-value that `hits` of n are more than chance has."""
+    from scipy.stats import binomtest
+
+    if not n:
+        return 1.0
+    return float(binomtest(hits, n, min(chance, 1.0), alternative="greater").pvalue)
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Adjust p-values so that those below 5% err together in at most 5% of cases (Holm 1979)."""
+    order = sorted(range(len(p_values)), key=lambda i: p_values[i])
+    found, highest = [1.0] * len(p_values), 0.0
+    for position, i in enumerate(order):
+        highest = max(highest, min(1.0, (len(p_values) - position) * p_values[i]))
+        found[i] = highest
+    return found
+
+
+@dataclass(frozen=True)
+class Share:
+    """A share of images, of several updates: `hits` of `n`, bounds at 95%, p against chance."""
+
+    hits: int
+    n: int
+    bounds: tuple[float, float]
+    p: float
+
+
+def share_of_updates(hits: Sequence[Sequence[bool]], chance: float) -> Share:
+    """Summarize hits by image and update, where images of one update are not independent.
+
+    With one image an update, bounds and p-value are exact. With several, an update counts as one
+    observation: the bounds are Clopper and Pearson's for the mean of the updates' shares, and the
+    p-value is that of as many updates with at least one hit, which by chance are at most
+    `chance` times the images of an update.
+    """
+    counted = [sum(update) / len(update) for update in hits if update]
+    if not counted:
+        return Share(0, 0, (0.0, 1.0), 1.0)
+    largest = max(map(len, hits))
+    p = above_chance(sum(map(bool, counted)), len(counted), chance * largest)
+    total = sum(len(update) for update in hits)
+    bounds = _beta_bounds(sum(counted), len(counted), 0.95)
+    return Share(sum(sum(update) for update in hits), total, bounds, p)
+
+
+def _beta_bounds(hits: float, n: int, level: float) -> tuple[float, float]:
+    from scipy.stats import beta
+
+    tail = (1 - level) / 2
+    low = float(beta.ppf(tail, hits, n - hits + 1)) if hits else 0.0
+    high = float(beta.ppf(1 - tail, hits + 1, n - hits)) if hits < n else 1.0
+    return low, high
 
 
 def clopper_pearson(hits: int, n: int, level: float = 0.95) -> tuple[float, float]:
@@ -98,15 +153,10 @@ def clopper_pearson(hits: int, n: int, level: float = 0.95) -> tuple[float, floa
 
     Each side is wrong in at most (1 - level) / 2 of cases.
     """
-    from scipy.stats import beta
-
     _check_share(hits, n)
     if not 0 < level < 1:
         raise GradveilError(f"confidence level {level}: choose above 0 and below 1, such as 0.95")
-    tail = (1 - level) / 2
-    low = float(beta.ppf(tail, hits, n - hits + 1)) if hits else 0.0
-    high = float(beta.ppf(1 - tail, hits + 1, n - hits)) if hits < n else 1.0
-    return low, high
+    return _beta_bounds(hits, n, level)
 
 
 def upper_bound(hits: int, n: int, level: float = 0.95) -> float:

@@ -107,6 +107,7 @@ def job(nets: str) -> AuditJob:
         {"guess": Guess(), "closed-form": find("closed-form")},
         cases=(Case(parse("3-1-7+43-18-18")),),
         images=5,
+        first=0,
         victims_at_once=2,
         seed=3,
     )

@@ -85,6 +85,7 @@ def test_values_that_no_registry_knows_give_a_table(
         attacks=["auto", Checkered(), ("short", replace(dlg, steps=2))],
         steps=2,
         victims=2,
+        first=0,
         out=str(tmp_path / "run"),
         **QUICK,
     )
@@ -121,6 +122,7 @@ def test_values_that_no_registry_knows_give_a_table(
         attacks=["auto", Checkered(), ("short", replace(dlg, steps=2))],
         steps=2,
         victims=2,
+        first=0,
         out=tmp_path / "run",
         **QUICK,
     )
@@ -134,7 +136,9 @@ def test_without_public_images_only_noise_and_gray_are_guesses(
     (case,) = result.cases
     blind = [row.attack for row in case.rows if (row.kind, row.truth) == ("blind", "used")]
     assert blind == ["blind: noise", "blind: gray"] and case.rows[0].n == 6
-    assert case.records[0].chance["used"] == pytest.approx(1 / 6)  # luck among six candidates
+    assert case.records[0].candidates == 0 and "rank" not in case.records[0].scores["used"]
+    assert case.settings["no_lineup"] == ("class '0' has 2 distinct images, and a line-up needs 20")
+    assert case.rows[0].lineup == "-" and case.rows[0].verdict.p_identified == 1.0
 
 
 @pytest.mark.parametrize("form", ["loader", "pairs", "generator", "named"])
@@ -268,7 +272,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"images": torch.rand(6, 1, 8, 8) - 0.5}, "expected [0, 1], or uint8"),
     ({"images": torch.full((6, 1, 8, 8), float("nan"))}, "values from nan to nan"),
     ({"images": torch.ones(6, 1, 8, 8, dtype=torch.long)}, "images of type torch.int64"),
-    ({"images": torch.rand(1, 1, 8, 8), "labels": torch.tensor([0])}, "at least two"),
     ({"labels": None}, "images: a tensor of images without labels; give labels too"),
     ({"labels": torch.zeros(5, dtype=torch.long)}, "6 images and labels of shape (5,)"),
     ({"labels": torch.zeros(6)}, "labels of type torch.float32"),

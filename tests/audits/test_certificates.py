@@ -18,7 +18,7 @@ PSNR15 = Threshold("psnr", 15.0)
 def record(
     attack: str, image: int, used: float | None, original: float = 0.0, kind: str = "attack"
 ) -> Record:
-    base = {"mse": 0.1, "psnr_affine": 13.0, "over_blind": 0.0, "identified": 0.0}
+    base = {"mse": 0.1, "psnr_affine": 13.0, "over_blind": 0.0, "rank": 7}
     scores = {
         "used": base | {"psnr": used, "ssim": (used or 0) / 100},
         "original": base | {"psnr": original, "ssim": original / 100},
@@ -35,7 +35,6 @@ def record(
         1,
         0.2,
         500,
-        {"used": 0.002, "original": 0.002},
         kept,  # type: ignore[arg-type]
         0.1,
     )
@@ -58,7 +57,7 @@ def test_each_attack_is_counted_against_both_truths_and_all_together_once() -> N
     assert (a["used"].hits, a["original"].hits, b["used"].hits, b["original"].hits) == (1, 1, 2, 0)
     assert (found.overall.hits, found.overall.n) == (3, 4) and found.blind.bounds["used"].hits == 0
     assert found.overall.upper == pytest.approx(
-        binomtest(3, 4, alternative="less").proportion_ci(0.95, method="exact").high
+        binomtest(3, 4, alternative="less").proportion_ci(0.975, method="exact").high
     )
 
 
@@ -109,7 +108,7 @@ def test_nothing_can_be_said_of_no_image() -> None:
 
 @pytest.mark.parametrize(
     ("hits", "n", "bounded"),
-    [(0, 58, None), (0, 59, True), (0, 10, None), (3, 10, False), (59, 59, False)],
+    [(0, 71, None), (0, 72, True), (0, 10, None), (3, 10, False), (59, 59, False)],
 )
 def test_delta_is_decided_only_where_n_allows(hits: int, n: int, bounded: bool | None) -> None:
     records = [record("a", i, 20.0 if i < hits else 3.0) for i in range(n)]
@@ -137,7 +136,7 @@ def test_a_failed_image_speaks_against_privacy_and_not_for_a_leak() -> None:
 def test_private_is_what_keeps_both_delta_and_gamma(
     hits: int, accuracy: float, private: bool | None
 ) -> None:
-    result = made([record("a", i, 20.0 if i < hits else 3.0) for i in range(60)])
+    result = made([record("a", i, 20.0 if i < hits else 3.0) for i in range(80)])
     models = {
         "trained": ModelFacts(accuracy, 10_000, "3-1-7", None),
         "baseline": ModelFacts(0.9, 10_000, "none", None),

@@ -12,8 +12,11 @@ SIZES = {("attack", "a", 0): 2, ("attack", "a", 1): 2}
 
 
 def record(image: int) -> Record:
-    names = ("mse", "psnr", "ssim", "psnr_affine", "over_blind", "identified")
-    scores = {"used": dict.fromkeys(names, 12.5 + image), "original": dict.fromkeys(names, 8.0)}
+    names = ("mse", "psnr", "ssim", "psnr_affine", "over_blind")
+    scores = {
+        "used": dict.fromkeys(names, 12.5 + image) | {"rank": 1 + image},
+        "original": dict.fromkeys(names, 8.0) | {"rank": 20},
+    }
     return Record(
         "e",
         "attack",
@@ -25,7 +28,6 @@ def record(image: int) -> Record:
         None,
         0.25,
         500,
-        {"used": 0.002, "original": 0.001},
         scores,
         0.1,
     )

@@ -10,22 +10,14 @@ from torch import Tensor, nn
 from gradveil.attacks import find
 from gradveil.attacks.blind import find_means
 from gradveil.audits import AuditJob, Case
-from gradveil.audits.stage import (
-    Controls,
-    Stage,
-    Victim,
-    make_candidates,
-    make_stage,
-    positive_stages,
-    preparation,
-)
+from gradveil.audits.stage import Stage, Victim, make_stage, positive_stages
+from gradveil.audits.victims import find_victims
 from gradveil.clients import Client
+from gradveil.controls import Controls
 from gradveil.core import GradveilError
 from gradveil.core.types import Protocol
 from gradveil.data import Images, load
 from gradveil.defenses import parse
-from gradveil.scores import identify
-from gradveil.transforms import Policy, Preparation
 
 
 @pytest.fixture(scope="module")
@@ -37,78 +29,6 @@ def split() -> Images:
 def means() -> Tensor:
     train = load("fashion-mnist-mini")
     return find_means(train.images, train.labels, len(train.classes)).classes
-
-
-def test_victims_come_first_and_nothing_comes_twice(split: Images, means: Tensor) -> None:
-    victims = torch.arange(100, 108)
-    candidates = make_candidates(split, victims, None, means, 1, seed=0)
-    assert torch.equal(candidates.indices[:8], victims) and len(candidates) == len(split) == len(
-        set(candidates.indices.tolist())
-    )
-
-
-def test_a_reconstruction_that_is_the_used_image_is_identified(
-    split: Images, means: Tensor
-) -> None:
-    prepare = Preparation(policy=Policy.parse("3-1-7"))
-    victims = torch.arange(20)
-    candidates = make_candidates(split, victims, prepare, means, 1, seed=0)
-    used = prepare(split.images[victims], torch.Generator().manual_seed(9)).float() / 255
-    assert not torch.equal(used, candidates.images["used"][:20])
-    assert candidates.identified("used", used, victims, used).sum() == 20
-    noise = torch.rand(20, 1, 28, 28, generator=torch.Generator().manual_seed(1))
-    assert candidates.identified("used", noise, victims, used).sum() <= 1
-
-
-def test_identification_by_kept_signatures_equals_that_among_the_images(
-    split: Images, means: Tensor
-) -> None:
-    prepare = Preparation(policy=Policy.parse("3-1-7"))
-    victims = torch.arange(40)
-    candidates = make_candidates(split, victims, prepare, means, 1, seed=0)
-    some = torch.tensor([31, 2, 17, 5, 39, 8])
-    rng = torch.Generator().manual_seed(3)
-    true = {
-        "used": prepare(split.images[some], rng).float() / 255,
-        "original": split.images[some].float() / 255,
-    }
-    for truth, images in true.items():
-        found = images + 0.9 * torch.randn(images.shape, generator=rng)
-        found[0] = 0.5
-        among = candidates.images[truth].clone()
-        among[some] = images
-        expected = identify(found, among, some)
-        assert torch.equal(candidates.identified(truth, found, some, images), expected)
-        assert 0 < expected.sum() < len(some)
-
-
-def test_without_a_policy_used_and_original_candidates_are_the_same(
-    split: Images, means: Tensor
-) -> None:
-    candidates = make_candidates(split, torch.arange(4), None, means, 1, seed=0)
-    assert (
-        torch.equal(candidates.images["used"], candidates.images["original"])
-        and candidates.chance["used"] == candidates.chance["original"]
-    )
-
-
-def test_the_chance_is_what_the_class_mean_reaches_and_grows_with_the_batch(
-    split: Images, means: Tensor
-) -> None:
-    everything = torch.arange(len(split))
-    reached = float(identify(means[split.labels], split.images.float() / 255, everything).mean())
-    assert reached > 2 / len(split)  # so chance alone would be too low a bar
-    assert make_candidates(split, torch.arange(4), None, means, 1, seed=0).chance[
-        "original"
-    ] == pytest.approx(reached)
-    assert make_candidates(split, torch.arange(4), None, means, 4, seed=0).chance[
-        "original"
-    ] == pytest.approx(4 * reached)
-
-
-def test_one_image_has_nothing_to_be_told_from(split: Images, means: Tensor) -> None:
-    with pytest.raises(GradveilError, match="has 1 image: identification needs at least two"):
-        make_candidates(split.select([0]), torch.arange(1), None, means, 1, seed=0)
 
 
 # Sharing
@@ -137,7 +57,14 @@ def stage(split: Images, defense: str, dtype: torch.dtype, **changes: Any) -> St
     }
     changes = settings | changes
     job = AuditJob(Sometimes().to(dtype), split, {"dlg": find("dlg")}, **changes)
-    return make_stage(job, job.cases[0], split, Controls.of(None), torch.device("cpu"))
+    return staged(job, split)
+
+
+def staged(job: AuditJob, split: Images) -> Stage:
+    """The stage of the job's first case, without public images."""
+    victims = find_victims(split, job.images, job.batch_size, job.first or 0, job.seed)
+    controls = Controls.of(None, job.cases[0].defense, job.batch_size, job.seed)
+    return make_stage(job, job.cases[0], split, victims, controls, torch.device("cpu"))
 
 
 @pytest.fixture(scope="module")
@@ -252,22 +179,6 @@ def test_a_sample_is_a_victim_that_shares_something(bright: Images) -> None:
         _ = dead.sample
 
 
-@pytest.mark.parametrize("defense", ["3-1-7", "3-1-7,then,prune:0.5"])
-def test_candidates_are_prepared_as_published_by_crop_flip_and_policy(
-    split: Images, defense: str
-) -> None:
-    pixels = split.images[:50]
-    expected = Preparation(policy=Policy.parse("3-1-7"))(pixels, torch.Generator().manual_seed(1))
-    prepare = preparation(parse(defense))
-    assert torch.equal(prepare(pixels, torch.Generator().manual_seed(1)), expected)
-
-
-def test_candidates_are_prepared_only_where_the_defense_changes_images(split: Images) -> None:
-    for defense, same in (("none", True), ("prune:0.9", True), ("3-1-7", False)):
-        found = stage(split, defense, torch.float32).candidates.images
-        assert torch.equal(found["used"], found["original"]) is same
-
-
 def test_attacks_that_were_named_must_suit_a_single_case_and_may_be_left_out_of_several(
     split: Images,
 ) -> None:
@@ -276,8 +187,7 @@ def test_attacks_that_were_named_must_suit_a_single_case_and_may_be_left_out_of_
     def optional(*defenses: str) -> frozenset[str]:
         cases = tuple(Case(parse(text)) for text in defenses)
         job = AuditJob("lenet", split, cases=cases, victims_at_once=1, **auto)
-        controls, cpu = Controls.of(None), torch.device("cpu")
-        return make_stage(job, job.cases[0], split, controls, cpu).optional
+        return staged(job, split).optional
 
     assert optional("prune:0.9") == {"adam-cosine", "masked", "closed-form"}
     assert optional("prune:0.9", "none") == {"adam-cosine", "masked", "closed-form", "dlg"}
@@ -293,8 +203,8 @@ def test_positive_controls_are_of_attacks_that_need_no_defense(split: Images) ->
         images=6,
         victims_at_once=6,
     )
-    proper = make_stage(job, job.cases[0], split, Controls.of(None), torch.device("cpu"))
-    easy = positive_stages(job, proper)
+    proper = staged(job, split)
+    easy = positive_stages(job, proper, proper.controls)
     assert [list(one.attacks) for one in easy] == [["dlg"], ["closed-form"]]
     for one in easy:
         assert one.kind == "positive" and [len(chunk) for chunk in one.chunks] == [4]

@@ -59,7 +59,6 @@ def trained(
     monkeypatch.delitem(sys.modules, "own_cli_nets", raising=False)
     paths = [str(tmp_path), os.environ.get("PYTHONPATH", "")]
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
-    monkeypatch.setattr("gradveil.audits.stage.CANDIDATES", 20)  # quicker
 
 
 @pytest.mark.usefixtures("trained")

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 import gradveil.scores
 import gradveil.search
 from gradveil.attacks import GradientMatching
-from gradveil.attacks.blind import BlindGray
 from gradveil.attacks.distances import cosine
 from gradveil.attacks.optimizers import Adam
 from gradveil.core.seeds import generator
+from gradveil.data import Images
 from gradveil.scores.accuracy import AccuracyScorer
 from gradveil.scores.privacy import PrivacyScorer
 from gradveil.scores.scorer import Scorer
-from gradveil.search.probe import ProbeScorer, blind_guesses
+from gradveil.search.probe import ProbeScorer
 from gradveil.transforms import Policy
 
 POLICIES = [Policy.parse(text) for text in ("none", "3-1-7", "43-18-18+3", "9")]
@@ -43,10 +43,11 @@ def small() -> tuple[nn.Module, Tensor, Tensor]:
 
 def make_probe_scorer(seed: int) -> Scorer:
     model, images, labels = small()
-    guesses = blind_guesses([BlindGray()], images[:12], labels[:12], seed)
-    return ProbeScorer(
-        model, 10, images[:12], labels[:12], images[12:], guesses, SMALL, seed=seed, sizes=(7, 5)
-    )
+    public = Images("toys", "train", images, labels, tuple("abcdefghij"), (0.5,) * 3, (0.5,) * 3)
+    candidates = torch.stack([images[:12], images[8:], images[4:16]], dim=1)
+    true = torch.zeros(12, dtype=torch.long)
+    chosen = images[:12], labels[:12], candidates, true, public
+    return ProbeScorer(model, 10, *chosen, SMALL, seed=seed, sizes=(7, 5))
 
 
 SCORERS: dict[str, Callable[[int], Scorer]] = {

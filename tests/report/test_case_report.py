@@ -26,10 +26,10 @@ def record(
         "ssim": 0.4,
         "psnr_affine": 13.0,
         "over_blind": over,
-        "identified": float(identified),
+        "rank": 1 if identified else 7,
     }
     both = (
-        {"used": scores, "original": scores | {"psnr": 5.0, "over_blind": -7.0, "identified": 0.0}}
+        {"used": scores, "original": scores | {"psnr": 5.0, "over_blind": -7.0, "rank": 7}}
         if status == "ok"
         else {}
     )
@@ -44,7 +44,6 @@ def record(
         1,
         0.2,
         500,
-        {"used": 0.002, "original": 0.002},
         both,
         0.1,
     )
@@ -111,7 +110,7 @@ def test_failed_images_are_flagged_and_counted(tmp_path: Path) -> None:
     extra = [record("attack", "adam-cosine", 8, 0, False, "failed: every restart diverged")]
     assert "1 failed" in shown(made(tmp_path, works=True, extra=extra), 120)
     assert any(
-        "8 of 9 identified" in line and "1 failed" in line
+        "rank 1 in 8/9 line-ups" in line and "1 failed" in line
         for line in case_in_words(made(tmp_path, works=True, extra=extra))
     )
 
@@ -125,7 +124,7 @@ def test_an_attack_of_failures_alone_has_no_numbers(tmp_path: Path) -> None:
     text = shown(replace(result, records=failed), 120)
     (line,) = (line for line in text.splitlines() if line.startswith("adam-cosine"))
     assert (
-        line.split()[:7] == ["adam-cosine", "8", "-", "-", "-", "-", "-"]
+        line.split()[:7] == ["adam-cosine", "8", "0/8", "-", "-", "-", "-"]
         and "no better" in line
         and "8 failed" in text
     )
@@ -134,7 +133,7 @@ def test_an_attack_of_failures_alone_has_no_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("works", "says"),
     [
-        (True, ("the attack works", "adam-cosine: better than blind: 8 of 8 identified")),
+        (True, ("the attack works", "adam-cosine: better than blind: rank 1 in 8/8 line-ups")),
         (False, ("it fails even there", "its positive control fails too")),
     ],
 )
@@ -142,7 +141,9 @@ def test_words_say_what_the_controls_mean(
     tmp_path: Path, works: bool, says: tuple[str, ...]
 ) -> None:
     lines = case_in_words(made(tmp_path, works=works))
-    assert len(lines) == 3 and all("\n" not in line for line in lines) and "class mean" in lines[0]
+    assert len(lines) == 7 and all("\n" not in line for line in lines) and "class mean" in lines[2]
+    assert "1 class only, 8 images" in lines[0] and "more than 499 others" in lines[1]
+    assert lines[4] == "Better than blind: at 5% over all 8 tests together (Holm)."
     assert all(any(part in line for line in lines) for part in says)
 
 
@@ -152,20 +153,20 @@ def test_words_say_what_the_controls_mean(
         (
             -4.1,
             3,
-            "-4.10 dB over blind, 3 of 4 identified: clearly better than chance by identification "
-            "(p = 3.2e-08): the attack works.",
+            "-4.10 dB over blind, rank 1 in 3/4 line-ups: clearly better than chance by the "
+            "line-up (p = 3.2e-08): the attack works.",
         ),
         (
             -4.1,
             0,
-            "0 of 4 identified: it fails even there, so low scores of it say nothing about the "
-            "model.",
+            "rank 1 in 0/4 line-ups: it fails even there, so low scores of it say nothing about "
+            "the model.",
         ),
         (
             4.1,
             0,
-            "0 of 4 identified: it fails even there, so low scores of it say nothing about the "
-            "model.",
+            "rank 1 in 0/4 line-ups: it fails even there, so low scores of it say nothing about "
+            "the model.",
         ),  # of four, not enough
     ],
 )

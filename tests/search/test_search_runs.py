@@ -63,7 +63,6 @@ def nets(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     (folder / "own_search_nets.py").write_text(SOURCE)
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(folder)
-        patch.setattr("gradveil.audits.stage.CANDIDATES", 20)  # quicker
         yield folder
 
 

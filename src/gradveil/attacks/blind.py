@@ -95,9 +95,13 @@ class BlindImage(Blind):
 
 @dataclass(frozen=True, eq=False)
 class BlindClassMean(Blind):
-    """The image of each label's class, from the class means (classes, C, H, W) of public images."""
+    """The image of each label's class, from the class means (classes, C, H, W) of public images.
+
+    `name` says which means these are.
+    """
 
     images: Tensor = field(repr=False)
+    name: str = "class mean"
 
     def __post_init__(self) -> None:
         _check_pixels(self.images, str(self))
@@ -114,7 +118,7 @@ class BlindClassMean(Blind):
         return self.images[labels.to(self.images.device)]
 
     def __str__(self) -> str:
-        return "blind: class mean"
+        return f"blind: {self.name}"
 
 
 @dataclass(frozen=True, eq=False)
@@ -139,7 +143,7 @@ def find_means(images: Tensor, labels: Tensor, classes: int) -> PublicMeans:
     _check_public(images, labels, classes)
     scale = 1 if images.is_floating_point() else 255
     counts = torch.bincount(labels, minlength=classes)
-    means = torch.zeros(classes, *images.shape[1:], dtype=torch.float64)
+    means = torch.zeros(classes, *images.shape[1:], dtype=torch.float64, device=images.device)
     for label in counts.nonzero().flatten().tolist():
         means[label] = images[labels == label].double().mean(0) / scale
     image = torch.einsum("k,kchw->chw", counts.double() / counts.sum(), means)

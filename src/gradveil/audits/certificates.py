@@ -5,7 +5,7 @@ Pr[PSNR >= epsilon] <= delta and training under it loses less than gamma of accu
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,17 +15,23 @@ from gradveil.audits.results import CaseResult
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.stats import Difference, difference, lower_bound, upper_bound
 
-LEVEL = 0.95  # one-sided, of each statement
-METRICS = ("psnr", "ssim")
+LEVEL = 0.95  # of the bounds on delta and gamma together
+EACH = 1 - (1 - LEVEL) / 2  # one-sided, of each of the two
+LINEUP = "lineup"
+METRICS = ("psnr", "ssim", LINEUP)
+SPELLINGS = ("psnr=NUMBER", "ssim=NUMBER", LINEUP)
 ANY = "any of them"
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """epsilon with its metric, and the bounds `delta` and `gamma` to be decided, if any."""
+    """epsilon with its metric, and the bounds `delta` and `gamma` to be decided, if any.
+
+    By the metric `lineup` an image counts as reached that has rank 1 in its line-up; epsilon is 1.
+    """
 
     metric: str
-    epsilon: float
+    epsilon: float = 1.0
     delta: float | None = None
     gamma: float | None = None
 
@@ -49,23 +55,31 @@ class Threshold:
     def parse(
         cls, text: str, delta: float | None = None, gamma: float | None = None
     ) -> "Threshold":
-        """Parse `psnr=15` or `ssim=0.5`."""
-        metric, _, value = text.partition("=")
+        """Parse `psnr=15`, `ssim=0.5` or `lineup`."""
+        metric, equals, value = text.partition("=")
         if metric.strip() not in METRICS:
-            raise unknown(
-                "metric of certify", metric.strip(), (f"{name}=NUMBER" for name in METRICS)
-            )
+            raise unknown("metric of certify", metric.strip(), SPELLINGS)
+        if metric.strip() == LINEUP:
+            if equals:
+                raise GradveilError(f"certify {text!r}: a line-up has no threshold; write lineup")
+            return cls(LINEUP, 1.0, delta, gamma)
         try:
             return cls(metric.strip(), float(value), delta, gamma)
         except GradveilError:
             raise
         except ValueError:
             raise GradveilError(
-                f"certify {text!r}: {value!r} is no number; write psnr=15 or ssim=0.5"
+                f"certify {text!r}: {value!r} is no number; write psnr=15, ssim=0.5 or lineup"
             ) from None
 
     def __str__(self) -> str:
-        return f"{self.metric}={self.epsilon:g}"
+        return self.metric if self.metric == LINEUP else f"{self.metric}={self.epsilon:g}"
+
+    def reached_by(self, scores: Mapping[str, float]) -> bool:
+        """Whether these scores of an image reach epsilon."""
+        if self.metric == LINEUP:
+            return scores.get("rank") == 1
+        return scores[self.metric] >= self.epsilon
 
 
 @dataclass(frozen=True)
@@ -150,6 +164,7 @@ class Certificate:
             "bounded": self.bounded,
             "accurate": self.accurate,
             "level": LEVEL,
+            "level_of_each": EACH,
         }
 
 
@@ -171,6 +186,9 @@ def certify(
             f"certify {threshold}: n = 0, {result.out} holds no attacked image; nothing can be "
             "said without one"
         )
+    if threshold.metric == LINEUP and not attacks[0].candidates:
+        reason = result.settings.get("no_lineup") or "its records are of an older format"
+        raise GradveilError(f"certify {threshold}: {result.out} has no line-up: {reason}")
     strongest = result.strongest
     claims = tuple(
         _claim(name, records, threshold, result.truths) for name, records in _by_name(attacks)
@@ -190,8 +208,8 @@ def bound(hits: int, failed: int, n: int) -> Bound:
     """Bound the share of hits among n images, which include the failed."""
     if not n:
         raise GradveilError("certify: n = 0 images; nothing can be said without one")
-    high = upper_bound(hits + failed, n, LEVEL) if failed else None
-    return Bound(n, hits, failed, lower_bound(hits, n, LEVEL), upper_bound(hits, n, LEVEL), high)
+    high = upper_bound(hits + failed, n, EACH) if failed else None
+    return Bound(n, hits, failed, lower_bound(hits, n, EACH), upper_bound(hits, n, EACH), high)
 
 
 def _loss(trained: ModelFacts | None, baseline: ModelFacts | None) -> Difference | None:
@@ -200,7 +218,7 @@ def _loss(trained: ModelFacts | None, baseline: ModelFacts | None) -> Difference
         return None
     if trained == baseline:
         return Difference(0.0, 0.0, 0.0)
-    return difference(baseline.hits, baseline.tested, trained.hits, trained.tested, LEVEL)
+    return difference(baseline.hits, baseline.tested, trained.hits, trained.tested, EACH)
 
 
 def _best_blind(result: CaseResult, threshold: Threshold) -> Claim:
@@ -243,8 +261,7 @@ def _overall(records: Sequence[Record], threshold: Threshold, truths: Sequence[s
 
 def _reaches(threshold: Threshold, truths: Sequence[str]) -> Callable[[Record], bool]:
     return lambda record: (
-        record.ok
-        and any(record.scores[truth][threshold.metric] >= threshold.epsilon for truth in truths)
+        record.ok and any(threshold.reached_by(record.scores[truth]) for truth in truths)
     )
 
 

@@ -51,6 +51,11 @@ class Case:
         return self.defense.without_gradients() if self.clean else self.defense
 
     @property
+    def before_gradients(self) -> Defense:
+        """The part of the defense that acts before gradients are computed."""
+        return self.defense.without_gradients()
+
+    @property
     def changes_images(self) -> bool:
         """Whether the images used differ from those that the client has."""
         return any(part.acts_on == "batch" for part in self.acting.parts())
@@ -79,7 +84,10 @@ class Case:
 
 @dataclass(frozen=True, eq=False)
 class AuditJob:
-    """Attack `images` images of `data` from `first` on, `batch_size` to a victim, in every case.
+    """Attack `images` images of `data`, `batch_size` to a victim, in every case.
+
+    They are drawn over all classes by the seed, or are those from `first` on; none of `apart` is
+    drawn, images by their numbers that a score, a search or a tuning has used.
 
     `model` is a module or its name; `data` the images that victims are taken from, or the
     name of a data set, whose `split` is meant. `public` are images of the same kind that anyone
@@ -87,7 +95,8 @@ class AuditJob:
     with `auto` come the standard attack, those known to undo the case's defense and the closed
     form, as far as they suit. `steps` and `restarts` change every attack that has such a setting.
     `victims_at_once` fixes the chunks, and so the random numbers; None leaves it to the device.
-    `positive` runs each attack that needs no defense also where it is known to work.
+    `positive` runs each attack that needs no defense also where it is known to work; `sham` runs
+    the strongest attack also on updates of other images.
     """
 
     model: nn.Module | str
@@ -103,10 +112,12 @@ class AuditJob:
     labels: str = "known"
     protocol: Protocol = field(default_factory=Protocol)
     split: str = "test"
-    first: int = 0
+    first: int | None = None
+    apart: tuple[int, ...] = ()
     victims_at_once: int | None = None
     image_size: int | None = None
     positive: bool = True
+    sham: bool = True
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -180,6 +191,7 @@ class AuditJob:
     def settings(self) -> dict[str, Any]:
         """Return the settings that all cases have in common, as JSON has them."""
         left_out = {"attacks", "auto", "cases", "data", "model", "protocol", "public", "positive"}
+        left_out |= {"apart"}  # the images that were drawn have a digest
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         named = data_name(self.data), model_name(self.model)
         return plain | asdict(self.protocol) | dict(zip(("data", "model"), named, strict=True))
@@ -193,7 +205,7 @@ LEAST = {
     "steps": 1,
     "restarts": 1,
 }
-OPTIONAL = ("victims_at_once", "steps", "restarts")
+OPTIONAL = ("first", "victims_at_once", "steps", "restarts")
 
 
 def data_name(data: Images | str) -> str:

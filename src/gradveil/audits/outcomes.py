@@ -1,14 +1,14 @@
 """Outcomes of an attack on a chunk of victims, and the records and pictures made of them."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Generator, Tensor
 
 from gradveil.audits.records import Key, Record, finite
-from gradveil.audits.stage import Candidates, Victim
+from gradveil.audits.stage import Victim
 from gradveil.core.types import Reconstruction
 from gradveil.scores import mse, over_blind, psnr, psnr_affine, ssim
 
@@ -32,22 +32,24 @@ class Outcome:
     distance: float | None = None
     frames: Tensor | None = None
     frame_steps: tuple[int, ...] = ()
+    ranks: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """Ranks of the true images in their line-ups, by truth; empty where there is none."""
 
 
 def outcomes(victims: Sequence[Victim], found: Sequence[Reconstruction]) -> list[Outcome]:
     """Return each victim's outcome; `found` are of the victims that shared something, in order."""
     left = iter(found)
     return [
-        _lost(victim, victim.status) if victim.seen is None else _outcome(victim, next(left))
+        lost(victim, victim.status) if victim.seen is None else _outcome(victim, next(left))
         for victim in victims
     ]
 
 
 def _outcome(victim: Victim, found: Reconstruction) -> Outcome:
     if found.status != "ok":
-        return _lost(victim, found.status)
+        return lost(victim, found.status)
     if not bool(found.images.isfinite().all()):
-        return _lost(victim, "failed: the reconstruction holds values that are not finite")
+        return lost(victim, "failed: the reconstruction holds values that are not finite")
     images, labels, order = victim.aligned(found)
     frames = None
     if found.frames is not None:
@@ -56,41 +58,56 @@ def _outcome(victim: Victim, found: Reconstruction) -> Outcome:
     return Outcome(victim, "ok", images, named, finite(found.distance), frames, found.frame_steps)
 
 
-def _lost(victim: Victim, status: str) -> Outcome:
+def lost(victim: Victim, status: str) -> Outcome:
+    """Return the outcome of a victim of whom nothing was found, for this reason."""
     status = status if status.startswith("failed") else f"failed: {status}"
     black = torch.zeros_like(victim.used)
     return Outcome(victim, " ".join(status.split()), black, [None] * len(victim.indices))
 
 
-def blind_guesses(victims: Sequence[Victim], found: Sequence[Sequence[Reconstruction]]) -> Tensor:
-    """Return the controls' guesses, (images, controls, C, H, W), aligned with the true images.
+def ranked(made: Sequence[Outcome], rng: Generator) -> list[Outcome]:
+    """Return the outcomes with the ranks of the true images; `rng` decides ties."""
+    return [replace(outcome, ranks=_ranks(outcome, rng)) for outcome in made]
 
-    `found` has a sequence for each control. Images whose victim shared nothing are left out.
+
+def _ranks(outcome: Outcome, rng: Generator) -> dict[str, list[int]]:
+    shown = outcome.victim.shown
+    if outcome.status != "ok" or not shown:
+        return {}
+    used = shown["used"].ranks(outcome.images, rng)
+    if shown["original"] is shown["used"]:
+        return {"used": used, "original": used}
+    return {"used": used, "original": shown["original"].ranks(outcome.images, rng)}
+
+
+def blind_guesses(victims: Sequence[Victim], found: Sequence[Reconstruction]) -> Tensor:
+    """Return a control's guesses, (images, 1, C, H, W), aligned with the true images.
+
+    Images whose victim shared nothing are left out.
     """
     alive = [victim for victim in victims if victim.seen is not None]
     if not alive:
-        return torch.empty(0, len(found), *victims[0].used.shape[1:])
-    aligned = [
-        [victim.aligned(guess)[0] for victim, guess in zip(alive, guesses, strict=True)]
-        for guesses in found
-    ]
-    return torch.stack([torch.cat(images) for images in aligned], dim=1)
+        return torch.empty(0, 1, *victims[0].used.shape[1:])
+    pairs = zip(alive, found, strict=True)
+    return torch.cat([victim.aligned(guess)[0] for victim, guess in pairs])[:, None]
 
 
 def make_records(
     made: Sequence[Outcome],
-    guesses: Tensor,
-    candidates: Candidates,
+    guesses: Mapping[str, Tensor],
+    candidates: int,
     experiment: str,
     key: Key,
     seconds: float,
 ) -> list[Record]:
-    """Return a record for each image. `guesses` are those of `blind_guesses`.
+    """Return a record for each image. `guesses` are by truth, as `blind_guesses` has them.
 
-    `seconds` is the time of the whole chunk, which the records divide among them.
+    `candidates` is the number of each line-up's, 0 where there is none. `seconds` is the time of
+    the whole chunk, which the records divide among them.
     """
     good = [outcome for outcome in made if outcome.status == "ok"]
-    scores = iter(_scores(good, guesses[_rows(made)], candidates))
+    rows = _rows(made)
+    scores = iter(_scores(good, {truth: some[rows] for truth, some in guesses.items()}))
     kind, name, chunk = key
     images = sum(len(outcome.images) for outcome in made)
     return [
@@ -104,8 +121,8 @@ def make_records(
             label=int(outcome.victim.original.labels[i]),
             label_found=outcome.labels[i],
             distance=outcome.distance,
-            candidates=len(candidates),
-            chance=candidates.chance,
+            candidates=candidates,
+            update=int(outcome.victim.indices[0]),
             scores=next(scores) if outcome.status == "ok" else {},
             seconds=seconds / images,
         )
@@ -122,13 +139,12 @@ def _rows(made: Sequence[Outcome]) -> Tensor:
 
 
 def _scores(
-    good: Sequence[Outcome], guesses: Tensor, candidates: Candidates
+    good: Sequence[Outcome], guesses: Mapping[str, Tensor]
 ) -> list[dict[str, dict[str, float]]]:
-    """Return six numbers for each image and each truth."""
+    """Return five numbers for each image and each truth, and its rank where it has a line-up."""
     if not good:
         return []
     found = torch.cat([outcome.images for outcome in good])
-    images = torch.cat([outcome.victim.indices for outcome in good])
     truths = {
         "used": torch.cat([outcome.victim.used for outcome in good]),
         "original": torch.cat([outcome.victim.original.images for outcome in good]),
@@ -139,8 +155,7 @@ def _scores(
             "psnr": psnr(found, true),
             "ssim": ssim(found, true),
             "psnr_affine": psnr_affine(found, true),
-            "over_blind": over_blind(found, true, guesses),
-            "identified": candidates.identified(truth, found, images, true),
+            "over_blind": over_blind(found, true, guesses[truth]),
         }
         for truth, true in truths.items()
     }
@@ -148,6 +163,9 @@ def _scores(
         truth: {name: values.clamp(-CEILING, CEILING).tolist() for name, values in table.items()}
         for truth, table in tables.items()
     }
+    if all(outcome.ranks for outcome in good):
+        for truth, table in plain.items():
+            table["rank"] = [rank for outcome in good for rank in outcome.ranks[truth]]
     return [
         {
             truth: {name: values[number] for name, values in table.items()}

@@ -39,7 +39,7 @@ class Record:
     """
 
     experiment: str
-    kind: str  # attack, blind or positive
+    kind: str  # attack, blind, positive, sham, bar or ceiling
     attack: str
     chunk: int
     image: int  # its number in the split
@@ -47,10 +47,11 @@ class Record:
     label: int
     label_found: int | None
     distance: float | None  # None where the attack has none, or diverged
-    candidates: int
-    chance: Mapping[str, float]  # by truth: of identification by the label alone, or by luck
+    candidates: int  # of its line-up, 0 where there is none
     scores: Mapping[str, Scores]
     seconds: float  # the chunk's, divided by its images
+    update: int | None = None  # the first image of its batch; None in records of format 2
+    chance: Mapping[str, float] | None = None  # of identification among others; format 2 alone
 
     @property
     def ok(self) -> bool:
@@ -70,7 +71,7 @@ def finite(value: float) -> float | None:
 
 def append(path: Path, records: Sequence[Record]) -> None:
     """Write all records at once; they have reached the disk when this returns."""
-    lines = "".join(json.dumps(asdict(record), allow_nan=False) + "\n" for record in records)
+    lines = "".join(json.dumps(_plain(record), allow_nan=False) + "\n" for record in records)
     try:
         with path.open("ab") as file:
             file.write(lines.encode())
@@ -81,6 +82,11 @@ def append(path: Path, records: Sequence[Record]) -> None:
             f"cannot write {path}: {error.strerror or error}; mend that and run again: what is "
             "whole is kept"
         ) from error
+
+
+def _plain(record: Record) -> dict[str, Any]:
+    """Return the record as JSON has it, without what only older formats have."""
+    return {name: value for name, value in asdict(record).items() if name != "chance"}
 
 
 def read_records(path: Path) -> list[Record]:
@@ -135,7 +141,7 @@ def _record(line: RecordLine) -> Record:
 
 def images_path(out: Path, kind: str, attack: str, chunk: int) -> Path:
     """Return the path of the pictures of an attack on a chunk."""
-    prefix = "positive-" if kind == "positive" else ""
+    prefix = "" if kind in ("attack", "blind") else f"{kind}-"
     return out / IMAGES / f"{prefix}{slug(attack)}-{chunk:04d}.safetensors"
 
 

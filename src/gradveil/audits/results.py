@@ -3,7 +3,7 @@
 import html
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -15,19 +15,29 @@ from torch import Tensor
 
 from gradveil.audits.model import ModelFacts, read_facts
 from gradveil.audits.records import RECORDS, Record, images_path, load_images, read_records
+from gradveil.audits.victims import mixed_classes
+from gradveil.controls import TRUTHS
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.formats import AuditSettings, CaseSettings
 from gradveil.core.job_folder import Kind
 from gradveil.core.text import SafeConsole, printable
-from gradveil.stats import Summary, Verdict, better_than_blind, clopper_pearson, summary
+from gradveil.stats import Summary, Verdict, holm, share_of_updates, signed_rank, summary
 
-FORMAT = "gradveil audit 2"
-AUDIT = Kind("an audit", "audit", format=FORMAT, schema=AuditSettings)
-CASE = Kind("a case of an audit", "case of an audit", format=FORMAT, schema=CaseSettings)
-TRUTHS = ("used", "original")
+FORMAT = "gradveil audit 3"
+OLDER = ("gradveil audit 2",)  # read, and never written or gone on with
+AUDIT = Kind("an audit", "audit", format=FORMAT, older=OLDER, schema=AuditSettings)
+CASE = Kind(
+    "a case of an audit", "case of an audit", format=FORMAT, older=OLDER, schema=CaseSettings
+)
 NO_BETTER = "no better than blind"
 MEASURES = ("psnr", "over_blind", "ssim", "psnr_affine", "mse")
-COLUMNS = ("defense", "attack", "n", "PSNR dB", "over blind", "SSIM", "identified", "")
+COLUMNS = ("defense", "attack", "n", "line-up", "PSNR dB", "over blind", "SSIM", "")
+KINDS = ("attack", "blind", "bar", "ceiling", "sham", "positive")
+TESTED = ("attack", "sham", "positive")
+"""Kinds of rows whose p-values are printed, and so count as tests."""
+
+JUDGED = ("attack", "positive")
+LEVEL = 0.05
 
 
 @dataclass(frozen=True)
@@ -47,9 +57,11 @@ class Row:
     ssim: Summary
     psnr_affine: Summary
     mse: Summary
-    identified: int
-    identified_bounds: tuple[float, float]  # exact, 95%
-    candidates: int
+    identified: int  # images with rank 1 in their line-up
+    identified_bounds: tuple[float, float]  # 95%
+    top5: int | None  # images with rank 5 or better; None in records of format 2
+    percentile: float | None  # mean of the ranks over the number of candidates
+    candidates: int  # of each line-up; 0 where there is none
     labels_right: int | None  # None where it names no labels
     seconds: float
     verdict: Verdict
@@ -57,8 +69,13 @@ class Row:
     @property
     def flags(self) -> tuple[str, ...]:
         """The row's warnings: no better than blind, and the images that failed."""
-        flags = [] if self.kind == "blind" or self.verdict.better else [NO_BETTER]
+        flags = [] if self.kind not in JUDGED or self.verdict.better else [NO_BETTER]
         return (*flags, f"{self.failed} failed") if self.failed else tuple(flags)
+
+    @property
+    def lineup(self) -> str:
+        """Rank 1 as `3/8`, or a dash where there is no line-up."""
+        return f"{self.identified}/{self.n}" if self.candidates else "-"
 
     def plain(self) -> dict[str, Any]:
         """Return the row as JSON has it."""
@@ -73,6 +90,8 @@ class CaseResult:
     settings: Mapping[str, Any]
     records: tuple[Record, ...]
     model: ModelFacts | None
+    others: tuple[float, ...] = ()
+    """The p-values of the audit's other cases, for which those of this case are corrected."""
 
     @classmethod
     def read(cls, out: Path) -> "CaseResult":
@@ -120,12 +139,44 @@ class CaseResult:
 
     @cached_property
     def rows(self) -> tuple[Row, ...]:
-        """Attacks, blind and positive controls, against the images used, then the originals."""
-        kinds = ("attack", "blind", "positive")
-        names = dict.fromkeys((r.kind, r.attack) for kind in kinds for r in self.of(kind))
+        """Attacks and controls of every kind, against the images used, then the originals."""
+        made, p_values = self._rows, [*self.p_values, *self.others]
+        adjusted = dict(zip(self._tests, holm(p_values), strict=False))
+        return tuple(
+            replace(row, verdict=_judged(row, adjusted, len(p_values), self.truths)) for row in made
+        )
+
+    @cached_property
+    def _rows(self) -> tuple[Row, ...]:
+        names = dict.fromkeys((r.kind, r.attack) for kind in KINDS for r in self.of(kind))
         return tuple(
             make_row(self.of(kind, name), truth) for truth in TRUTHS for kind, name in names
         )
+
+    @property
+    def _tests(self) -> list[tuple[str, str, str, str]]:
+        """The tests of this case: kind, attack, truth, and which p-value."""
+        return [
+            (row.kind, row.attack, row.truth, test)
+            for row in self._rows
+            if row.kind in TESTED and row.truth in self.truths
+            for test in P_VALUES
+        ]
+
+    @property
+    def p_values(self) -> list[float]:
+        """The p-values of this case, as they are before any correction."""
+        rows = {(row.kind, row.attack, row.truth): row for row in self._rows}
+        return [
+            float(getattr(rows[kind, attack, truth].verdict, test))
+            for kind, attack, truth, test in self._tests
+        ]
+
+    @property
+    def classes(self) -> str:
+        """The mix of classes of the images attacked, in words."""
+        labels = {record.image: record.label for record in self.records}
+        return mixed_classes([*labels.values()])
 
     @property
     def truths(self) -> tuple[str, ...]:
@@ -192,7 +243,12 @@ class AuditResult:
         settings = AUDIT.read(folder)
         named = [folder / str(case["folder"]) for case in settings["cases"]]
         done = [path for path in named if (path / RECORDS).is_file()]
-        return cls(folder, settings, tuple(map(CaseResult.read, done)))
+        cases = [*map(CaseResult.read, done)]
+        tests = [case.p_values for case in cases]
+        for number, case in enumerate(cases):
+            others = tuple(p for k, some in enumerate(tests) if k != number for p in some)
+            cases[number] = replace(case, others=others)
+        return cls(folder, settings, tuple(cases))
 
     @property
     def baselines(self) -> dict[str | None, ModelFacts]:
@@ -249,6 +305,8 @@ class AuditResult:
                         "identified": row.identified,
                         "identified_low": row.identified_bounds[0],
                         "identified_high": row.identified_bounds[1],
+                        "top5": row.top5,
+                        "percentile": row.percentile,
                         "candidates": row.candidates,
                         "better_than_blind": row.verdict.better,
                     }
@@ -257,14 +315,14 @@ class AuditResult:
         for case in self.cases:
             for row in case.rows:
                 if row.truth == TRUTHS[0]:
-                    name = f"positive: {row.attack}" if row.kind == "positive" else row.attack
+                    name = row.attack if row.kind in PLAIN else f"{row.kind}: {row.attack}"
                     mean = "-" if row.psnr.mean is None else f"{row.psnr.mean:.2f}"
                     spread = "" if row.psnr.std is None else f" ± {row.psnr.std:.2f}"
                     over = "-" if row.over_blind.mean is None else f"{row.over_blind.mean:+.1f}"
                     like = "-" if row.ssim.mean is None else f"{row.ssim.mean:.3f}"
-                    share = f"{row.identified}/{row.n}"
                     flags = ", ".join(row.flags)
-                    yield case.name, name, str(row.n), mean + spread, over, like, share, flags
+                    figures = row.lineup, mean + spread, over, like
+                    yield case.name, name, str(row.n), *figures, flags
 
     def __rich__(self) -> Table:
         facts = f"{self.settings['model']} on {self.settings['data']}"
@@ -303,10 +361,13 @@ def make_row(records: Sequence[Record], truth: str) -> Row:
     """Summarize the records of an attack or control against one truth."""
     good = [record.scores[truth] for record in records if record.ok]
     columns = {name: [scores[name] for scores in good] for name in MEASURES}
-    hits = sum(int(scores["identified"]) for scores in good)
     n, first = len(records), records[0]
     named = [r.label_found == r.label for r in records if r.label_found is not None]
-    over, chance = columns["over_blind"], first.chance[truth]
+    ranks = [scores["rank"] for scores in good if "rank" in scores]
+    chance = _chance(first, truth)
+    share = share_of_updates(_hits(records, truth), chance)
+    by_rank = signed_rank(columns["over_blind"])
+    better = min(by_rank, share.p) < LEVEL / 2
     return Row(
         kind=first.kind,
         attack=first.attack,
@@ -314,10 +375,43 @@ def make_row(records: Sequence[Record], truth: str) -> Row:
         n=n,
         failed=n - len(good),
         **{name: summary(values, high_leaks=name != "mse") for name, values in columns.items()},
-        identified=hits,
-        identified_bounds=clopper_pearson(hits, n),
+        identified=share.hits,
+        identified_bounds=share.bounds,
+        top5=sum(rank <= 5 for rank in ranks) if ranks else None,
+        percentile=sum(ranks) / len(ranks) / first.candidates if ranks else None,
         candidates=first.candidates,
         labels_right=sum(named) if named else None,
         seconds=sum(record.seconds for record in records),
-        verdict=better_than_blind(over, hits, n, first.candidates, chance=chance),
+        verdict=Verdict(better, by_rank, share.p, chance),
     )
+
+
+def _chance(record: Record, truth: str) -> float:
+    """Return how often an image has rank 1 by chance; 1 where there is no line-up."""
+    if record.chance is not None:
+        return record.chance[truth]
+    return 1 / record.candidates if record.candidates else 1.0
+
+
+def _hits(records: Sequence[Record], truth: str) -> list[list[bool]]:
+    """Return whether each image has rank 1, by update; one that failed has not."""
+    found: dict[int, list[bool]] = {}
+    for record in records:
+        scores = record.scores.get(truth, {})
+        hit = scores.get("rank") == 1 or scores.get("identified") == 1
+        update = record.image if record.update is None else record.update
+        found.setdefault(update, []).append(hit)
+    return list(found.values())
+
+
+P_VALUES = ("p_over_blind", "p_identified")
+PLAIN = ("attack", "blind")  # kinds that a row's name need not say
+
+
+def _judged(
+    row: Row, adjusted: Mapping[tuple[str, str, str, str], float], tests: int, truths: Sequence[str]
+) -> Verdict:
+    """Return the verdict after the correction; a truth that is no other one has that one's."""
+    truth = row.truth if row.truth in truths else TRUTHS[0]
+    mine = [adjusted.get((row.kind, row.attack, truth, test), 1.0) for test in P_VALUES]
+    return replace(row.verdict, better=min(mine) < LEVEL, tests=tests)

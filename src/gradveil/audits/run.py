@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 import platform
 import re
 import tempfile
@@ -13,13 +14,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 from gradveil import __version__
 from gradveil.attacks import Attack
 from gradveil.audits.job import AuditJob, Case, make_cases, name_attacks
 from gradveil.audits.model import describe_model, save_facts
-from gradveil.audits.outcomes import blind_guesses, make_pictures, make_records, outcomes
+from gradveil.audits.outcomes import (
+    Outcome,
+    blind_guesses,
+    lost,
+    make_pictures,
+    make_records,
+    outcomes,
+    ranked,
+)
 from gradveil.audits.records import (
     MODEL,
     RECORDS,
@@ -31,17 +40,20 @@ from gradveil.audits.records import (
     save_images,
     whole_chunks,
 )
-from gradveil.audits.results import AUDIT, CASE, FORMAT, AuditResult
+from gradveil.audits.results import AUDIT, CASE, FORMAT, AuditResult, CaseResult
 from gradveil.audits.stage import (
-    CANDIDATES,
-    Controls,
+    GRADIENTS,
+    NOISY,
     Stage,
+    Victim,
     make_stage,
     positive_stages,
     run_attack,
 )
+from gradveil.audits.victims import Victims, find_victims
 from gradveil.checks.doctor import before_audit
 from gradveil.clients import Client
+from gradveil.controls import Controls
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import digest
 from gradveil.core.job_folder import SETTINGS, claim, locked, remove_empty
@@ -69,7 +81,7 @@ def audit(
     attacks: Sequence[str | Attack | tuple[str, Attack]] = ("auto",),
     checkpoint: str | Path | None = None,
     victims: int | None = None,
-    first: int = 0,
+    first: int | None = None,
     batch_size: int = 1,
     steps: int | None = None,
     restarts: int | None = None,
@@ -79,6 +91,7 @@ def audit(
     local_lr: float = 0.01,
     clean: str = "no",
     classes: int | None = None,
+    sham: bool = True,
     seed: int = 0,
     out: str | Path | None = None,
     data_root: str | Path | None = None,
@@ -91,9 +104,10 @@ def audit(
     (N, C, H, W), with their `labels`, a DataLoader or data set of such pairs, `Images`, or the
     name of a data set, whose test split is meant. `public` are images of the same kind that anyone
     may have, as a pair of tensors or in any of those forms: without them a blind guess is noise or
-    gray. `victims` says how many images are attacked: all that are given, or 8 of a named data
-    set. The result lies in `out`, a new temporary folder by default; a folder with the same audit
-    is gone on with. `gradveil audit --help` explains the rest.
+    gray. `victims` says how many images are attacked, drawn over all classes: all that are given,
+    or 8 of a named data set; `first` takes them from that image on. The result lies in `out`, a new
+    temporary folder by default; a folder with the same audit is gone on with. `gradveil audit
+    --help` explains the rest.
     """
     if not isinstance(model, nn.Module | str):
         raise GradveilError(
@@ -123,6 +137,7 @@ def audit(
         labels="known" if know_labels else "inferred",
         protocol=Protocol(local_steps, local_lr, train_mode),
         first=first,
+        sham=sham,
         seed=seed,
     )
     if out is not None:
@@ -175,9 +190,9 @@ def _public(public: Any, root: Path | None) -> Images | None:
     return None if public is None else as_images(public, name="public")
 
 
-def _count(data: Images | str, first: int, batch_size: int) -> int:
+def _count(data: Images | str, first: int | None, batch_size: int) -> int:
     """Count the images to attack by default: 8 of a named data set, else all that are given."""
-    most = 8 if isinstance(data, str) else len(data) - first
+    most = 8 if isinstance(data, str) else len(data) - (first or 0)
     size = max(batch_size, 1)  # the job refuses less
     return max(most // size, 1) * size
 
@@ -200,6 +215,7 @@ class Prepared:
     test: Images
     settings: dict[str, Any]
     cases: tuple[PreparedCase, ...]
+    plain: Controls  # of images that no defense changes
 
 
 def prepare(
@@ -218,14 +234,20 @@ def prepare(
     }
     AUDIT.refuse_other(out, settings)
     split, public, test = _splits(job, root)
-    controls = Controls.of(public)
+    victims = find_victims(split, job.images, job.batch_size, job.first, job.seed, apart=job.apart)
+    guesses: dict[str, Controls] = {}
     numbers = range(len(job.cases)) if only is None else [only]
     cases = []
     for number in numbers:
         case = job.cases[number]
         with _naming(case, len(job.cases)):
-            cases.append(_prepare_case(job, case, split, controls, device, out / case.folder))
-    return Prepared(job, device, test, settings, tuple(cases))
+            before = case.before_gradients
+            if str(before) not in guesses:
+                guesses[str(before)] = Controls.of(public, before, job.batch_size, job.seed)
+            stage = make_stage(job, case, split, victims, guesses[str(before)], device)
+            cases.append(_prepare_case(job, case, stage, device, out / case.folder))
+    plain = guesses.get("none") or Controls.of(public, Defense(), 1, job.seed)
+    return Prepared(job, device, test, settings, tuple(cases), plain)
 
 
 def _splits(job: AuditJob, root: Path | None) -> tuple[Images, Images | None, Images]:
@@ -247,14 +269,8 @@ def _splits(job: AuditJob, root: Path | None) -> tuple[Images, Images | None, Im
 
 
 def _prepare_case(
-    job: AuditJob,
-    case: Case,
-    split: Images,
-    controls: Controls,
-    device: torch.device,
-    folder: Path,
+    job: AuditJob, case: Case, stage: Stage, device: torch.device, folder: Path
 ) -> PreparedCase:
-    stage = make_stage(job, case, split, controls, device)
     settings = (
         job.settings()
         | {"format": FORMAT, "changes_images": case.changes_images}
@@ -304,11 +320,13 @@ def _digest(images: Images | None) -> str | None:
 def _facts(stage: Stage, device: torch.device) -> dict[str, Any]:
     """Return digests of weights and images, so that a changed file is noticed; and the machine."""
     split, victims = stage.split, stage.victims
-    chosen = {"images": split.images[victims], "labels": split.labels[victims]}
+    chosen = {"images": split.images[victims.numbers], "labels": split.labels[victims.numbers]}
     return {
         "weights_sha256": digest(stage.client.model.state_dict()),
         "images_sha256": digest(chosen),
-        "candidates": min(len(split), max(CANDIDATES, len(victims))),
+        "candidates": _candidates(victims),
+        "no_lineup": victims.reason,
+        "guess": dict(stage.controls.chosen),
         "versions": {
             "gradveil": __version__,
             "torch": torch.__version__,
@@ -316,6 +334,11 @@ def _facts(stage: Stage, device: torch.device) -> dict[str, Any]:
         },
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
     }
+
+
+def _candidates(victims: Victims) -> int:
+    """Count the candidates of each line-up; 0 where there are none."""
+    return 0 if victims.lineups is None else victims.lineups.size
 
 
 def run_audit(
@@ -372,7 +395,8 @@ class _CaseRun:
         # The positive control depends on neither the model nor the defense: the first has it.
         job = prepared.job
         first = case.case is job.cases[0]
-        easy = positive_stages(job, case.stage) if job.positive and first else []
+        proper = case.stage
+        easy = positive_stages(job, proper, prepared.plain) if job.positive and first else []
         self.stages = [*easy, case.stage]
         self.sizes = {key: size for stage in self.stages for key, size in stage.sizes().items()}
         self.done = {record.key for record in whole_chunks(out / RECORDS, self.sizes)}
@@ -396,13 +420,13 @@ class _CaseRun:
                 self._describe()
                 for stage in self.stages:
                     for number in range(len(stage.chunks)):
-                        if any(key not in self.done for key, _ in stage.rows(number)):
+                        keys = {*(key for key, _ in stage.rows(number)), *stage.bars(number)}
+                        if keys - self.done:
                             self.chunk(stage, number)
+                self.close(self.case.stage)
             except Exception:
                 release(self.out)
                 raise
-        for stage in self.stages:
-            vars(stage).pop("candidates", None)  # as large as a thousand images, twice
 
     def _describe(self) -> None:
         """Write the facts of the model, before any record."""
@@ -416,13 +440,9 @@ class _CaseRun:
         The controls are cheap, and every attack is measured by them, so they are made again where
         only an attack is missing.
         """
-        victims = stage.share(stage.chunks[number])
-        told = [victim.told() for victim in victims if victim.seen is not None]
-        controls = {
-            name: _timed(blind, told, generator(stage.seed, "blind", name, number))
-            for name, blind in stage.controls.attacks.items()
-        }
-        guesses = blind_guesses(victims, [found for found, _ in controls.values()])
+        victims = stage.lined_up(stage.share(stage.chunks[number]))
+        controls = self._guesses(stage, victims, number)
+        guesses = _chosen(stage, victims, controls)
         for key, attack in stage.rows(number):
             if key in self.done:
                 continue
@@ -433,15 +453,86 @@ class _CaseRun:
                 seen = stage.seen_by(attack, victims)
                 rng = generator(stage.seed, *key)
                 found, seconds = _timed(attack, seen, rng, self._step(key, attack))
-            made = outcomes(victims, found)
-            tensors, facts = make_pictures(made, with_frames=number == 0)
-            save_images(images_path(self.out, *key), tensors, facts)
-            candidates, experiment = stage.candidates, self.experiment
-            append(
-                self.out / RECORDS,
-                make_records(made, guesses, candidates, experiment, key, seconds),
-            )
+            made = ranked(outcomes(victims, found), generator(stage.seed, "lot", *key))
+            self._write(stage, key, made, guesses, seconds)
             self.bar.advance(_work(attack, self.sizes[key]))
+        for key in stage.bars(number):
+            if key not in self.done:
+                made = outcomes(victims, [_under_draws(stage, v) for v in victims if v.seen])
+                made = ranked(made, generator(stage.seed, "lot", *key))
+                self._write(stage, key, made, guesses, 0.0)
+
+    def close(self, stage: Stage) -> None:
+        """Make the sham and the ceilings, which follow the strongest attack so far."""
+        left = [key for key in stage.closing if key not in self.done]
+        if not left:
+            return
+        strongest = CaseResult.read(self.out).strongest
+        victims = stage.lined_up(stage.share(stage.first_victims))
+        guesses = _chosen(stage, victims, self._guesses(stage, victims, 0))
+        for key in left:
+            kind, name, _ = key
+            started = time.perf_counter()
+            lot = generator(stage.seed, "lot", *key)
+            if kind == "sham":
+                self.bar.update(what=f"sham of {strongest.attack}")
+                attack = stage.attacks[strongest.attack]
+                shams = stage.shams(victims)
+                seen = stage.seen_by(attack, shams)
+                found = run_attack(attack, seen, generator(stage.seed, *key))
+                made = ranked(outcomes(shams, found), lot)
+            elif name == NOISY:
+                made = ranked(self._noisy(stage, victims, strongest.attack, strongest.truth), lot)
+            else:
+                assert name == GRADIENTS
+                made = [_nearest(stage, victim, lot) for victim in victims]
+            self._write(stage, key, made, guesses, time.perf_counter() - started)
+
+    def _noisy(
+        self, stage: Stage, victims: Sequence[Victim], attack: str, truth: str
+    ) -> list[Outcome]:
+        """Return the true pictures with noise of the size of an attack's error."""
+        errors = {
+            record.image: record.scores[truth]["mse"]
+            for record in CaseResult.read(self.out).of("attack", attack)
+            if record.ok
+        }
+        rng = generator(stage.seed, "ceiling", "noise")
+        made = []
+        for victim in victims:
+            if victim.seen is None or any(int(i) not in errors for i in victim.indices):
+                made.append(lost(victim, "the attack found nothing to take the noise from"))
+                continue
+            true = victim.used if truth == "used" else victim.original.images
+            size = torch.tensor([errors[int(i)] ** 0.5 for i in victim.indices])
+            noise = torch.randn(true.shape, generator=rng) * size[:, None, None, None]
+            images = (true + noise).clamp(0, 1)
+            made.append(Outcome(victim, "ok", images, [None] * len(images)))
+        return made
+
+    def _guesses(
+        self, stage: Stage, victims: Sequence[Victim], number: int
+    ) -> dict[str, tuple[list[Reconstruction], float]]:
+        """Return what each control guesses of these victims, and the seconds that it took."""
+        told = [victim.told() for victim in victims if victim.seen is not None]
+        return {
+            name: _timed(blind, told, generator(stage.seed, "blind", name, number))
+            for name, blind in stage.controls.attacks.items()
+        }
+
+    def _write(
+        self,
+        stage: Stage,
+        key: Key,
+        made: Sequence[Outcome],
+        guesses: Mapping[str, Tensor],
+        seconds: float,
+    ) -> None:
+        """Write the pictures, then the records, which make them count."""
+        tensors, facts = make_pictures(made, with_frames=key[2] == 0)
+        save_images(images_path(self.out, *key), tensors, facts)
+        size = _candidates(stage.victims)
+        append(self.out / RECORDS, make_records(made, guesses, size, self.experiment, key, seconds))
 
     def _step(self, key: Key, attack: Attack) -> Any:
         kind, name, chunk = key
@@ -453,6 +544,40 @@ class _CaseRun:
             self.bar.preview(work * done / max(of, 1))
 
         return step
+
+
+def _chosen(
+    stage: Stage,
+    victims: Sequence[Victim],
+    controls: Mapping[str, tuple[list[Reconstruction], float]],
+) -> dict[str, Tensor]:
+    """Return the guess that gains are measured from, by truth."""
+    chosen = stage.controls.chosen
+    return {truth: blind_guesses(victims, controls[name][0]) for truth, name in chosen.items()}
+
+
+def _under_draws(stage: Stage, victim: Victim) -> Reconstruction:
+    """Return the class means of public images, put through the victim's draws."""
+    means = stage.controls.means
+    assert means is not None
+    labels = victim.original.labels
+    made = [
+        stage.under_draws(victim, row, means[[label]].to(victim.used))
+        for row, label in enumerate(labels.tolist())
+    ]
+    return Reconstruction(torch.cat(made), labels, math.inf)
+
+
+def _nearest(stage: Stage, victim: Victim, rng: Generator) -> Outcome:
+    """Return the candidates whose gradients are nearest to the one observed, with their ranks."""
+    if victim.seen is None:
+        return lost(victim, victim.status)
+    try:
+        ranks, images = stage.rank_gradients(victim, rng)
+    except GradveilError as error:
+        return lost(victim, str(error))
+    both = {"used": ranks, "original": ranks}
+    return Outcome(victim, "ok", images, [None] * len(images), ranks=both)
 
 
 def _work(attack: Attack, images: int) -> float:

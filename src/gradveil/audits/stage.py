@@ -4,127 +4,38 @@ The case of an audit is attacked on a stage, and so is a positive control.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
 from torch import Generator, Tensor
 
 from gradveil.attacks import Attack
-from gradveil.attacks.blind import find_means, make_blind_attacks
 from gradveil.attacks.labels import Counted, SingleLabel
 from gradveil.attacks.linear import LinearInversion
 from gradveil.audits.attackers import PUBLIC, check_told, granted, in_words, rounds
 from gradveil.audits.job import AuditJob, Case, shortened
 from gradveil.audits.model import find_model, plain_model
 from gradveil.audits.records import Key
+from gradveil.audits.victims import Victims, replay_draws
 from gradveil.clients import Client, Shared
+from gradveil.controls import TRUTHS, Controls
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Gradients, Knowledge, Observation, Reconstruction
 from gradveil.data import Images
 from gradveil.defenses import Defense
-from gradveil.scores import assign, rank_among, signatures
+from gradveil.scores import assign
+from gradveil.scores.lineup import Shown, rank_among, replay, seen_in_place
 
 POSITIVES = 4  # images of a positive control
-CANDIDATES = 1_000
-
-
-@dataclass(frozen=True, eq=False)
-class Controls:
-    """The blind guesses of an audit: attacks by their names in the table, and the class means.
-
-    The means (classes, C, H, W) are of public images; None where there are none.
-    """
-
-    attacks: Mapping[str, Attack]
-    means: Tensor | None
-
-    @classmethod
-    def of(cls, public: Images | None) -> "Controls":
-        """Make the controls; without public images a guess is noise or gray."""
-        if public is None:
-            return cls(make_blind_attacks(), None)
-        found = find_means(public.images, public.labels, len(public.classes))
-        return cls(make_blind_attacks(found), found.classes)
-
-
-@dataclass(frozen=True, eq=False)
-class Candidates:
-    """Images of the split that a reconstruction is to be identified among, the victims' first.
-
-    By truth: `used` are put through the defense with new draws, `original` are as they are.
-    `images` are (K, C, H, W) in [0, 1], and `signatures` (K, H x W) are theirs. `chance` is how
-    often the class mean, or luck where that is better, identifies an image.
-    """
-
-    indices: Tensor
-    images: Mapping[str, Tensor]
-    signatures: Mapping[str, Tensor]
-    chance: Mapping[str, float]
-
-    def __len__(self) -> int:
-        return len(self.indices)
-
-    def identified(self, truth: str, found: Tensor, images: Tensor, true: Tensor) -> Tensor:
-        """Return 1 where `found` is nearer to its true image than to any other candidate, else 0.
-
-        `images` are the victims' numbers in the split; each true image replaces its candidate.
-        """
-        rows = torch.stack([(self.indices == image).nonzero()[0, 0] for image in images])
-        known = self.signatures[truth].clone()
-        known[rows] = signatures(true)
-        return (rank_among(found, known, rows) == 1).double()
-
-
-def make_candidates(
-    split: Images,
-    victims: Tensor,
-    prepare: Callable[[Tensor, Generator], Tensor] | None,
-    means: Tensor | None,
-    batch_size: int,
-    seed: int,
-) -> Candidates:
-    """Choose 1,000 candidates, all of a smaller split, or the victims alone where they are more."""
-    if len(split) < 2:
-        raise GradveilError(
-            f"{split.name} {split.split} has {len(split)} image: identification needs at least two"
-        )
-    order = torch.randperm(len(split), generator=generator(seed, "candidates", "order"))
-    others = order[~torch.isin(order, victims)]
-    indices = torch.cat([victims, others])[: max(CANDIDATES, len(victims))]
-    pixels = split.images[indices]
-    rng = generator(seed, "candidates", "prepare")
-    original = pixels.float() / 255
-    used = original if prepare is None else prepare(pixels, rng).float() / 255
-    images = {"used": used, "original": original}
-    of_original = signatures(original)
-    known = {
-        "used": of_original if prepare is None else signatures(used),
-        "original": of_original,
-    }
-    rates = dict.fromkeys(images, 0.0)
-    if means is not None:
-        guesses, rows = means[split.labels[indices]].float(), torch.arange(len(indices))
-        rates = {
-            truth: float((rank_among(guesses, some, rows) == 1).double().mean())
-            for truth, some in known.items()
-        }
-    # Any reconstruction of a batch may be taken for an image, so luck has as many tries.
-    chance = {
-        truth: min(1.0, batch_size * max(rate, 1 / len(indices))) for truth, rate in rates.items()
-    }
-    return Candidates(indices, images, known, chance)
-
-
-def preparation(defense: Defense) -> Callable[[Tensor, Generator], Tensor]:
-    """Return the defense's change of uint8 images, as a function of them and a generator."""
-
-    def prepare(images: Tensor, rng: Generator) -> Tensor:
-        batch = Batch(images.float() / 255, torch.zeros(len(images), dtype=torch.long))
-        return (defense.protect_batch(batch, rng).images * 255).round().to(torch.uint8)
-
-    return prepare
+CLOSING = 32  # images at most of the sham and of the ceilings
+SHAM = "sham"
+NOISY = "true picture with noise"
+GRADIENTS = "gradient line-up"
+UNDER_DRAWS = "class mean, draws known"
+TOGETHER = 16  # images whose gradients are held at once for a gradient line-up
+SAME = 1e-4  # difference at most of a picture that the same draws made twice
 
 
 @dataclass(frozen=True, eq=False)
@@ -136,6 +47,7 @@ class Victim:
     used: Tensor  # the images the gradient was computed from; black where there is none
     seen: Observation | None
     status: str = "ok"
+    shown: Mapping[str, Shown] = field(default_factory=dict)  # its line-ups, by truth
 
     def told(self) -> Observation:
         """Return the observation of a control, which may always know the labels."""
@@ -156,13 +68,14 @@ class Stage:
 
     The controls measure both kinds, and have rows in the first alone. `victims` are the images of
     the whole audit, `chunks` those of each victim of this stage, by their numbers in the split.
-    `optional` attacks are left out where they do not suit; any other is then an error.
+    `optional` attacks are left out where they do not suit; any other is then an error. With `sham`
+    the strongest attack is also run on updates of other images than the victims'.
     """
 
     kind: str
     client: Client
     split: Images
-    victims: Tensor
+    victims: Victims
     chunks: tuple[tuple[Tensor, ...], ...]
     attacks: Mapping[str, Attack]
     controls: Controls
@@ -170,16 +83,12 @@ class Stage:
     seed: int
     optional: frozenset[str] = frozenset()
     batch_size: int = 1
+    sham: bool = True
 
-    @cached_property
-    def candidates(self) -> Candidates:
-        """The images that reconstructions are identified among."""
-        acting = self.client.acting
-        changes = any(part.acts_on == "batch" for part in acting.parts())
-        prepare = preparation(acting) if changes else None
-        return make_candidates(
-            self.split, self.victims, prepare, self.controls.means, self.batch_size, self.seed
-        )
+    @property
+    def changes_images(self) -> bool:
+        """Whether the images used differ from those that the client has."""
+        return any(part.acts_on == "batch" for part in self.client.acting.parts())
 
     def rows(self, chunk: int) -> Iterator[tuple[Key, Attack]]:
         """Yield the attacks on this chunk with their keys, the controls first."""
@@ -188,13 +97,36 @@ class Stage:
             yield from ((("blind", name, chunk), attack) for name, attack in blind)
         yield from (((self.kind, name, chunk), attack) for name, attack in self.attacks.items())
 
+    def bars(self, chunk: int) -> tuple[Key, ...]:
+        """Return the keys of guesses that know more than any attacker."""
+        if self.kind != "attack" or self.controls.means is None or not self.changes_images:
+            return ()
+        return (("bar", UNDER_DRAWS, chunk),)
+
+    @cached_property
+    def closing(self) -> tuple[Key, ...]:
+        """Return the keys of what is made after all attacks: the sham and the ceilings."""
+        lineups = self.victims.lineups
+        if self.kind != "attack" or lineups is None:
+            return ()
+        keys: list[Key] = [("ceiling", NOISY, 0), ("ceiling", GRADIENTS, 0)]
+        if self.sham and all(len(images) for images in lineups.spare.values()):
+            keys.append(("sham", SHAM, 0))
+        return tuple(keys)
+
+    @cached_property
+    def first_victims(self) -> tuple[Tensor, ...]:
+        """The first victims, of 32 images at most, that the sham and the ceilings are made of."""
+        every = [victim for chunk in self.chunks for victim in chunk]
+        return tuple(every[: max(1, CLOSING // self.batch_size)])
+
     def sizes(self) -> dict[Key, int]:
         """Count the images of each key."""
-        return {
-            key: sum(map(len, chunk))
-            for number, chunk in enumerate(self.chunks)
-            for key, _ in self.rows(number)
-        }
+        found: dict[Key, int] = {}
+        for number, chunk in enumerate(self.chunks):
+            keys = [key for key, _ in self.rows(number)]
+            found |= dict.fromkeys([*keys, *self.bars(number)], sum(map(len, chunk)))
+        return found | dict.fromkeys(self.closing, sum(map(len, self.first_victims)))
 
     def batches(self, victims: Sequence[Tensor]) -> list[Batch]:
         """Return the batches of these victims, before any defense."""
@@ -203,14 +135,17 @@ class Stage:
             for indices in victims
         ]
 
-    def share(self, victims: Sequence[Tensor]) -> list[Victim]:
+    def share(
+        self, victims: Sequence[Tensor], instead: Sequence[Batch] | None = None
+    ) -> list[Victim]:
         """Let the victims share, all of them together.
 
         Each has a generator, so its draws depend on nothing but the seed and its first image. All
         that can be known of the defense is told; `granted` leaves each attack what it may know.
+        `instead` are batches to share in place of the victims'.
         """
         several = rounds(self.client.acting, self.attacks.values())
-        batches = self.batches(victims)
+        batches = self.batches(victims) if instead is None else instead
         updates = self._updates(victims, batches, several)
         found = []
         for indices, batch, update in zip(victims, batches, updates, strict=True):
@@ -225,7 +160,7 @@ class Stage:
         self, victims: Sequence[Tensor], batches: Sequence[Batch], several: int
     ) -> list[Shared | str]:
         """Return each victim's update, or the reason for none, tried together and then alone."""
-        rngs = [generator(self.seed, "share", int(indices[0])) for indices in victims]
+        rngs = [self._draws_of(indices) for indices in victims]
         try:
             return [
                 *self.client.share_batches(
@@ -241,6 +176,103 @@ class Stage:
             for indices, batch in pairs
             for update in self._updates([indices], [batch], several)
         ]
+
+    def _draws_of(self, indices: Tensor) -> Generator:
+        """Return the generator of a victim's draws."""
+        return generator(self.seed, "share", int(indices[0]))
+
+    def lined_up(self, victims: Sequence[Victim]) -> list[Victim]:
+        """Return the victims with their line-ups, every candidate put through their draws."""
+        return [replace(victim, shown=self._shown(victim)) for victim in victims]
+
+    def _shown(self, victim: Victim) -> dict[str, Shown]:
+        lineups = self.victims.lineups
+        if lineups is None or victim.seen is None:
+            return {}
+        rows = [self._rows[int(image)] for image in victim.indices]
+        true = lineups.true[rows]
+        device = next(self.client.model.parameters()).device
+        known: dict[str, list[Tensor]] = {truth: [] for truth in TRUTHS}
+        for number, row in enumerate(rows):
+            candidates = self.split.images[lineups.candidates[row]].to(device).float() / 255
+            known["original"].append(seen_in_place(candidates))
+            if self.changes_images:
+                made = self.under_draws(victim, number, candidates)
+                _check_replayed(made[true[number]], victim.used[number], self.client.acting)
+                known["used"].append(seen_in_place(made))
+        if not self.changes_images:
+            known["used"] = known["original"]
+        original = Shown(torch.stack(known["original"]), true)
+        used = Shown(torch.stack(known["used"]), true) if self.changes_images else original
+        return {"used": used, "original": original}
+
+    @cached_property
+    def _rows(self) -> dict[int, int]:
+        """The line-up of each image, by its number."""
+        return {int(image): row for row, image in enumerate(self.victims.numbers)}
+
+    def under_draws(self, victim: Victim, row: int, candidates: Tensor) -> Tensor:
+        """Return what the defense would have made of other images in the place of image `row`."""
+        assert victim.seen is not None
+        images = victim.original.images.to(candidates)
+        transform = victim.seen.knowledge.transform
+        if transform is not None:
+            return replay(transform, images, row, candidates)
+        batch = Batch(images, victim.original.labels.to(images.device))
+        rng = self._draws_of(victim.indices)
+        return replay_draws(self.client.acting, batch, row, candidates, rng)
+
+    def shams(self, victims: Sequence[Victim]) -> list[Victim]:
+        """Return the victims as they would be seen had they had other images of the same labels.
+
+        These images stand in no line-up. What is found is compared with the victims' own images,
+        of which the update holds nothing.
+        """
+        lineups = self.victims.lineups
+        assert lineups is not None
+        batches = []
+        for victim in victims:
+            used = dict.fromkeys(lineups.spare, 0)
+            chosen = []
+            for label in victim.original.labels.tolist():
+                spare = lineups.spare[label]
+                chosen.append(int(spare[(int(victim.indices[0]) + used[label]) % len(spare)]))
+                used[label] += 1
+            batches.append(self.batches([torch.tensor(chosen)])[0])
+        shared = self.share([victim.indices for victim in victims], batches)
+        return [
+            replace(victim, seen=sham.seen, status=sham.status)
+            for victim, sham in zip(victims, shared, strict=True)
+        ]
+
+    def rank_gradients(self, victim: Victim, rng: Generator) -> tuple[list[int], Tensor]:
+        """Rank each true image by the distance of its gradient to the one observed.
+
+        Each candidate stands in the place of the image in the batch that was used; the distance is
+        1 - cosine. Also returns the nearest candidates, (images, C, H, W).
+        """
+        lineups, seen = self.victims.lineups, victim.seen
+        assert lineups is not None and seen is not None
+        client = Client(
+            seen.model, classes=seen.classes, loss=seen.loss, protocol=self.client.protocol
+        )
+        device = next(seen.model.parameters()).device
+        ranks, nearest = [], []
+        for number, image in enumerate(victim.indices.tolist()):
+            row = self._rows[image]
+            candidates = self.split.images[lineups.candidates[row]].to(device).float() / 255
+            made = (
+                self.under_draws(victim, number, candidates) if self.changes_images else candidates
+            )
+            distances = []
+            for few in made.split(max(1, TOGETHER // len(victim.indices))):
+                batches = [_with_image(victim, number, candidate) for candidate in few]
+                shared = client.share_batches(batches, generator(self.seed, "ceiling", image))
+                distances += [_angle(one.seen.gradients, _first_round(seen)) for one in shared]
+            alike = -torch.tensor(distances, dtype=torch.float64)
+            ranks.append(rank_among(alike, int(lineups.true[row]), rng))
+            nearest.append(made[int(alike.argmax())].cpu())
+        return ranks, torch.stack(nearest)
 
     def _with_inferred_labels(self, victims: list[Victim]) -> list[Victim]:
         seen = [victim.seen for victim in victims if victim.seen is not None]
@@ -341,22 +373,39 @@ def _first_round(seen: Observation) -> Gradients:
     return seen.knowledge.earlier[0] if seen.knowledge.earlier else seen.gradients
 
 
+def _with_image(victim: Victim, row: int, image: Tensor) -> Batch:
+    """Return the batch that the victim used, with another image in this place."""
+    images = victim.used.to(image).clone()
+    images[row] = image
+    return Batch(images, victim.original.labels)
+
+
+def _angle(found: Gradients, seen: Gradients) -> float:
+    """Return 1 - cosine of two gradients."""
+    ours, theirs = (torch.cat([some[name].flatten() for name in found]) for some in (found, seen))
+    return 1 - float(torch.cosine_similarity(ours, theirs, dim=0))
+
+
+def _check_replayed(made: Tensor, used: Tensor, defense: Defense) -> None:
+    """Refuse a defense whose draws do not follow from its generator: no line-up would be fair."""
+    if float((made.cpu() - used).abs().max()) > SAME:
+        raise GradveilError(
+            f"defense {defense}: the same generator changed the same image in two ways; "
+            "protect_batch must draw from the generator it is given"
+        )
+
+
 def make_stage(
-    job: AuditJob, case: Case, split: Images, controls: Controls, device: torch.device
+    job: AuditJob,
+    case: Case,
+    split: Images,
+    victims: Victims,
+    controls: Controls,
+    device: torch.device,
 ) -> Stage:
     """Make the stage of a case, with every attack that the job has for it."""
-    last = job.first + job.images - 1
-    if last >= len(split):
-        raise GradveilError(
-            f"images {job.first} to {last}: {split.name} {split.split} has {len(split)}, from 0"
-        )
-    if len(split) < 2:
-        raise GradveilError(
-            f"{split.name} {split.split} has {len(split)} image: identification needs at least two"
-        )
     assert job.victims_at_once is not None
-    victims = torch.arange(job.first, last + 1)
-    each, step = tuple(victims.split(job.batch_size)), job.victims_at_once
+    each, step = tuple(victims.numbers.split(job.batch_size)), job.victims_at_once
     chunks = tuple(each[start : start + step] for start in range(0, len(each), step))
     model, protected = find_model(job, case, split)
     client = Client(
@@ -382,12 +431,16 @@ def make_stage(
         job.seed,
         frozenset(set(attacks) - required),
         job.batch_size,
+        job.sham,
     )
 
 
-def positive_stages(job: AuditJob, proper: Stage) -> list[Stage]:
-    """Put the attacks that need no defense on untrained models where they are known to work."""
-    few = (tuple(proper.victims[:POSITIVES].split(1)),)
+def positive_stages(job: AuditJob, proper: Stage, controls: Controls) -> list[Stage]:
+    """Put the attacks that need no defense on untrained models where they are known to work.
+
+    `controls` are those of images that no defense changes.
+    """
+    few = (tuple(proper.victims.numbers[:POSITIVES].split(1)),)
     stages = []
     for name in ("lenet", "mlp"):
         chosen = {
@@ -401,7 +454,13 @@ def positive_stages(job: AuditJob, proper: Stage) -> list[Stage]:
             client = Client(easy, classes=len(proper.split.classes))
             stages.append(
                 replace(
-                    proper, kind="positive", client=client, chunks=few, attacks=chosen, batch_size=1
+                    proper,
+                    kind="positive",
+                    client=client,
+                    chunks=few,
+                    attacks=chosen,
+                    controls=controls,
+                    batch_size=1,
                 )
             )
     return stages

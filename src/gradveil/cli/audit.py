@@ -89,7 +89,8 @@ def audit_command(
     certify: Annotated[
         str,
         typer.Option(
-            help="psnr=15 or ssim=0.5: exact bound on the share of images reconstructed so well."
+            help="lineup, psnr=15 or ssim=0.5: exact bound on the share of images reconstructed "
+            "so well; lineup: with rank 1."
         ),
     ] = "",
     delta: Annotated[
@@ -117,7 +118,21 @@ def audit_command(
         ),
     ] = False,
     split: Annotated[str, typer.Option(help="train or test.")] = "test",
-    first: Annotated[int, typer.Option(help="The first image, counted from 0.")] = 0,
+    first: Annotated[
+        int | None,
+        typer.Option(
+            help="Attack consecutive images from this one on, counted from 0. Default: images "
+            "drawn over all classes by the seed."
+        ),
+    ] = None,
+    sham: Annotated[
+        bool,
+        typer.Option(
+            "--sham/--no-sham",
+            help="Also run the strongest attack on updates of other images, to see what it finds "
+            "without the victim's.",
+        ),
+    ] = True,
     victims_at_once: Annotated[
         int | None,
         typer.Option(help="Victims attacked together. Default: 16 on a CPU, 100 on a GPU."),
@@ -162,6 +177,7 @@ def audit_command(
         protocol=Protocol(local_steps, local_lr, train_mode),
         split=split,
         first=first,
+        sham=sham,
         victims_at_once=victims_at_once,
         image_size=image_size,
         seed=seed,

@@ -63,7 +63,7 @@ def search_command(
     ] = "code",
     rank_by: Annotated[
         str,
-        typer.Option(help="Quantity of the probe: over_blind, ssim or identified; low leaks less."),
+        typer.Option(help="Quantity of the probe: over_blind, ssim or lineup; low leaks less."),
     ] = "over_blind",
     sampler: Annotated[
         str,

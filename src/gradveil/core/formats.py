@@ -39,7 +39,8 @@ class Asked(Struct, frozen=True):
     local_steps: Positive | UnsetType = UNSET
     train_mode: bool = False
     split: str = "test"
-    first: Count = 0
+    first: Count | None = None
+    sham: bool = True
     victims_at_once: Positive | None = None
     image_size: Positive | None = None
 
@@ -64,6 +65,8 @@ class CaseSettings(Asked, frozen=True, kw_only=True):
     left_out: dict[str, str]
     protected: bool = False
     candidates: Count | UnsetType = UNSET
+    no_lineup: str = ""
+    guess: dict[str, str] | UnsetType = UNSET
     weights_sha256: str | UnsetType = UNSET
     images_sha256: str | UnsetType = UNSET
     versions: dict[str, str] | UnsetType = UNSET
@@ -128,7 +131,8 @@ class ImageScores(Struct, frozen=True, forbid_unknown_fields=True):
     ssim: float
     psnr_affine: float
     over_blind: float
-    identified: float
+    identified: float | UnsetType = UNSET  # format 2
+    rank: Positive | UnsetType = UNSET  # where there is a line-up
 
 
 class Truths(Struct, frozen=True, forbid_unknown_fields=True):
@@ -158,9 +162,10 @@ class RecordLine(Struct, frozen=True, forbid_unknown_fields=True):
     label_found: int | None
     distance: float | None
     candidates: Count
-    chance: Chances
     scores: Truths
     seconds: float
+    update: Count | None = None
+    chance: Chances | None = None  # format 2
 
     def __post_init__(self) -> None:
         whole = self.scores.used is not UNSET and self.scores.original is not UNSET

@@ -34,8 +34,9 @@ PARTS = (".*.part", "*/.*.part")  # files that a killed run was writing
 class Kind:
     """A kind of job, as messages name it, and the files that do not make a folder somebody else's.
 
-    `format` is the format of the settings that this version writes, such as "gradveil audit 2", and
-    `schema` their type; without a format the settings are those of version 0.1.0.
+    `format` is the format of the settings that this version writes, such as "gradveil audit 3", and
+    `schema` their type; without a format the settings are those of version 0.1.0. Settings of the
+    formats `older` can be read too.
     """
 
     name: str  # such as "an audit"
@@ -43,6 +44,7 @@ class Kind:
     ignored: tuple[str, ...] = ()
     format: str | None = None
     schema: type | None = None
+    older: tuple[str, ...] = ()
 
     def read(self, out: Path) -> dict[str, Any]:
         """The settings of the job that the folder belongs to, their types checked."""
@@ -51,7 +53,7 @@ class Kind:
         kinds = dict(KINDS.values())
         if self.name in kinds and (other := _kind(found)) not in (None, self.name):
             raise GradveilError(f"{shown(out)} holds {other}, no {self.short}")
-        if self.format is not None or "format" in found:
+        if found.get("format") not in self.older and (self.format is not None or "format" in found):
             check_format(found.get("format"), self.format or "none", path)
         schema = self.schema or kinds.get(self.name)
         if schema is not None:

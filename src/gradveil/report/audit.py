@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from gradveil.audits import AuditResult, CaseResult, Row
-from gradveil.audits.results import NO_BETTER, TRUTHS
+from gradveil.audits.results import NO_BETTER, PLAIN
+from gradveil.controls import TRUTHS
 from gradveil.report.layout import Fitted
 from gradveil.stats import EACH, Summary
 
@@ -43,19 +44,34 @@ def best_blind(rows: Sequence[Row]) -> Row:
     )
 
 
+def chosen_blind(rows: Sequence[Row]) -> Row:
+    """Return the blind guess that gains are measured from, whose own gain is 0 for every image.
+
+    In older records there is none: gains were over the best guess for each image.
+    """
+    levels = [row for row in rows if row.kind == "blind" and row.over_blind.n]
+    zero = [row for row in levels if row.over_blind.low == row.over_blind.high == 0]
+    return best_blind(zero or rows)
+
+
+def lineup_head(cases: Sequence[CaseResult]) -> str:
+    """Return the heading of the column with the headline measure."""
+    sizes = {record.candidates for case in cases for record in case.records[:1]}
+    size = max(sizes, default=0)
+    older = any(record.chance is not None for case in cases for record in case.records[:1])
+    if older:
+        return f"among\n{size:,}"
+    return f"line-up\nof {size}" if size else "line-up"
+
+
 # A single case
 
-CASE_COLUMNS = (
-    "",
-    "n",
-    "PSNR dB",
-    "median",
-    "worst\n5%",
-    "over\nblind",
-    "SSIM",
-    "identi-\nfied",
-    "",
-)
+CASE_COLUMNS = ("", "n", "{lineup}", "PSNR dB", "median", "worst\n5%", "over\nblind", "SSIM", "")
+CONTROLS = ("bar", "ceiling", "sham")
+CASE_KINDS = {
+    USED: ("attack", "blind", *CONTROLS, "positive"),
+    ORIGINAL: ("attack", "blind", *CONTROLS),
+}
 CASE_TITLES = {
     USED: "Against the images that were used: ",
     ORIGINAL: "Against the original images: ",
@@ -82,27 +98,35 @@ def case_tables(case: CaseResult) -> list[Table]:
 
 def _case_table(case: CaseResult, truth: str, title: str) -> Table:
     """Positive controls use images as they are, so they stand in the first table alone."""
-    made = Fitted(title, CASE_COLUMNS, {len(CASE_COLUMNS) - 1: FLAG, 0: GUESS})
-    for kind in ("attack", "blind", "positive") if truth == USED else ("attack", "blind"):
-        for row in case.rows:
-            if (row.truth, row.kind) == (truth, kind):
-                made.row(*_case_cells(row), style="bold" if kind == "attack" else "")
-        made.add_section()
+    columns = [name.format(lineup=lineup_head([case])) for name in CASE_COLUMNS]
+    made = Fitted(title, columns, {len(columns) - 1: FLAG, 0: GUESS})
+    for kind in CASE_KINDS[truth]:
+        rows = [row for row in case.rows if (row.truth, row.kind) == (truth, kind)]
+        for row in rows:
+            made.row(*_case_cells(row), style="bold" if kind == "attack" else "")
+        if rows:
+            made.add_section()
     return made
 
 
 def _case_cells(row: Row) -> list[str]:
     return [
-        f"positive: {row.attack}" if row.kind == "positive" else row.attack,
+        titled(row),
         str(row.n),
+        row.lineup,
         spread(row.psnr),
         number(row.psnr.median, ".1f"),
         number(row.psnr.worst5, ".1f"),
         number(row.over_blind.mean, "+.1f"),
         number(row.ssim.mean, ".3f"),
-        f"{row.identified / row.n:.1%}",
         "\n".join(row.flags),
     ]
+
+
+def titled(row: Row) -> str:
+    """Write the name of a row, with its kind where the name does not say it."""
+    known = row.kind in PLAIN or row.kind == row.attack
+    return row.attack if known else f"{row.kind}: {row.attack}"
 
 
 def case_in_words(case: CaseResult) -> list[str]:
@@ -115,7 +139,9 @@ def case_in_words(case: CaseResult) -> list[str]:
     works = {attack: row.verdict.better for attack, row in positives.items()}
     knows: dict[str, str] = case.settings.get("knows", {})
     return [
-        *_blind_words(rows),
+        *_victim_words(case),
+        *_blind_words(case),
+        *_control_words(case),
         *map(_positive_words, positives.values()),
         *(_attack_words(row, works.get(row.attack)) for row in rows if row.kind == "attack"),
         *(f"{attack} was told: {told}." for attack, told in knows.items() if told != "labels"),
@@ -123,15 +149,61 @@ def case_in_words(case: CaseResult) -> list[str]:
     ]
 
 
-def _blind_words(rows: Sequence[Row]) -> list[str]:
-    if all(row.psnr.mean is None for row in rows if row.kind == "blind"):
-        return []
-    best = best_blind(rows)
+def _victim_words(case: CaseResult) -> list[str]:
+    """Say which classes were attacked, and how the line-ups were made."""
+    first, lines = case.records[0], [f"Images attacked: {case.classes}."]
+    if "1 class only" in case.classes:
+        lines = [f"Warning: the images attacked are of {case.classes}: others may leak otherwise."]
+    if first.chance is not None:
+        return lines
+    if not first.candidates:
+        return [*lines, f"No line-up: {case.settings.get('no_lineup', '')}."]
+    after = ", put through the victim's own draws of the defense" if len(case.truths) > 1 else ""
+    size = first.candidates
     return [
-        f"Blind controls look at no gradient: the best, {best.attack.removeprefix('blind: ')}, "
-        f"scores {number(best.psnr.mean)} dB, so PSNR up to there shows nothing by itself; "
-        f"a guess identifies {best.verdict.chance:.1%} among {best.candidates}."
+        *lines,
+        f"Line-up: does the reconstruction resemble the true picture more than {size - 1} others "
+        f"of its class{after}? By chance {1 / size:.1%} do.",
     ]
+
+
+def _blind_words(case: CaseResult) -> list[str]:
+    """Say which guess the gains are measured from, for each truth."""
+    lines = []
+    for truth in case.truths:
+        guess = chosen_blind([row for row in case.rows if row.truth == truth])
+        if guess.psnr.mean is None:
+            continue
+        against = f" against the {'images used' if truth == USED else 'originals'}"
+        lines.append(
+            f"Blind guesses look at no gradient: gains{against if len(case.truths) > 1 else ''} "
+            f"are over {guess.attack.removeprefix('blind: ')}, the best on public images, which "
+            f"scores {number(guess.psnr.mean)} dB here; PSNR up to there shows nothing by itself."
+        )
+    return lines
+
+
+def _control_words(case: CaseResult) -> list[str]:
+    """Say what the sham, the ceilings and the correction for many tests mean."""
+    rows = {(row.kind, row.attack): row for row in case.rows if row.truth == USED}
+    shams = [row for (kind, _), row in rows.items() if kind == "sham"]
+    ceilings = [row for (kind, _), row in rows.items() if kind == "ceiling"]
+    lines = []
+    for row in shams:
+        lines.append(
+            f"Sham: {case.strongest.attack} on updates of other images of the same labels has rank "
+            f"1 in {row.lineup} (p = {row.verdict.p_identified:.2g}), SSIM "
+            f"{number(row.ssim.mean, '.3f')}: what its prior gives without the victim's update."
+        )
+    if ceilings:
+        said = ", ".join(f"{row.attack} {row.lineup}" for row in ceilings)
+        lines.append(
+            f"Ceilings of the line-up: {said}. The first has noise of the size of "
+            f"{case.strongest.attack}'s error; the second ranks the candidates by their gradients."
+        )
+    tests = max(row.verdict.tests for row in case.rows)
+    lines.append(f"Better than blind: at 5% over all {tests} tests together (Holm).")
+    return lines
 
 
 def _positive_words(row: Row) -> str:
@@ -142,13 +214,17 @@ def _positive_words(row: Row) -> str:
     return (
         f"Positive control: {row.attack} on an untrained {model}, one image a victim and one "
         f"gradient: {number(row.psnr.mean)} dB, {number(row.over_blind.mean, '+.2f')} dB over "
-        f"blind, {row.identified} of {row.n} identified: {says}."
+        f"blind, {_lineup_words(row)}: {says}."
     )
+
+
+def _lineup_words(row: Row) -> str:
+    return f"rank 1 in {row.lineup} line-ups" if row.candidates else "no line-up"
 
 
 def _shown_by(row: Row) -> str:
     """Name the tests that show it: images may be recognized that are no closer in dB."""
-    tests = {"identification": row.verdict.p_identified, "dB over blind": row.verdict.p_over_blind}
+    tests = {"the line-up": row.verdict.p_identified, "dB over blind": row.verdict.p_over_blind}
     return "clearly better than chance by " + " and by ".join(
         f"{test} (p = {p:.2g})" for test, p in tests.items() if p < EACH
     )
@@ -159,9 +235,9 @@ def _attack_words(row: Row, works: bool | None) -> str:
     low, high = row.identified_bounds
     failed = f", {row.failed} failed" if row.failed else ""
     figures = (
-        f"{row.identified} of {row.n} identified (95%: {low:.1%} to {high:.1%}){failed}; "
-        f"p = {row.verdict.p_over_blind:.2g} for dB over blind, "
-        f"p = {row.verdict.p_identified:.2g} for identification"
+        f"{_lineup_words(row)} (95%: {low:.1%} to {high:.1%}, "
+        f"p = {row.verdict.p_identified:.2g}){failed}; "
+        f"p = {row.verdict.p_over_blind:.2g} for dB over blind"
     )
     if row.verdict.better:
         return f"{row.attack}: better than blind: {figures}."
@@ -189,12 +265,12 @@ STRONGEST_COLUMNS = (
     "defense",
     "accu-\nracy",
     "strongest attacker",
+    "{lineup}",
     "PSNR\ndB",
     "over\nblind",
     "SSIM",
-    "identi-\nfied",
 )
-ATTACKER_COLUMNS = ("defense", "attacker", "PSNR dB", "over\nblind", "SSIM", "identi-\nfied")
+ATTACKER_COLUMNS = ("defense", "attacker", "{lineup}", "PSNR dB", "over\nblind", "SSIM")
 ATTACKER_TITLES = {
     USED: "Every attacker, against the images that were used",
     ORIGINAL: "Every attacker, against the original images",
@@ -217,18 +293,20 @@ def _strongest_table(result: AuditResult) -> Table:
         f"What is left of each defense: {settings['model']} on {settings['data']}, "
         f"labels {settings['labels']}, seed {settings['seed']}"
     )
-    made = Fitted(title, STRONGEST_COLUMNS, {0: DEFENSE, 2: ATTACKER})
+    columns = [name.format(lineup=lineup_head(result.cases)) for name in STRONGEST_COLUMNS]
+    made = Fitted(title, columns, {0: DEFENSE, 2: ATTACKER})
     for case in result.cases:
         row = case.strongest
         attacker = row.attack + ("" if row.truth == USED else "\n (original image)")
         psnr = number(row.psnr.mean, ".1f")
-        made.row(_on_lines(case), _accuracy(case), attacker, psnr, *_scores(row))
+        made.row(_on_lines(case), _accuracy(case), attacker, _mark(row), psnr, *_scores(row))
     return made
 
 
 def _attackers_table(cases: Sequence[CaseResult], truth: str) -> Table:
-    """Below a defense's attackers stand its best blind guess and its positive controls, dim."""
-    made = Fitted(ATTACKER_TITLES[truth], ATTACKER_COLUMNS, {0: DEFENSE, 1: ATTACKER})
+    """Below a defense's attackers stand the blind guess to beat and the other controls, dim."""
+    columns = [name.format(lineup=lineup_head(cases)) for name in ATTACKER_COLUMNS]
+    made = Fitted(ATTACKER_TITLES[truth], columns, {0: DEFENSE, 1: ATTACKER})
     for case in cases:
         lines = iter(_on_lines(case).split("\n"))
         rows = [row for row in case.rows if row.truth == truth]
@@ -239,22 +317,25 @@ def _attackers_table(cases: Sequence[CaseResult], truth: str) -> Table:
                 attacker = row.attack + _knows(case, row.attack)
                 cells = _attacker_cells(attacker, row)
                 made.row(next(lines, ""), *cells, style="bold" if strongest else "")
-        blind = best_blind(rows)
+        blind = chosen_blind(rows)
         made.row("\n".join(lines), *_attacker_cells(blind.attack, blind), style="dim")
         for row in rows:
-            if row.kind == "positive" and truth == USED:
-                made.row("", *_attacker_cells(f"positive: {row.attack}", row), style="dim")
+            if row.kind in CASE_KINDS[truth][2:]:
+                made.row("", *_attacker_cells(titled(row), row), style="dim")
         made.add_section()
     return made
 
 
 def _attacker_cells(attacker: str, row: Row) -> list[str]:
-    return [attacker, spread(row.psnr, ".1f"), *_scores(row)]
+    return [attacker, _mark(row), spread(row.psnr, ".1f"), *_scores(row)]
+
+
+def _mark(row: Row) -> str:
+    return row.lineup + (" ≤" if NO_BETTER in row.flags else "  ")
 
 
 def _scores(row: Row) -> list[str]:
-    mark = f"{row.identified}/{row.n}" + (" ≤" if NO_BETTER in row.flags else "  ")
-    return [number(row.over_blind.mean, "+.1f"), number(row.ssim.mean, ".3f"), mark]
+    return [number(row.over_blind.mean, "+.1f"), number(row.ssim.mean, ".3f")]
 
 
 def _on_lines(case: CaseResult) -> str:
@@ -279,10 +360,13 @@ def several_in_words(result: AuditResult) -> list[str]:
     """Return sentences on the columns, on the positive controls, and on unusual cases."""
     labels = {"known": "the labels", "inferred": "the labels it inferred"}
     lines = [
-        "Strongest: the attacker that identifies most images, of equal ones the one with the most "
-        "dB over blind.",
+        *_victim_words(result.cases[0]),
+        "Strongest: the attacker with most images of rank 1 in the line-up, of equal ones the one "
+        "with the most dB over blind.",
         f"Each attacker knows the model, what was shared and {labels[result.settings['labels']]}; "
-        f"what else it is told stands below its name. ≤: {NO_BETTER}.",
+        f"what else it is told stands below its name. ≤: {NO_BETTER}, at 5% over all "
+        f"{max(row.verdict.tests for row in result.cases[0].rows)} tests together (Holm). dB over "
+        "blind are over the guess below each defense's attackers, chosen on public images.",
     ]
     for row in result.cases[0].rows:
         if (row.kind, row.truth) == ("positive", USED):

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from rich.table import Table
 
 from gradveil.audits import CaseResult, Certificate
-from gradveil.audits.certificates import ANY, LEVEL, Bound
+from gradveil.audits.certificates import ANY, EACH, LEVEL, Bound
 from gradveil.report.audit import ATTACKER, DEFENSE
 from gradveil.report.layout import Fitted
 
@@ -13,7 +13,7 @@ UNKNOWN_LOSS = (
     "Gamma is unknown where the accuracy of the model, or of one trained without a defense and "
     "audited beside it, is not known."
 )
-UNITS = {"psnr": "PSNR {:g} dB", "ssim": "SSIM {:g}"}
+UNITS = {"psnr": "PSNR {:g} dB or more", "ssim": "SSIM {:g} or more", "lineup": "rank {:g}"}
 CERTIFICATE_COLUMNS = ("defense", "attacker", "against", "reached", "delta\nat most")
 
 
@@ -25,7 +25,10 @@ def certificate_table(certificates: Mapping[str, Certificate]) -> Table:
     """
     threshold = next(iter(certificates.values())).threshold
     level = UNITS[threshold.metric].format(threshold.epsilon)
-    title = f"Reached {level} or more; delta: exact bound, one-sided {LEVEL:.0%}"
+    title = (
+        f"Share of images that reached {level}; delta: exact bound, one-sided {EACH:.1%}, so that "
+        f"it and gamma hold together at {LEVEL:.0%}"
+    )
     made = Fitted(title, CERTIFICATE_COLUMNS, {0: DEFENSE, 1: ATTACKER, 2: 8})
     for name, certificate in certificates.items():
         names = iter([name])
@@ -65,13 +68,13 @@ def _certificate_words(certificate: Certificate) -> str:
     bound, loss = certificate.overall, certificate.loss
     reached = (
         f"{bound.hits} of n = {bound.n} images reached {certificate.threshold} by any attack "
-        f"here, so delta <= {bound.upper:.3g} at {LEVEL:.0%}"
+        f"here, so at most {bound.upper:.3g} of such images do (delta, {EACH:.1%})"
     )
     if bound.upper_failed is not None:
         reached += f" (<= {bound.upper_failed:.3g} if the {bound.failed} failed count as reached)"
     lost = "unknown"
     if loss is not None:
-        lost = f"{loss.value:+.1%} ({loss.low:+.1%} to {loss.high:+.1%}, each side {LEVEL:.0%})"
+        lost = f"{loss.value:+.1%} ({loss.low:+.1%} to {loss.high:+.1%}, each side {EACH:.1%})"
     return (
         f"{reached}; accuracy loss gamma {lost}."
         f"{_decision(certificate)}{_reached_blindly(certificate)}"
@@ -115,7 +118,10 @@ def _untested(case: CaseResult, certificate: Certificate) -> str:
     """Name the limits of a statement."""
     settings = case.settings
     batch = settings.get("batch_size", 1)
-    images = f"{certificate.overall.n} of {settings['data']} {settings.get('split', 'test')}"
+    images = (
+        f"{certificate.overall.n} of {settings['data']} {settings.get('split', 'test')} "
+        f"({case.classes})"
+    )
     said = (
         "Not tested: other attacks, settings and restarts than these; images unlike the "
         f"{images} attacked here; other models, seeds and stages of training; what many rounds "

@@ -106,15 +106,20 @@ def _caption(record: Record) -> tuple[str, str]:
     if not record.ok:
         return "failed", "tab:red"
     scores = record.scores["used"]
-    if scores["identified"]:
-        return f"{scores['psnr']:.1f} dB\n✓ identified", "tab:red"
-    return f"{scores['psnr']:.1f} dB\nnot identified", "black"
+    level = f"{scores['psnr']:.1f} dB"
+    if not record.candidates:
+        return level, "black"
+    if "rank" not in scores:  # records of format 2
+        hit = bool(scores["identified"])
+        return f"{level}\n{'✓ ' if hit else 'not '}identified", "tab:red" if hit else "black"
+    mark, color = ("✓ ", "tab:red") if scores["rank"] == 1 else ("", "black")
+    return f"{level}\n{mark}rank {scores['rank']:.0f} of {record.candidates}", color
 
 
 def draw_timeline(result: AuditResult) -> Path:
     """Draw how leakage changes over training, into the audit's folder.
 
-    The share identified and the dB over blind, against the images used, stand over the step.
+    The share of rank 1 and the dB over blind, against the images used, stand over the step.
     """
     from matplotlib.figure import Figure  # slow to import, and only needed here
 
@@ -134,11 +139,11 @@ def draw_timeline(result: AuditResult) -> Path:
                 _draw_line(top, bottom, points, f"{label}: {attack}", color, style)
     chance = max(row.verdict.chance for case in result.cases for row in _attacked(case))
     level = {"color": "black", "linewidth": 0.8, "linestyle": ":"}
-    top.axhline(100 * chance, label=f"blind: {chance:.1%}", **level)
-    bottom.axhline(0, label="best blind guess", **level)
-    top.set_ylabel("identified, %")
+    top.axhline(100 * chance, label=f"chance: {chance:.1%}", **level)
+    bottom.axhline(0, label="blind guess", **level)
+    top.set_ylabel("rank 1 in the line-up, %")
     top.set_ylim(-3, 103)
-    bottom.set_ylabel("dB over the best blind guess")
+    bottom.set_ylabel("dB over the blind guess")
     _mark_steps(bottom, sorted({_step(case) for case in result.cases}))
     settings = result.settings
     figure.suptitle(

@@ -6,13 +6,13 @@ from rich.table import Table
 
 from gradveil.audits import Row
 from gradveil.audits.results import NO_BETTER
-from gradveil.report.audit import best_blind, number, spread
+from gradveil.report.audit import chosen_blind, number, spread
 from gradveil.report.layout import Fitted
 from gradveil.search import SearchResult, TriedPolicy
 from gradveil.search.confirm import Confirmation, read_audits
 from gradveil.search.results import HEADS, policy_cells
 
-COLUMNS = ("", "n", "PSNR dB", "blind\ndB", "over\nblind", "SSIM", "identi-\nfied", "")
+COLUMNS = ("", "n", "PSNR dB", "blind\ndB", "over\nblind", "SSIM", "line-\nup", "")
 TRUTHS = {"used": "against the images used", "original": "against the originals"}
 
 
@@ -57,8 +57,8 @@ def confirmation_table(model: str, audits: Mapping[str, Confirmation]) -> Table:
         for name, audit in audits.items():
             rows = [row for row in audit.rows if row.truth == truth]
             (attacked,) = (row for row in rows if row.kind == "attack")
-            made.row(*_cells(name, attacked, best_blind(rows)), style="bold")
-        blind = best_blind([row for row in none.rows if row.truth == truth])
+            made.row(*_cells(name, attacked, chosen_blind(rows)), style="bold")
+        blind = chosen_blind([row for row in none.rows if row.truth == truth])
         made.row(*_cells(blind.attack, blind, blind))
         if truth == "used":
             for row in none.rows:
@@ -104,6 +104,6 @@ def _cells(name: str, row: Row, blind: Row) -> list[str]:
         number(blind.psnr.mean),
         number(row.over_blind.mean, "+.2f"),
         number(row.ssim.mean, ".3f"),
-        f"{row.identified / row.n:.1%}",
+        row.lineup,
         "\n".join(flags),
     ]

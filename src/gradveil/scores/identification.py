@@ -57,15 +57,15 @@ def assign(found: Tensor, truth: Tensor) -> Tensor:
 def signatures(images: Tensor) -> Tensor:
     """Return a vector of length 1 for each image, (N, H x W), the same for a x + b with a > 0.
 
-    It is z = (x - local mean) / (local std + half the image's std), normalized, for x the slightly
-    smoothed luminance; zero for an image that is flat or not finite.
+    It is `local_contrast`, normalized; zero for an image that is flat or not finite.
     """
     if images.ndim != 4 or not images.is_floating_point():
         kind = f"{str(images.dtype).removeprefix('torch.')} of shape {tuple(images.shape)}"
         raise GradveilError(
             f"images are {kind}: expected floats of shape (images, channels, height, width)"
         )
-    return torch.cat([_signatures(part) for part in torch.split(images, IMAGES_AT_ONCE)])
+    parts = torch.split(images, IMAGES_AT_ONCE)
+    return torch.cat([F.normalize(local_contrast(part).flatten(1), dim=1) for part in parts])
 
 
 def rank(found: Tensor, candidates: Tensor, index: Tensor) -> Tensor:
@@ -101,13 +101,18 @@ def identify(found: Tensor, candidates: Tensor, index: Tensor) -> Tensor:
     return (rank(found, candidates, index) == 1).double()
 
 
-def _signatures(images: Tensor) -> Tensor:
+def local_contrast(images: Tensor) -> Tensor:
+    """Return z of each image, (N, H, W), which keeps shapes and drops brightness and contrast.
+
+    It is z = (x - local mean) / (local std + half the image's std) for x the slightly smoothed
+    luminance, in double precision; zero for an image that is flat or not finite.
+    """
     x = smooth(_luminance(images.double()), SMOOTHING)
     spread = x.std(dim=(1, 2), correction=0)[:, None, None]
     centered = x - smooth(x, WINDOW)
     z = centered / (smooth(centered.square(), WINDOW).sqrt() + FLOOR * spread)
     usable = spread.isfinite() & (spread > FLAT_IMAGE)
-    return F.normalize(torch.where(usable, z, 0.0).flatten(1), dim=1)
+    return torch.where(usable, z, 0.0)
 
 
 def _luminance(images: Tensor) -> Tensor:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Generator, Tensor
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
-from gradveil.scores.identification import TIE, signatures
+from gradveil.scores.identification import TIE, local_contrast, signatures
 
 SIZES = (100, 50, 20)
 """Numbers of candidates, the best first: the largest that the smallest class allows is taken."""
@@ -59,11 +60,40 @@ def distinct(images: Tensor, labels: Tensor) -> Tensor:
     return kept
 
 
-def choose(labels: Tensor, victims: Sequence[Tensor], allowed: Tensor, seed: int) -> Lineups | None:
-    """Draw the line-ups of the victims; None where a victim's class has too few images for 20.
+def draw_victims(labels: Tensor, count: int, allowed: Tensor, seed: int) -> Tensor:
+    """Draw images by their numbers, as many of each class as can be, in a random order.
+
+    `allowed` says which images of the split may be drawn; there must be `count` of them.
+    """
+    rng = generator(seed, "victims")
+    members: list[Tensor] = []
+    for label in labels[allowed].unique().tolist():
+        there = ((labels == label) & allowed).nonzero().flatten()
+        members.append(there[torch.randperm(len(there), generator=rng)])
+    order = torch.randperm(len(members), generator=rng).tolist()
+    deepest = max(map(len, members), default=0)
+    rounds = (members[k][r] for r in range(deepest) for k in order if r < len(members[k]))
+    found = torch.stack([image for image, _ in zip(rounds, range(count), strict=False)])
+    if len(found) < count:
+        raise GradveilError(f"{count} images to attack: there are {len(found)}")
+    return found[torch.randperm(count, generator=rng)]
+
+
+def choose(
+    labels: Tensor,
+    victims: Sequence[Tensor],
+    allowed: Tensor,
+    seed: int,
+    *,
+    sizes: Sequence[int] = SIZES,
+    spare: int = SPARE,
+) -> Lineups | None:
+    """Draw the line-ups of the victims; None where a victim's class has too few images.
 
     `victims` are the images of each update by their numbers, in order; images of one update stand
     in no line-up of each other. `allowed` says which images of the split may stand in line-ups.
+    The number of candidates is the largest of `sizes` that leaves `spare` images of each class
+    outside; where none does it is the smallest, and fewer are spare.
     """
     everyone = torch.cat(list(victims))
     classes = sorted(set(labels[everyone].tolist()))
@@ -74,14 +104,14 @@ def choose(labels: Tensor, victims: Sequence[Tensor], allowed: Tensor, seed: int
         there = ((labels == label) & allowed).nonzero().flatten()
         members[label] = there[torch.randperm(len(there), generator=rng)]
     fewest = min(len(there) for there in members.values())
-    size = next((n for n in SIZES if n + SPARE + mates <= fewest), None)
-    if size is None:
+    size = next((n for n in sizes if n + spare + mates <= fewest), sizes[-1])
+    if size > fewest:
         return None
-    spare = {}
+    outside = {}
     for label, there in members.items():
         others = there[~torch.isin(there, everyone)]
-        spare[label] = others[:SPARE]
-        members[label] = there[~torch.isin(there, spare[label])]
+        outside[label] = others[: max(0, min(spare, len(there) - size - mates))]
+        members[label] = there[~torch.isin(there, outside[label])]
     rows, true = [], []
     for batch in victims:
         for image in batch.tolist():
@@ -94,7 +124,7 @@ def choose(labels: Tensor, victims: Sequence[Tensor], allowed: Tensor, seed: int
             order = torch.randperm(size, generator=rng)
             rows.append(row[order])
             true.append(int((order == size - 1).nonzero()[0, 0]))
-    return Lineups(torch.stack(rows), torch.tensor(true), spare)
+    return Lineups(torch.stack(rows), torch.tensor(true), outside)
 
 
 def replay(
@@ -119,29 +149,71 @@ def replay(
     return torch.stack(made)
 
 
+def seen_from_everywhere(found: Tensor) -> Tensor:
+    """Return unit vectors (R, 50, pixels) of reconstructions (R, C, H, W), moved and mirrored.
+
+    They are moved by up to 2 pixels, and the edge of 2 pixels is left out; see `local_contrast`.
+    """
+    _check_side(found)
+    height, width = (side - 2 * SHIFT for side in found.shape[2:])
+    windows = found.unfold(2, height, 1).unfold(3, width, 1)  # (R, C, 5, 5, h, w)
+    moved = windows.permute(0, 2, 3, 1, 4, 5).flatten(0, 2)
+    contrast = local_contrast(moved)
+    both = torch.stack([contrast, contrast.flip(2)], dim=1)  # mirroring commutes with contrast
+    return F.normalize(both.view(len(found), -1, height * width), dim=2)
+
+
+def seen_in_place(candidates: Tensor) -> Tensor:
+    """Return unit vectors (N, pixels) of candidates (N, C, H, W), the edge of 2 left out."""
+    _check_side(candidates)
+    inner = local_contrast(candidates[:, :, SHIFT:-SHIFT, SHIFT:-SHIFT])
+    return F.normalize(inner.flatten(1), dim=1)
+
+
+def _check_side(images: Tensor) -> None:
+    if min(images.shape[2:]) <= 2 * SHIFT:
+        raise GradveilError(
+            f"images of {images.shape[2]} x {images.shape[3]} pixels: a line-up needs at "
+            f"least {2 * SHIFT + 1} a side"
+        )
+
+
 def likeness_each(found: Tensor, candidates: Tensor) -> Tensor:
     """How much each candidate (N, C, H, W) resembles each reconstruction (R, C, H, W), (R, N).
 
     The best over shifts of up to 2 pixels and the mirror image, for every candidate alike. Pictures
     are compared by their locally normalized luminance; the edge of 2 pixels is left out.
     """
-    height, width = candidates.shape[2] - 2 * SHIFT, candidates.shape[3] - 2 * SHIFT
-    if height < 1 or width < 1:
-        raise GradveilError(
-            f"images of {candidates.shape[2]} x {candidates.shape[3]} pixels: a line-up needs at "
-            f"least {2 * SHIFT + 1} a side"
-        )
-    both = torch.stack([found, found.flip(3)], dim=1)
-    windows = both.unfold(3, height, 1).unfold(4, width, 1)  # (R, 2, C, 5, 5, h, w)
-    moved = windows.permute(0, 1, 3, 4, 2, 5, 6).flatten(0, 3)
-    known = signatures(candidates[:, :, SHIFT : SHIFT + height, SHIFT : SHIFT + width])
-    alike: Tensor = signatures(moved) @ known.T  # (R x 50, N)
-    return alike.view(len(found), -1, len(candidates)).amax(dim=1)
+    alike: Tensor = seen_from_everywhere(found) @ seen_in_place(candidates).T  # (R, 50, N)
+    return alike.amax(dim=1)
 
 
 def likeness(found: Tensor, candidates: Tensor) -> Tensor:
     """How much each candidate (N, C, H, W) resembles the best of the reconstructions, (N,)."""
     return likeness_each(found, candidates).amax(dim=0)
+
+
+@dataclass(frozen=True, eq=False)
+class Shown:
+    """The line-ups of an update's images, ready to be compared with reconstructions.
+
+    `known` are the candidates as `seen_in_place` has them, (images, N, pixels); the true image is
+    candidate `true[i]` of line-up i.
+    """
+
+    known: Tensor
+    true: Tensor
+
+    def ranks(self, found: Tensor, rng: Generator) -> list[int]:
+        """Rank each true image by its likeness to the update's reconstructions (R, C, H, W).
+
+        1 is the nearest. A candidate's likeness is its best over all reconstructions.
+        """
+        moved = seen_from_everywhere(found.to(self.known.device)).flatten(0, 1)
+        alike = (self.known @ moved.T).amax(dim=2).cpu()
+        return [
+            rank_among(row, true, rng) for row, true in zip(alike, self.true.tolist(), strict=True)
+        ]
 
 
 def rank_among(alike: Tensor, true: int, rng: Generator) -> int:

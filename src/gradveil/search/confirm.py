@@ -32,9 +32,12 @@ MODELS = (SEMI_TRAINED, "untrained")
 RANDOM = 10  # policies of the random row, as in the paper
 
 LEVEL = 0.05
-MEASURES = {"over_blind": "dB over blind", "ssim": "SSIM", "identified": "identified"}
-EACH = LEVEL / (2 * len(MEASURES))
-"""Level of each test: three measures in two directions err together in at most 5% of cases."""
+MEASURES = {"lineup": "rank 1", "over_blind": "dB over blind", "ssim": "SSIM"}
+AGAINST = ("none", "random")
+TESTS = 2 * len(MEASURES) * len(AGAINST) * len(MODELS)
+EACH = LEVEL / TESTS
+"""Level of each test: all tests of a search, 3 measures in 2 directions against 2 other rows on 2
+models, err together in at most 5% of cases."""
 
 FEWEST = math.ceil(-math.log2(EACH))
 """Images below which no test can reject: with n images no p-value is below 2 ** -n."""
@@ -82,14 +85,16 @@ def audit_tasks(
     out: Path,
     policies: Mapping[str, Policy],
     *,
+    apart: Sequence[int],
     root: Path | None,
     device: str,
 ) -> list[Task]:
     """Make a task for each case of one audit: every row, on the semi-trained and untrained model.
 
-    Paths are absolute, so that they hold on every machine that shares the files.
+    Paths are absolute, so that they hold on every machine that shares the files. No image `apart`,
+    which a score has seen, is attacked.
     """
-    audit = audit_job(job, checkpoint, policies)
+    audit = audit_job(job, checkpoint, policies, apart)
     folder = out.resolve() / CONFIRM
     return [
         partial(run_case, audit, folder, root, device, number) for number in range(len(audit.cases))
@@ -103,13 +108,19 @@ def run_case(
     return run_audit(job, out, root=root, device=device, progress=progress, only=number)
 
 
-def audit_job(job: SearchJob, checkpoint: Path, policies: Mapping[str, Policy]) -> AuditJob:
-    """Make the audit; crop and flip come before a policy where the search had them."""
+def audit_job(
+    job: SearchJob, checkpoint: Path, policies: Mapping[str, Policy], apart: Sequence[int]
+) -> AuditJob:
+    """Make the audit; crop and flip come before a policy where the search had them.
+
+    `none` has them too: a policy is compared with what its training would do without it.
+    """
     cases = []
     for model in MODELS:
         weights = checkpoint.resolve() if model == SEMI_TRAINED else None
         for row, policy in policies.items():
-            defense = Defense() if policy == Policy() else PolicyDefense(policy, job.augment)
+            plain = policy == Policy() and not job.augment
+            defense = Defense() if plain else PolicyDefense(policy, job.augment)
             cases.append(Case(defense, weights, label=f"{model}-{row}"))
     public, victims = (None, job.data) if isinstance(job.data, str) else job.data
     return AuditJob(
@@ -121,6 +132,7 @@ def audit_job(job: SearchJob, checkpoint: Path, policies: Mapping[str, Policy]) 
         public=public,
         steps=job.audit_steps,
         image_size=job.image_size,
+        apart=tuple(apart),
         seed=job.seed,
     )
 
@@ -152,7 +164,10 @@ def _confirmation(found: Mapping[str, CaseResult], model: str, row: str) -> Conf
         case.defense,
         case.rows,
         {
-            record.image: {truth: dict(scores) for truth, scores in record.scores.items()}
+            record.image: {
+                truth: dict(scores) | {"lineup": float(scores.get("rank") == 1)}
+                for truth, scores in record.scores.items()
+            }
             for record in case.of("attack")
             if record.ok
         },
@@ -183,7 +198,7 @@ def compare(ours: Confirmation, theirs: Confirmation, truth: str = "used") -> li
             [side.scores[image][truth][measure] for image in both] for side in (ours, theirs)
         )
         differences = [a - b for a, b in zip(first, second, strict=True)]
-        test = sign_test if measure == "identified" else signed_rank
+        test = sign_test if measure == "lineup" else signed_rank
         n = len(differences)
         means = (sum(first) / n, sum(second) / n) if n else (0.0, 0.0)
         made.append(
@@ -211,7 +226,7 @@ def in_words(compared: Sequence[Comparison], other: str) -> str:
 
 
 def _figure(test: Comparison) -> str:
-    form = {"over_blind": "+.2f", "ssim": ".3f", "identified": ".1%"}[test.measure]
+    form = {"over_blind": "+.2f", "ssim": ".3f", "lineup": ".1%"}[test.measure]
     side = "less" if test.less <= test.more else "more"
     return (
         f"{MEASURES[test.measure]} {test.ours:{form}} against {test.theirs:{form}}, "
@@ -225,7 +240,7 @@ def verdicts(audits: Mapping[str, Mapping[str, Confirmation]]) -> list[str]:
     for model, rows in audits.items():
         row = "hybrid" if "hybrid" in rows else "single"
         against = " and ".join(
-            in_words(compare(rows[row], rows[other]), other) for other in ("none", "random")
+            in_words(compare(rows[row], rows[other]), other) for other in AGAINST
         )
         lines.append(
             f"{model} model, against the images used: the {row} {rows[row].defense} {against}."

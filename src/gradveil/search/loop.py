@@ -109,7 +109,7 @@ def front(
 
 
 def _rank(job: SearchJob, trial: FinishedTrial) -> tuple[float, ...]:
-    """Shares of identified images are often equal: then the gain over blind decides."""
+    """Shares of images with rank 1 are often equal: then the gain over blind decides."""
     return (
         trial.mean(job.objective),
         trial.mean("over_blind") if "over_blind" in trial.values else 0.0,

@@ -13,31 +13,34 @@ import torch
 from torch import Generator, Tensor, nn
 
 from gradveil.attacks import PRESETS, Attack, GradientMatching
-from gradveil.attacks.blind import (
-    Blind,
-    BlindClassMean,
-    BlindGray,
-    BlindImage,
-    BlindNoise,
-    find_means,
-    stack_guesses,
-)
+from gradveil.attacks.blind import stack_guesses
 from gradveil.attacks.labels import Joint
 from gradveil.attacks.starts import Start
 from gradveil.audits.outcomes import CEILING
 from gradveil.clients import Client, check_batch
+from gradveil.controls import Controls
 from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Observation
 from gradveil.data import Images
-from gradveil.scores import over_blind, signatures, ssim
-from gradveil.scores.identification import TIE
-from gradveil.scores.scorer import Estimate, Scorer, image_blocks, prepared
-from gradveil.transforms import Policy, Preparation
+from gradveil.defenses import PolicyDefense
+from gradveil.scores import over_blind, ssim
+from gradveil.scores.lineup import (
+    choose,
+    distinct,
+    draw_victims,
+    rank_among,
+    seen_from_everywhere,
+    seen_in_place,
+)
+from gradveil.scores.scorer import Scorer, image_blocks, prepared
+from gradveil.transforms import Policy
 
 STEPS = 200
-CANDIDATES = 300
-RESERVED = 100  # the first images of a split, which audits attack: no score may have seen them
+LINEUPS = (20, 10, 5, 2)
+"""Candidates of a line-up: few, since each goes through every policy; fewer in a small split."""
+
+PUBLIC = 1_000  # images at most that go through every policy for the blind guesses
 FIRST_BLOCKS = (5, 5, 10, 20)
 """An image costs hundreds of iterations, so a race looks as soon as it may: in a simulation that
 saved a fifth of the work, compared with the blocks of other scores."""
@@ -145,27 +148,29 @@ class Strike:
 
 @dataclass(frozen=True, eq=False)
 class ProbeScorer(Scorer):
-    """Score policies by a short attack: dB over the best blind guess, SSIM, and identification.
+    """Score policies by a short attack: dB over a blind guess, SSIM, and rank 1 in a line-up.
 
     All three compare the reconstruction with the image that was used. Images are prepared with the
     same crop and flip for every policy (`augment`), then by the policy, and attacked one by one
-    with known labels, from a start that is the same for every policy. An image counts as identified
-    when it is nearer to its reconstruction than any of the `candidates`, which are other images
-    prepared in the same way.
+    with known labels, from a start that is the same for every policy. In the line-up of an image
+    stand its `candidates` (images, N, C, H, W), of its class, the true one at `true` (images,);
+    each goes through the same draws as the image.
 
-    `guesses` are (images, guesses, C, H, W) in [0, 1]. The last must be noise: it stands in for a
-    reconstruction where the attack diverged or a gradient cannot be shared, so that every image
-    counts. `sizes` are the numbers of images in each block; None takes those of a race.
+    The guess knows labels and policy: of those that the `public` images give after the policy, it
+    is the best on them. Noise stands in for a reconstruction where the attack diverged or a
+    gradient cannot be shared, so that every image counts. `sizes` are the numbers of images in
+    each block; None takes those of a race.
     """
 
-    names: ClassVar[tuple[str, ...]] = ("over_blind", "ssim", "identified")
+    names: ClassVar[tuple[str, ...]] = ("over_blind", "ssim", "lineup")
 
     model: nn.Module = field(repr=False)
     classes: int
     images: Tensor = field(repr=False)  # uint8 NCHW
     labels: Tensor = field(repr=False)
-    candidates: Tensor = field(repr=False)  # uint8 NCHW, none of the images
-    guesses: Tensor = field(repr=False)
+    candidates: Tensor = field(repr=False)  # uint8
+    true: Tensor = field(repr=False)
+    public: Images = field(repr=False)
     attack: Attack
     augment: bool = True
     seed: int = 0
@@ -174,10 +179,9 @@ class ProbeScorer(Scorer):
     sizes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("images", "candidates"):
-            check_pixels(name, getattr(self, name), self.images.shape[1:])
+        check_pixels("images", self.images, self.images.shape[1:])
         check_batch(Batch(self.images.float() / 255, self.labels), self.classes, "the probe")
-        self._check_guesses()
+        self._check_candidates()
         for name in ("unit", "victims_at_once"):
             if getattr(self, name) < 1:
                 raise GradveilError(
@@ -208,21 +212,19 @@ class ProbeScorer(Scorer):
         used = self._pixels(
             prepared(self.images[rows].to(self.device), policies, self.seed, block, self.augment)
         )
-        guesses = self.guesses[rows].to(self.device)
-        found = self._strike(policies, rows, used, guesses[:, -1])
-        each = [
-            self._scores(policy, theirs, truth, guesses)
-            for policy, theirs, truth in zip(policies, found, used, strict=True)
-        ]
-        return {
-            name: torch.stack([scores[i] for scores in each]).cpu()
-            for i, name in enumerate(self.names)
-        }
+        found = self._strike(policies, rows, used)
+        ranks = self._ranks(policies, rows, block, found)
+        values: dict[str, list[Tensor]] = {name: [] for name in self.names}
+        for policy, theirs, truth, rank in zip(policies, found, used, ranks, strict=True):
+            guess = self._guess(policy, rows).to(truth)
+            over = over_blind(theirs, truth, guess[:, None]).clamp(-CEILING, CEILING)
+            values["over_blind"].append(over)
+            values["ssim"].append(ssim(theirs, truth))
+            values["lineup"].append(torch.tensor([float(r == 1) for r in rank]))
+        return {name: torch.stack(some).double().cpu() for name, some in values.items()}
 
-    def _strike(
-        self, policies: Sequence[Policy], rows: Tensor, used: Tensor, stand_in: Tensor
-    ) -> Tensor:
-        """Attack `used` (policies, images, C, H, W); `stand_in` where there is nothing to find."""
+    def _strike(self, policies: Sequence[Policy], rows: Tensor, used: Tensor) -> Tensor:
+        """Attack `used` (policies, images, C, H, W); noise where there is nothing to find."""
         client, count = Client(self.model, self.classes), len(policies)
         found, exist = Strike(client, self.attack, self.seed, self.victims_at_once)(
             used.flatten(0, 1), self.labels[rows].repeat(count), rows.tolist() * count
@@ -235,32 +237,57 @@ class ProbeScorer(Scorer):
                 GradveilWarning,
                 stacklevel=3,
             )
-        noise_like = stand_in.to(found).repeat(count, 1, 1, 1)
-        return torch.where(exist.view(-1, 1, 1, 1), found, noise_like).view_as(used)
-
-    def _scores(
-        self, policy: Policy, found: Tensor, used: Tensor, guesses: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        over = over_blind(found, used, guesses).clamp(-CEILING, CEILING)
-        prepare = Preparation(policy=policy) if self.augment else policy
-        others = prepare(
-            self.candidates.to(self.device), generator(self.seed, "candidates", str(policy))
+        shape = self.images.shape[1:]
+        noise = torch.stack(
+            [
+                torch.rand(shape, generator=generator(self.seed, "noise", row))
+                for row in rows.tolist()
+            ]
         )
-        return over, ssim(found, used), nearest(found, used, self._pixels(others))
+        noise = noise.to(found).repeat(count, 1, 1, 1)
+        return torch.where(exist.view(-1, 1, 1, 1), found, noise).view_as(used)
+
+    def _ranks(
+        self, policies: Sequence[Policy], rows: Tensor, block: int, found: Tensor
+    ) -> list[list[int]]:
+        """Rank each true image in its line-up, by policy and image."""
+        # Every row of a block is replaced at once, so that a candidate has the draws of its row.
+        columns = [
+            self._pixels(prepared(some.to(self.device), policies, self.seed, block, self.augment))
+            for some in self.candidates[rows].unbind(1)
+        ]
+        shown = torch.stack(columns, dim=2)  # (policies, images, N, C, H, W)
+        ranks = []
+        for policy, theirs, beside in zip(policies, found, shown, strict=True):
+            known = seen_in_place(beside.flatten(0, 1)).view(*beside.shape[:2], -1)
+            alike = (seen_from_everywhere(theirs) @ known.transpose(1, 2)).amax(dim=1).cpu()
+            rng = generator(self.seed, "lot", str(policy), block)
+            pairs = zip(alike, self.true[rows].tolist(), strict=True)
+            ranks.append([rank_among(likeness, true, rng) for likeness, true in pairs])
+        return ranks
+
+    def _guess(self, policy: Policy, rows: Tensor) -> Tensor:
+        """Return the guess of these images, (images, C, H, W), by somebody who knows the policy."""
+        defense = PolicyDefense(policy, self.augment)
+        public = replace(self.public, images=self.public.images.to(self.device))
+        controls = Controls.of(public, defense, 1, self.seed)
+        channels, height, width = self.images.shape[1:]
+        guess = controls.attacks[controls.chosen["used"]]
+        rngs = [generator(self.seed, "noise", row) for row in rows.tolist()]
+        shape = channels, height, width
+        return stack_guesses([guess], shape, self.labels[rows], rngs)[:, 0]
 
     def _pixels(self, images: Tensor) -> Tensor:
         return images.to(next(self.model.parameters()).dtype) / 255
 
-    def _check_guesses(self) -> None:
-        shape = self.guesses.shape
-        if (
-            self.guesses.ndim != 5
-            or shape[2:] != self.images.shape[1:]
-            or len(self.guesses) != len(self.images)
-        ):
+    def _check_candidates(self) -> None:
+        shape, count = self.candidates.shape, len(self.images)
+        fits = self.candidates.ndim == 5 and shape[2:] == self.images.shape[1:]
+        if not fits or shape[0] != count or self.true.shape != (count,):
             wanted = ", ".join(map(str, self.images.shape[1:]))
             raise GradveilError(
-                f"guesses of shape {tuple(shape)}: expected ({len(self.images)}, guesses, {wanted})"
+                f"candidates of shape {tuple(shape)} with {len(self.true)} true ones: expected "
+                f"({count}, N, {wanted}) and {count}"
             )
 
     def _check_model(self) -> None:
@@ -280,17 +307,6 @@ class ProbeScorer(Scorer):
 def race_blocks(images: int) -> tuple[int, ...]:
     """Sizes of the blocks of images after which a race looks at its policies."""
     return image_blocks(images, FIRST_BLOCKS)
-
-
-def nearest(found: Tensor, used: Tensor, others: Tensor) -> Tensor:
-    """1 where `found[i]` is nearer to `used[i]` than to any of `others`, else 0.
-
-    The rule is that of `scores.identify`.
-    """
-    made = signatures(found)
-    likeness = (made * signatures(used)).sum(1, keepdim=True)
-    nearer = made @ signatures(others).T > likeness + TIE
-    return (made.any(1) & ~nearer.any(1)).double()
 
 
 def check_pixels(name: str, images: Tensor, shape: Sequence[int]) -> None:
@@ -315,46 +331,6 @@ def short_attack(attack: Attack = PRESETS["adam-cosine"], steps: int = STEPS) ->
     )
 
 
-def probe_score(
-    model: nn.Module,
-    classes: int,
-    images: Tensor,
-    labels: Tensor,
-    policy: Policy,
-    *,
-    candidates: Tensor,
-    guesses: Tensor | None = None,
-    attack: Attack | None = None,
-    augment: bool = True,
-    seed: int = 0,
-) -> dict[str, Estimate]:
-    """Score one policy by a short attack on uint8 images: `over_blind` in dB, `ssim`, `identified`.
-
-    `candidates` are other images of the same kind, uint8. Without `guesses` the blind ones are
-    gray, the candidates' mean color and noise; class means, if known, are harder to beat.
-    """
-    if guesses is None:
-        for name, some in (("images", images), ("candidates", candidates)):
-            check_pixels(name, some, images.shape[1:])
-        alike = torch.zeros(len(candidates), dtype=torch.long)  # their classes are not known
-        color = BlindImage("mean color", find_means(candidates, alike, classes).color)
-        guesses = blind_guesses([BlindGray(), color], images, labels, seed)
-    scorer = ProbeScorer(
-        model,
-        classes,
-        images,
-        labels,
-        candidates,
-        guesses,
-        attack or short_attack(),
-        augment,
-        seed,
-        victims_at_once=_at_once(model),
-        sizes=(len(images),),
-    )
-    return scorer.estimates([policy])[0]
-
-
 def make_probe(
     train: Images,
     split: Images,
@@ -367,28 +343,29 @@ def make_probe(
     device: torch.device | None = None,
     victims_at_once: int | None = None,
     sizes: tuple[int, ...] | None = None,
+    apart: Sequence[int] = (),
 ) -> ProbeScorer:
     """Make a probe on these images of the split, with blind guesses from the training images.
 
-    Candidates are drawn among the other images, without the first 100 of the split, which are for
-    audits. `device` None leaves the model where it is; `attack` None is `short_attack()`.
+    Candidates of the line-ups are other images of the split, of the same class; those `apart`, by
+    their numbers, are left for audits. `device` None leaves the model where it is; `attack` None is
+    `short_attack()`.
     """
+    numbers = torch.as_tensor(list(indices))
     chosen = split.select(indices)
     if not len(chosen):
         raise GradveilError("no images to probe: give at least one index")
-    order = torch.randperm(len(split), generator=generator(seed, "candidates", "order"))
-    others = order[(order >= RESERVED) & ~torch.isin(order, torch.as_tensor(indices))][:CANDIDATES]
-    if not len(others):
+    allowed = distinct(split.images, split.labels)
+    allowed[list(apart)] = False
+    allowed[numbers] = True
+    lineups = choose(split.labels, numbers.split(1), allowed, seed, sizes=LINEUPS, spare=0)
+    if lineups is None:
         raise GradveilError(
-            f"{split.name} {split.split} has {len(split)} images: none is left to tell the probed "
-            "ones from"
+            f"{split.name} {split.split} has {len(split)} images: in a class that is probed none "
+            "is left to tell the probed ones from"
         )
-    found = find_means(train.images, train.labels, len(train.classes))
-    blind = [
-        BlindGray(),
-        BlindImage("mean color", found.color),
-        BlindClassMean(found.classes),
-    ]
+    every = torch.ones(len(train), dtype=torch.bool)
+    public = train.select(draw_victims(train.labels, min(PUBLIC, len(train)), every, seed).tolist())
     model = model if device is None else model.to(device)
     at_once = victims_at_once or _at_once(model)
     smallest = min(race_blocks(len(chosen)) if sizes is None else sizes)
@@ -398,8 +375,9 @@ def make_probe(
         len(split.classes),
         chosen.images,
         chosen.labels,
-        split.images[others],
-        blind_guesses(blind, chosen.images, chosen.labels, seed),
+        split.images[lineups.candidates],
+        lineups.true,
+        public,
         attack or short_attack(),
         augment,
         seed,
@@ -411,14 +389,3 @@ def make_probe(
 
 def _at_once(model: nn.Module) -> int:
     return AT_ONCE.get(next(model.parameters()).device.type, AT_ONCE["cpu"])
-
-
-def blind_guesses(attacks: Sequence[Blind], images: Tensor, labels: Tensor, seed: int) -> Tensor:
-    """Return every attack's guess of each image (N, C, H, W), and noise last.
-
-    That is (N, attacks + 1, C, H, W). The noise of an image depends on the seed and the image's
-    number alone.
-    """
-    channels, height, width = images.shape[1:]
-    rngs = [generator(seed, "noise", number) for number in range(len(images))]
-    return stack_guesses([*attacks, BlindNoise()], (channels, height, width), labels, rngs)

@@ -30,10 +30,12 @@ PARTS = ".*.part"  # of files that a killed process was writing; not those in fo
 HEADS = {
     "over_blind": "over blind, dB",
     "ssim": "SSIM",
-    "identified": "identified",
+    "lineup": "rank 1",
+    "identified": "identified",  # by searches of version 0.1.0
     "privacy": "S_pri",
     "accuracy": "S_acc",
 }
+SHARES = ("lineup", "identified")
 DIGITS = 6  # of a mean: where a search was stopped can change the last bits of its figures
 HEADER = """\
 # Transformation policies found by `gradveil search`. To use one:
@@ -235,7 +237,7 @@ def policy_cells(policies: Sequence[TriedPolicy]) -> tuple[list[str], list[list[
             str(rank),
             str(tried.policy),
             str(tried.number),
-            *(tried.quantities[name].text(share=name == "identified") for name in names),
+            *(tried.quantities[name].text(share=name in SHARES) for name in names),
         ]
         for rank, tried in enumerate(policies, start=1)
     ]

@@ -154,7 +154,13 @@ def run_search(
                     if not (out / RESULT).is_file():
                         policies = _policies_found(setup, done)
                         tasks = audit_tasks(
-                            job, checkpoint, out, policies, root=root, device=device
+                            job,
+                            checkpoint,
+                            out,
+                            policies,
+                            apart=(*setup.chosen.leak, *setup.chosen.accuracy),
+                            root=root,
+                            device=device,
                         )
                         made.run(tasks, device, progress)
                         about = (study, opened.url)

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from gradveil import __version__
+from gradveil.audits.victims import find_victims
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import digest
 from gradveil.core.job_folder import locked
@@ -85,6 +86,7 @@ class Setup:
     train: Images
     test: Images
     chosen: Chosen
+    audited: tuple[int, ...]  # images that the audits attack, and no score may see
 
     @classmethod
     def of(cls, job: SearchJob, root: Path | None) -> "Setup":
@@ -92,7 +94,7 @@ class Setup:
         chosen = choose_images(
             len(test), job.images, SCORES[job.score], f"{test.name} {test.split}"
         )
-        made = cls(job, train, test, chosen)
+        made = cls(job, train, test, chosen, find_audited(job, test, chosen))
         try_attack(job, made.untrained(), test)
         if job.checkpoint:
             load_checkpoint(job.checkpoint, made.untrained())
@@ -139,8 +141,22 @@ class Setup:
             seed=job.seed,
             augment=job.augment,
             device=device,
+            apart=self.audited,
         )
         return {"accuracy": judge, "leak": probe}
+
+
+def find_audited(job: SearchJob, test: Images, chosen: Chosen) -> tuple[int, ...]:
+    """Return the images that the audits will draw: none of those that scores have seen."""
+    apart = (*chosen.leak, *chosen.accuracy)
+    left = len(test) - len(set(apart))
+    if job.audit_images > left:
+        raise GradveilError(
+            f"audit images {job.audit_images}: {test.name} {test.split} has {left} that no score "
+            f"has seen; choose at most {left}"
+        )
+    found = find_victims(test, job.audit_images, 1, None, job.seed, apart=apart)
+    return tuple(found.numbers.tolist())
 
 
 def find_images(job: SearchJob, root: Path | None) -> tuple[Images, Images]:

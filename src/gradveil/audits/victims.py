@@ -1,0 +1,118 @@
+"""Victims of an audit: drawn over all classes, each with a line-up of pictures of its class."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Generator, Tensor
+
+from gradveil.core.errors import GradveilError
+from gradveil.core.types import Batch
+from gradveil.data import Images
+from gradveil.defenses import Defense
+from gradveil.defenses.applied import protected_batch
+from gradveil.scores.lineup import SIZES, Lineups, choose, distinct, draw_victims
+
+LEAST_SIDE = 5  # pixels: reconstructions are moved by up to 2 in every direction
+
+
+@dataclass(frozen=True, eq=False)
+class Victims:
+    """The images that an audit attacks, by their numbers in the split, and their line-ups.
+
+    `lineups` are None where there can be none, and `reason` says why.
+    """
+
+    numbers: Tensor
+    lineups: Lineups | None
+    reason: str = ""
+
+
+def find_victims(
+    split: Images,
+    count: int,
+    batch_size: int,
+    first: int | None,
+    seed: int,
+    apart: Sequence[int] = (),
+) -> Victims:
+    """Draw the victims over all classes, or take `count` from `first` on, and their line-ups.
+
+    Of pictures that nearly equal each other one alone may be drawn or stand in a line-up. Classes
+    too small for a line-up are not drawn from where the others suffice. Images `apart` are never
+    drawn, and may stand in line-ups.
+    """
+    if (first or 0) + count > len(split):
+        start = first or 0
+        last = start + count - 1
+        raise GradveilError(
+            f"images {start} to {last}: {split.name} {split.split} has {len(split)}, from 0"
+        )
+    allowed = distinct(split.images, split.labels)
+    if first is not None:
+        numbers = torch.arange(first, first + count)
+    else:
+        left = torch.ones(len(split), dtype=torch.bool)
+        left[list(apart)] = False
+        drawn_from = _drawn_from(split, allowed, left, count)
+        numbers = draw_victims(split.labels, count, drawn_from, seed)
+    allowed[numbers] = True
+    if min(split.images.shape[2:]) < LEAST_SIDE:
+        return Victims(numbers, None, f"images are smaller than {LEAST_SIDE} pixels")
+    lineups = choose(split.labels, numbers.split(batch_size), allowed, seed)
+    if lineups is not None:
+        return Victims(numbers, lineups)
+    return Victims(numbers, None, _too_few(split, numbers, allowed, batch_size))
+
+
+def _drawn_from(split: Images, unlike: Tensor, left: Tensor, count: int) -> Tensor:
+    """Return which images may be drawn: of large enough classes, of any where these are too few.
+
+    `unlike` are the images that nearly equal no other one, `left` those that may be victims.
+    """
+    sizes = torch.bincount(split.labels[unlike], minlength=len(split.classes))
+    large = unlike & (sizes[split.labels] >= SIZES[-1])
+    for some in (large & left, unlike & left):
+        if int(some.sum()) >= count:
+            return some
+    return left
+
+
+def _too_few(split: Images, numbers: Tensor, allowed: Tensor, batch_size: int) -> str:
+    """Say which victim's class has too few images for a line-up."""
+    sizes = torch.bincount(split.labels[allowed], minlength=len(split.classes))
+    classes = split.labels[numbers].unique()
+    smallest = int(classes[sizes[classes].argmin()])
+    count, plural = int(sizes[smallest]), "s" if sizes[smallest] != 1 else ""
+    beside = f" beside the {batch_size} of a batch" if batch_size > 1 else ""
+    return (
+        f"class {split.classes[smallest]!r} has {count} distinct image{plural}, and a line-up "
+        f"needs {SIZES[-1]}{beside}"
+    )
+
+
+def mixed_classes(labels: Sequence[int]) -> str:
+    """Say how many classes the images are of, such as `10 classes, 3 or 4 images each`."""
+    counts = [labels.count(label) for label in dict.fromkeys(labels)]
+    low, high = min(counts), max(counts)
+    if len(counts) == 1:
+        return f"1 class only, {low} images"
+    each = f"{low}" if low == high else f"{low} to {high}"
+    return f"{len(counts)} classes, {each} images each"
+
+
+def replay_draws(
+    defense: Defense, batch: Batch, row: int, candidates: Tensor, rng: Generator
+) -> Tensor:
+    """Put every candidate (N, C, H, W) in the place of image `row`, with the victim's draws.
+
+    `rng` is the victim's generator before it drew. For a defense that cannot tell its draws as a
+    function of images: it runs once for each candidate.
+    """
+    made = []
+    for candidate in candidates:
+        images = batch.images.clone()
+        images[row] = candidate
+        changed = protected_batch(defense, Batch(images, batch.labels), rng.clone_state())
+        made.append(changed.images[row])
+    return torch.stack(made)

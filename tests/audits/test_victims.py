@@ -1,0 +1,110 @@
+"""Victims are spread over the classes, apart from what a score saw, each in a fair line-up."""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Generator
+
+from gradveil.audits.victims import find_victims, mixed_classes, replay_draws
+from gradveil.core import GradveilError
+from gradveil.core.seeds import generator
+from gradveil.core.types import Batch
+from gradveil.data import Images, load
+from gradveil.defenses import Defense, parse
+from gradveil.scores.lineup import draw_victims
+
+
+@pytest.fixture(scope="module")
+def split() -> Images:
+    return load("fashion-mnist-mini", "test")
+
+
+@pytest.fixture(scope="module")
+def by_class(split: Images) -> Images:
+    """The same images, all of one class after all of another, as many folders hold them."""
+    return split.select(split.labels.argsort(stable=True).tolist())
+
+
+def test_victims_are_spread_over_the_classes_whatever_the_order_of_the_split(
+    by_class: Images,
+) -> None:
+    for count in (5, 10, 24):
+        labels = by_class.labels[find_victims(by_class, count, 1, None, 3).numbers]
+        most, least = labels.bincount(minlength=10).max(), labels.bincount(minlength=10).min()
+        assert len(labels) == count and int(most - least) <= 1
+    first = by_class.labels[find_victims(by_class, 24, 1, 0, 3).numbers]
+    assert mixed_classes(first.tolist()) == "1 class only, 24 images"
+
+
+def test_victims_follow_the_seed_and_are_none_of_those_apart(split: Images) -> None:
+    one, again, other = (find_victims(split, 20, 1, None, seed).numbers for seed in (1, 1, 2))
+    assert torch.equal(one, again) and not torch.equal(one, other)
+    assert len(one.unique()) == 20
+    apart = range(100, 500)
+    assert int(find_victims(split, 20, 1, None, 1, apart=apart).numbers.max()) < 100
+
+
+def test_a_class_too_small_for_a_line_up_is_not_drawn_from_and_named_where_it_must_be(
+    split: Images,
+) -> None:
+    few = (split.labels == 4).nonzero().flatten()[12:]
+    kept = torch.ones(len(split), dtype=torch.bool)
+    kept[few] = False
+    small = split.select(kept.nonzero().flatten().tolist())
+    drawn = find_victims(small, 30, 1, None, 0)
+    assert drawn.lineups is not None and 4 not in small.labels[drawn.numbers].tolist()
+    image = int((small.labels == 4).nonzero()[0])
+    forced = find_victims(small, 1, 1, image, 0)
+    assert forced.lineups is None
+    assert forced.reason == (
+        f"class {small.classes[4]!r} has 12 distinct images, and a line-up needs 20"
+    )
+
+
+def test_pictures_that_nearly_equal_a_victim_stand_in_no_line_up(split: Images) -> None:
+    images = split.images.clone()
+    same = (split.labels == split.labels[0]).nonzero().flatten()[1:6]
+    images[same] = images[0].clone()
+    doubled = replace(split, images=images)
+    found = find_victims(doubled, 1, 1, 0, 0)
+    assert found.lineups is not None
+    assert not set(found.lineups.candidates.flatten().tolist()) & set(same.tolist())
+    drawn = find_victims(doubled, 200, 1, None, 0).numbers.tolist()
+    assert not set(drawn) & set(same.tolist())
+
+
+def test_more_images_than_there_are_is_one_line(split: Images) -> None:
+    for first, says in ((None, "images 0 to 500"), (490, "images 490 to 510")):
+        count = 501 if first is None else 21
+        with pytest.raises(GradveilError, match=f"{says}: fashion-mnist-mini test has 500"):
+            find_victims(split, count, 1, first, 0)
+    with pytest.raises(GradveilError, match="3 images to attack: there are 2"):
+        draw_victims(split.labels[:2], 3, torch.ones(2, dtype=torch.bool), 0)
+
+
+def test_the_mix_of_classes_is_said_in_words() -> None:
+    assert mixed_classes([1, 1, 2, 2, 3, 3]) == "3 classes, 2 images each"
+    assert mixed_classes([1, 1, 2]) == "2 classes, 1 to 2 images each"
+
+
+@dataclass(frozen=True)
+class Shifted(Defense):
+    """Adds a drawn number to each image; it cannot tell its draws as a function."""
+
+    acts_on: ClassVar = "batch"
+
+    def protect_batch(self, batch: Batch, rng: Generator) -> Batch:
+        shift = 0.2 * torch.rand(len(batch), 1, 1, 1, generator=rng)
+        return Batch((batch.images + shift).clamp(0, 1), batch.labels)
+
+
+def test_a_defense_that_tells_no_draws_is_replayed_from_its_generator(split: Images) -> None:
+    batch = Batch(split.images[:2].float() / 255, split.labels[:2])
+    used = Shifted().protect_batch(batch, generator(7))
+    made = replay_draws(Shifted(), batch, 1, batch.images, generator(7))
+    assert torch.equal(made[1], used.images[1]) and not torch.equal(made[0], used.images[0])
+    policy = parse("3-1-7")
+    known = policy.protect_batch(batch, generator(7)).images
+    assert torch.equal(replay_draws(policy, batch, 0, batch.images, generator(7))[0], known[0])
