@@ -12,7 +12,7 @@ from optuna.trial import TrialState
 import toys
 from gradveil.core import GradveilError
 from gradveil.search.space import FinishedTrial, Trial, draw, policy_of
-from gradveil.search.storage import Heartbeat, cut_unfinished_line, without_password
+from gradveil.search.storage import Heartbeat, without_password
 from gradveil.search.study import Study
 
 
@@ -174,17 +174,6 @@ def test_a_damaged_line_of_a_journal_is_named_in_one_line(
         with pytest.raises(GradveilError, match=r"is damaged|is no journal") as caught:
             searching.join(path).claim(1, 2)
         assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "text", [b"", b"a", b"\n", b"ab\ncd\n", b"ab\ncd", b"ab\n" + b"c" * 200_000]
-)
-def test_cutting_keeps_whole_lines(text: bytes, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(text)
-    with (tmp_path / "file").open("rb+") as file:
-        cut_unfinished_line(file)
-        file.write(b"next\n")
-    assert (tmp_path / "file").read_bytes() == text[: text.rfind(b"\n") + 1] + b"next\n"
 
 
 def test_fifteen_hundred_trials_cost_little_and_are_read_quickly(

@@ -18,10 +18,9 @@ from gradveil.scores.privacy import AREA_RULES
 from gradveil.search.probe import RESERVED
 from gradveil.search.space import SAMPLERS
 
-LOCK = ".lock"
 RESULT = "search.json"
 SEMI_TRAINED = "semi-trained"
-FOLDER = Kind("a search", "search", ignored=(LOCK,))
+FOLDER = Kind("a search", "search")
 
 SCORES = {"privacy": 100, "probe": 64}  # images that each is usually measured on
 RANKED_BY = ("over_blind", "ssim", "identified")  # quantities of the probe; lower leaks less

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.parse import unquote
 
 import optuna
@@ -29,12 +29,12 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError, SQLAlchemyError
 
 from gradveil.core.errors import GradveilError, one_line
-from gradveil.core.job_folder import locked
+from gradveil.core.files import append_lines
+from gradveil.core.locks import locked
 
 BEAT = 10.0  # seconds between heartbeats
 SILENCE = 60.0  # seconds without one after which a process counts as dead
 PROCESSES = Path("/proc")
-BLOCK = 1 << 16  # bytes read at once from the end of a journal
 PATIENCE = 5  # seconds for a database to answer
 TRIES = 10  # to make the tables, when several processes begin at once
 LONGEST = 200  # letters of a driver's message
@@ -145,26 +145,8 @@ class Journal(JournalFileBackend):
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
-        with locked(self._path, lambda: None), self._path.open("rb+") as file:
-            cut_unfinished_line(file)
-            file.write(lines.encode())
-            file.flush()
-            os.fsync(file.fileno())
-
-
-def cut_unfinished_line(file: IO[bytes]) -> None:
-    """Cut off what follows the last newline, and leave the file at its end."""
-    size = end = file.seek(0, os.SEEK_END)
-    while end:
-        start = max(0, end - BLOCK)
-        file.seek(start)
-        newline = file.read(end - start).rfind(b"\n")
-        end = start + newline + 1
-        if newline >= 0:
-            break
-    if end < size:
-        file.truncate(end)
-    file.seek(end)
+        with locked(self._path):
+            append_lines(self._path, lines.encode())
 
 
 @dataclass(frozen=True)
@@ -244,7 +226,7 @@ def _open_database(url: str) -> OpenStorage:
 
 
 def _file_lock(path: Path) -> Callable[[], AbstractContextManager[None]]:
-    return lambda: locked(path, lambda: None)
+    return lambda: locked(path)
 
 
 def _with_driver(url: str) -> str:

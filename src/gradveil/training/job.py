@@ -1,8 +1,7 @@
 """What a training run is asked for, what it gives, and its folder. Nothing here needs Lightning."""
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.files import digest
-from gradveil.core.job_folder import SETTINGS, Kind, locked, remove_empty
+from gradveil.core.job_folder import SETTINGS, Kind, remove_empty
 from gradveil.core.job_folder import claim as claim  # a part of this module too
 from gradveil.core.schedule import count_decays
 from gradveil.data import load
@@ -48,19 +47,6 @@ def refuse_other(out: Path, wanted: Mapping[str, Any]) -> None:
         old = {"policy": policy, "defense": defense} if same else {"policy": "none"}
         wanted = {**wanted, **old}
     RUN.refuse_other(out, wanted)
-
-
-@contextmanager
-def alone(out: Path) -> Iterator[None]:
-    """Hold the claimed folder: another process that wants to train into it is refused."""
-
-    def refuse() -> None:
-        raise GradveilError(
-            f"another process is training into {out}: wait for it, or choose another --out"
-        )
-
-    with locked(out / SETTINGS, refuse):
-        yield
 
 
 def release(out: Path) -> None:
