@@ -115,7 +115,7 @@ def test_a_folder_that_stayed_empty_is_removed(tmp_path: Path) -> None:
 
 
 def test_a_lock_that_says_nonsense_names_nobody(tmp_path: Path) -> None:
-    said = []
+    said: list[str] = []
     with held(tmp_path / "out", said.append):
         for text in (b"\xff", b"process 1 on \x1b[31m\n", b"", b"x" * 10_000):
             (tmp_path / "out" / ".lock").write_bytes(text)

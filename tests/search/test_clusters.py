@@ -9,6 +9,7 @@ import time
 import pytest
 
 from gradveil.core import GradveilError
+from gradveil.core.stopping import Stopped, stop_on_signals
 from gradveil.search.ray import RayEngine, check_cluster, connect, disconnect
 
 ray = pytest.importorskip("ray")
@@ -61,4 +62,12 @@ def test_what_ray_does_to_sigterm_is_undone_at_once(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(ray, "shutdown", lambda: None)
     assert connect(None) and signal.getsignal(signal.SIGTERM) is before
     disconnect()
+
+    def stopped(**_: object) -> None:
+        signal.signal(signal.SIGTERM, taken)
+        raise SystemExit(signal.SIGTERM.value)  # as Ray's handler does
+
+    monkeypatch.setattr(ray, "init", stopped)
+    with stop_on_signals(), pytest.raises(Stopped):
+        connect(None)
     assert signal.getsignal(signal.SIGTERM) is before

@@ -4,6 +4,7 @@ import math
 import time
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import optuna
 import pytest
@@ -305,11 +306,14 @@ def test_unknown_names_and_counts_are_refused(path: Path, searching: ModuleType)
 
 
 def test_the_dashboard_gets_a_path_or_a_url_without_the_password(
-    path: Path, searching: ModuleType, postgres: str
+    path: Path, searching: ModuleType, postgres: Any
 ) -> None:
     for storage, shown in (
         (path, str(path)),
-        (postgres, postgres.replace("secret-word", "***").replace("sql://", "sql+psycopg2://")),
+        (
+            postgres.url,
+            postgres.url.replace("secret-word", "***").replace("sql://", "sql+psycopg2://"),
+        ),
     ):
         study = searching.join(storage)
         assert study.url == shown

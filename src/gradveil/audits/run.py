@@ -45,7 +45,7 @@ from gradveil.clients import Client
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import digest
 from gradveil.core.job_folder import SETTINGS, claim, remove_empty
-from gradveil.core.locks import alone, refuse_held
+from gradveil.core.locks import alone, held, refuse_held
 from gradveil.core.progress import Bar
 from gradveil.core.seeds import generator
 from gradveil.core.types import Protocol, Reconstruction
@@ -334,7 +334,8 @@ def run_audit(
     Before anything is written every case is prepared. `only` runs one case, by its number, as
     machines do that share the cases of an audit; the result has the cases that are there.
     """
-    refuse_held(out if only is None else out / job.cases[only].folder, AUDITING)
+    if only is None:
+        refuse_held(out, AUDITING)
     prepared = prepare(job, out, root, find_device(device), only)
     _look_first(prepared, out)
     # Machines that share the cases hold only the folder of theirs.
@@ -343,7 +344,8 @@ def run_audit(
         claim(out, prepared.settings, parts=(".*.part",))  # cases belong to their processes
         bar = Bar(progress)
         try:
-            runs = [_CaseRun(prepared, p, out / p.case.folder, bar) for p in prepared.cases]
+            waits = only is not None
+            runs = [_CaseRun(prepared, p, out / p.case.folder, bar, waits) for p in prepared.cases]
             total = sum(run.left for run in runs)
             bar.start("audit", total)
             for run in runs:
@@ -370,10 +372,16 @@ def _look_first(prepared: Prepared, out: Path) -> None:
 
 
 class _CaseRun:
-    """A case that is attacked chunk by chunk into its folder."""
+    """A case that is attacked chunk by chunk into its folder.
 
-    def __init__(self, prepared: Prepared, case: PreparedCase, out: Path, bar: Bar) -> None:
-        self.prepared, self.case, self.out, self.bar = prepared, case, out, bar
+    Another process that holds the folder is waited for where `waits`, else this one is refused: a
+    cluster that lost a machine does its case again elsewhere, perhaps before it has ended there.
+    """
+
+    def __init__(
+        self, prepared: Prepared, case: PreparedCase, out: Path, bar: Bar, waits: bool
+    ) -> None:
+        self.prepared, self.case, self.out, self.bar, self.waits = prepared, case, out, bar, waits
         self.experiment = experiment_id(case.settings)
         # The positive control depends on neither the model nor the defense: the first has it.
         job = prepared.job
@@ -392,7 +400,7 @@ class _CaseRun:
 
     def go(self) -> None:
         """Attack the chunks that are left; a failure gives back a folder without records."""
-        with alone(self.out, AUDITING):
+        with held(self.out, lambda _: None) if self.waits else alone(self.out, AUDITING):
             CASE.refuse_other(self.out, self.case.settings)
             # From here on no other process writes: the torn end that a killed run left can be cut
             # off, and chunks that another process did meanwhile are not done again.

@@ -64,11 +64,20 @@ def connect(address: str | None) -> bool:
                 f"ray address {address or 'local'!r}: no cluster to work on "
                 f"({one_line(error, LONGEST)})"
             ) from None
+        except SystemExit as stop:  # of Ray's handler of SIGTERM, since it was set
+            _restore(handler)
+            if stop.code == signal.SIGTERM:
+                signal.raise_signal(signal.SIGTERM)
+            raise
         finally:
-            # Ray's own handler would end this program with another status, and without a word.
-            if threading.current_thread() is threading.main_thread():
-                signal.signal(signal.SIGTERM, handler)
+            _restore(handler)
     return True
+
+
+def _restore(handler: Any) -> None:
+    """Undo what Ray does to SIGTERM: it would end this program with status 15, without a word."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 def disconnect() -> None:

@@ -284,6 +284,7 @@ def _facts(job: TrainingJob, split: Images, step: int, device: torch.device) -> 
 
 
 def _read_back(out: Path, model: nn.Module) -> TrainingResult:
+    (out / RESUME).unlink(missing_ok=True)  # where the run was killed at its very end
     load_checkpoint(out / FINAL, model)
     return _result(out, read_settings(out / FINAL), model)
 
