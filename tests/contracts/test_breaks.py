@@ -3,9 +3,12 @@
 The quick tests take a few writes of each job, the slow ones all of them.
 """
 
+import os
 import random
 import shutil
 import signal
+import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -19,7 +22,6 @@ from gradveil.models import build
 from gradveil.models.checkpoints import save_checkpoint
 
 Start = Callable[..., BaseProcess]
-QUICK = 4  # boundaries of the quick tests
 RUN = "import breaking\nbreaking.run(*arguments)"
 COMMON = "--data fashion-mnist-mini --model mlp --device cpu --json"
 ATTACK = "--attack closed-form"  # which costs nothing
@@ -48,11 +50,14 @@ class Runner:
     start: Start
     folder: Path
 
-    def __call__(self, name: str, out: Path, how: str = "whole", at: int = 0) -> Broken:
+    def begin(self, name: str, out: Path, how: str, at: int, log: Path) -> BaseProcess:
         command = COMMANDS[name].replace("CHECKPOINT", str(self.checkpoint))
+        return self.start(RUN, how, at, [*command.split(), "--out", str(out)], log)
+
+    def __call__(self, name: str, out: Path, how: str = "whole", at: int = 0) -> Broken:
         log = self.folder / "log"
         shutil.rmtree(log, ignore_errors=True)
-        process = self.start(RUN, how, at, [*command.split(), "--out", str(out)], log)
+        process = self.begin(name, out, how, at, log)
         process.join(300)
         assert process.exitcode is not None
         said = [line for line in (log / "err").read_text().splitlines() if line.strip()]
@@ -101,14 +106,39 @@ def check(runner: Runner, name: str, how: str, at: int, out: Path) -> None:
     shutil.rmtree(out)
 
 
-@pytest.mark.parametrize("how", ["kill", "full"])
-@pytest.mark.parametrize("name", ["train", "several"])
-def test_broken_at_some_of_its_writes_a_job_goes_on_to_the_same_result(
+@pytest.mark.parametrize(("name", "how"), [("train", "kill"), ("train", "full"), ("audit", "kill")])
+def test_broken_at_one_of_its_writes_a_job_goes_on_to_the_same_result(
     runner: Runner, name: str, how: str, tmp_path: Path
 ) -> None:
     _, boundaries = runner.unbroken(name)
-    for at in random.Random(f"{name} {how}").sample(range(boundaries), QUICK // 2):
-        check(runner, name, how, at, tmp_path / "run")
+    check(runner, name, how, random.Random(f"{name} {how}").randrange(boundaries), tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["train", "audit"])
+def test_of_two_processes_in_one_folder_the_second_is_refused_and_told_of_the_first(
+    runner: Runner, name: str, tmp_path: Path
+) -> None:
+    whole, _ = runner.unbroken(name)
+    out = tmp_path / "run"
+    first = runner.begin(name, out, "whole", 0, tmp_path / "log")
+    until = time.monotonic() + 120
+    while not ((out / ".lock").is_file() and (out / ".lock").read_bytes()):
+        assert first.is_alive() and time.monotonic() < until
+        time.sleep(0.001)
+    assert first.pid is not None
+    os.kill(first.pid, signal.SIGSTOP)  # it holds the folder as long as the test needs
+    try:
+        second = runner(name, out)
+        assert second.status == 2 and second.passed == 0
+        doing = "training" if name == "train" else "auditing"
+        assert second.said == [
+            f"error: process {first.pid} on {socket.gethostname()} is {doing} into {out}: wait for "
+            "it, or choose another --out"
+        ]
+    finally:
+        os.kill(first.pid, signal.SIGCONT)
+    first.join(300)
+    assert first.exitcode == 0 and content(out) == content(whole)
 
 
 @pytest.mark.slow
@@ -119,3 +149,27 @@ def test_broken_at_any_of_its_writes_a_job_goes_on_to_the_same_result(
 ) -> None:
     for at in range(runner.unbroken(name)[1]):
         check(runner, name, how, at, tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_killed_at_ten_random_moments_a_job_goes_on_to_the_same_result(
+    runner: Runner, name: str, tmp_path: Path
+) -> None:
+    """Five runs, each killed twice."""
+    whole, _ = runner.unbroken(name)
+    began = time.monotonic()
+    assert runner(name, tmp_path / "again").status == 0
+    seconds, rng = time.monotonic() - began, random.Random(name)
+    for number in range(5):
+        out, kills = tmp_path / f"run{number}", 0
+        while kills < 2:
+            process = runner.begin(name, out, "whole", 0, tmp_path / "log")
+            process.join(rng.uniform(0, seconds))
+            process.kill()
+            process.join(60)
+            if process.exitcode == 0:  # it was faster than before: once more
+                shutil.rmtree(out)
+            kills += process.exitcode == -signal.SIGKILL
+        assert runner(name, out).status == 0
+        assert content(out) == content(whole)

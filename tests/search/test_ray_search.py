@@ -40,6 +40,7 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("RAY_worker_niceness", "0")  # else a busy machine starves them
     handler = signal.getsignal(signal.SIGTERM)
     with warnings.catch_warnings():  # of what later versions will do
         warnings.simplefilter("ignore")

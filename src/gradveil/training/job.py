@@ -54,8 +54,12 @@ def release(out: Path) -> None:
     if (out / RESUME).exists() or any(out.glob(f"{STEPS}/*.safetensors")):
         return
     shutil.rmtree(out / TENSORBOARD, ignore_errors=True)
-    for name in (METRICS, SETTINGS):
-        (out / name).unlink(missing_ok=True)
+    facts = Path(FINAL).with_suffix(".json")  # written before the weights that they are of
+    for path in (
+        *out.glob(f"{STEPS}/*.json"),
+        *(out / name for name in (facts, METRICS, SETTINGS)),
+    ):
+        path.unlink(missing_ok=True)
     remove_empty(out / STEPS, out)
 
 
