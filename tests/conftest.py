@@ -1,17 +1,29 @@
-"""Real data where it lies, and caches in a temporary folder.
+"""Real data where it lies, caches in a temporary folder, and processes that start quickly.
 
 Tests that need real data skip when $GRADVEIL_DATA names no folder.
 """
 
 import builtins
+import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+
+PRELOADED = ["gradveil.search.run", "gradveil.search.study", "gradveil.training.lightning"]
+PRELUDE = """
+import os, sys, warnings
+import torch
+os.environ.update(environment)
+torch.set_num_threads(1)
+warnings.simplefilter(warned)
+"""
+Start = Callable[..., BaseProcess]
 
 if (
     signal.getsignal(signal.SIGINT) == signal.SIG_IGN
@@ -47,3 +59,26 @@ def without_opacus(monkeypatch: pytest.MonkeyPatch) -> None:
         return plain(name, *rest, **more)
 
     monkeypatch.setattr(builtins, "__import__", refuse)
+
+
+@pytest.fixture(scope="session")
+def start_process() -> Start:
+    """Start a process that runs a code with `arguments`, and has imported the package already.
+
+    Each is a fork of a server that imported it once: that takes seconds, and tests start many.
+    """
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+
+    def start(code: str, *arguments: object, warned: str = "error") -> BaseProcess:
+        names = {
+            "__name__": "__main__",
+            "arguments": arguments,
+            "environment": dict(os.environ),
+            "warned": warned,
+        }
+        process = context.Process(target=exec, args=(PRELUDE + code, names))
+        process.start()
+        return process
+
+    return start

@@ -13,8 +13,8 @@ import pytest
 
 from gradveil.attacks import find
 from gradveil.audits import AuditJob, AuditResult, Case, read_records, run_audit
-from gradveil.audits.run import _alone
 from gradveil.core import GradveilError
+from gradveil.core.locks import alone
 from gradveil.defenses import parse
 
 SCRIPT = """
@@ -102,8 +102,10 @@ def test_a_stopped_audit_goes_on_and_loses_and_repeats_nothing(
 def test_two_processes_do_not_audit_into_one_folder(unbroken: AuditResult, case: int) -> None:
     busy = unbroken.cases[case].out
     with (
-        _alone(busy),
-        pytest.raises(GradveilError, match=f"another process is auditing into {busy}: wait for it"),
+        alone(busy, "auditing into"),
+        pytest.raises(
+            GradveilError, match=f"process {os.getpid()} on .* is auditing into {busy}: wait for"
+        ),
     ):
         run_audit(JOB, unbroken.out, progress=False)
     assert run_audit(JOB, unbroken.out, progress=False) == unbroken

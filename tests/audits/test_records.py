@@ -89,5 +89,6 @@ def test_json_never_holds_what_is_not_finite(path: Path, wrong: float) -> None:
 
 
 def test_a_place_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
     with pytest.raises(GradveilError, match="cannot write"):
-        append(tmp_path / "no" / "folder.jsonl", [record(0)])
+        append(tmp_path / "file" / "records.jsonl", [record(0)])

@@ -23,6 +23,7 @@ from gradveil.audits import (
 )
 from gradveil.audits.records import images_path, load_images
 from gradveil.core import GradveilError
+from gradveil.core.locks import alone
 from gradveil.core.progress import Bar
 from gradveil.defenses import parse
 
@@ -331,8 +332,8 @@ def test_a_process_that_comes_too_late_leaves_the_records_of_the_first_alone(
     part = done.cases[0].out / "images" / ".guess-0000.safetensors.x.part"
     part.write_bytes(b"half")
     with (
-        run._alone(done.cases[0].out),
-        pytest.raises(GradveilError, match="another process is auditing into"),
+        alone(done.cases[0].out, "auditing into"),
+        pytest.raises(GradveilError, match="is auditing into"),
     ):
         run_audit(quick, done.out, progress=False)
     assert records.read_bytes() == torn and part.read_bytes() == b"half"

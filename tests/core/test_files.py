@@ -14,6 +14,7 @@ import pytest
 
 from gradveil.core import GradveilError
 from gradveil.core.files import (
+    append_lines,
     read_bytes,
     regular_file,
     replacing,
@@ -200,6 +201,42 @@ def test_a_name_that_no_file_can_have_is_one_short_line(
 def test_the_longest_name_of_the_system_can_be_written(tmp_path: Path) -> None:
     write_text(tmp_path / ("x" * 255), "text")
     assert names(tmp_path) == ["x" * 255]
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b"a", b"\n", b"ab\ncd\n", b"ab\ncd", b"ab\n" + b"c" * 200_000]
+)
+def test_lines_are_added_after_the_last_whole_one(text: bytes, tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(text)
+    append_lines(tmp_path / "file", b"next\n")
+    assert (tmp_path / "file").read_bytes() == text[: text.rfind(b"\n") + 1] + b"next\n"
+
+
+def test_lines_that_a_full_disk_cuts_short_are_taken_back(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    append_lines(path, b"first\n")
+    refused = pytest.raises(GradveilError, match=r"^cannot write .*file: File too large")
+    with refused, files_of_at_most(1_000):
+        append_lines(path, b"x" * 5_000 + b"\n")
+    assert path.read_bytes() == b"first\n"
+    append_lines(path, b"second\n")
+    assert path.read_bytes() == b"first\nsecond\n"
+
+
+@pytest.mark.parametrize("make", ["fifo", "link", "dangling", "device"])
+def test_lines_are_added_to_no_fifo_device_or_link_to_elsewhere(tmp_path: Path, make: str) -> None:
+    (tmp_path / "outside").write_text("mine")
+    path = tmp_path / "folder" / "file"
+    path.parent.mkdir()
+    if make == "fifo":
+        os.mkfifo(path)
+    elif make == "device":
+        path = Path("/dev/null")
+    else:
+        path.symlink_to("../outside" if make == "link" else "../nowhere")
+    with pytest.raises(GradveilError, match=rf"^cannot write {path}: it is a "):
+        append_lines(path, b"text\n")
+    assert (tmp_path / "outside").read_text() == "mine" and not (tmp_path / "nowhere").exists()
 
 
 def test_a_text_is_shown_without_control_characters_and_not_longer_than_asked() -> None:

@@ -1,10 +1,7 @@
-"""A folder belongs to one job, and a lock to one process."""
+"""A folder belongs to one job, and nothing in it leads out of it."""
 
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,8 @@ from gradveil.attacks import dlg
 from gradveil.audits import AuditJob, Case
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import digest
-from gradveil.core.job_folder import Kind, claim, differences, locked
+from gradveil.core.job_folder import Kind, claim, differences
+from gradveil.core.locks import locked
 from gradveil.search import SearchJob
 from gradveil.training import TrainingJob
 from gradveil.training.job import RUN
@@ -105,7 +103,7 @@ def test_a_folder_whose_settings_are_no_file_is_refused(tmp_path: Path) -> None:
         CHESS.read(tmp_path)
     with (
         pytest.raises(GradveilError, match="it is a FIFO"),
-        locked(tmp_path / "settings.json", lambda: None),
+        locked(tmp_path / "settings.json"),
     ):
         pytest.fail("a FIFO was opened")
     for name in ("x" * 10_000, "/".join("x" * 2_000)):
@@ -120,6 +118,50 @@ def test_only_files_within_the_folder_are_swept_away(tmp_path: Path) -> None:
     (tmp_path / "out" / "link").symlink_to(tmp_path / "other")
     assert claim(tmp_path / "out", {"a": 1})
     assert (tmp_path / "other" / ".y.part").exists() and (tmp_path / "out" / ".x.part").is_dir()
+
+
+@pytest.mark.parametrize("inner", ["images", "case/images", "case/records.jsonl", "resume.ckpt"])
+@pytest.mark.parametrize("target", ["/elsewhere", "../other", "/dev/null", "../other/file"])
+def test_a_folder_in_which_a_link_leads_out_is_refused_before_anything_is_written(
+    tmp_path: Path, inner: str, target: str
+) -> None:
+    out = tmp_path / "out"
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "file").write_text("mine")
+    claim(out, {"a": 1})
+    link = out / inner
+    link.parent.mkdir(exist_ok=True)
+    link.symlink_to(Path(target) if target.startswith("/") else tmp_path / target[3:])
+    with pytest.raises(GradveilError) as caught:
+        CHESS.refuse_other(out, {"a": 1})
+    assert str(caught.value) == (
+        f"{link} is a link to {os.path.realpath(link)}, and a job writes only into its own folder: "
+        "remove the link, or choose another --out"
+    )
+    link.unlink()
+    CHESS.refuse_other(out, {"a": 1})
+
+
+def test_the_folder_itself_may_be_a_link_and_links_may_stay_within_it(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "runs").symlink_to("disk")
+    out = tmp_path / "runs" / "out"
+    claim(out, {"a": 1})
+    (out / "first").mkdir()
+    (out / "second").symlink_to("first")
+    (out / "first" / "up").symlink_to("..")
+    (out / "latest").symlink_to(tmp_path / "disk" / "out" / "settings.json")
+    CHESS.refuse_other(out, {"a": 1})
+    (tmp_path / "link").symlink_to(out)
+    CHESS.refuse_other(tmp_path / "link", {"a": 1})
+
+
+def test_a_fifo_a_socket_or_a_device_in_the_folder_is_refused(tmp_path: Path) -> None:
+    claim(tmp_path / "out", {"a": 1})
+    fifo = tmp_path / "out" / "hparams.yaml"  # which Lightning would open, and wait for ever
+    os.mkfifo(fifo)
+    with pytest.raises(GradveilError, match=rf"^{fifo} is a FIFO, no file of a job: remove it"):
+        CHESS.refuse_other(tmp_path / "out", {"a": 1})
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -176,54 +218,6 @@ def test_a_long_difference_is_only_named() -> None:
     there: dict[str, Any] = {"a": 1, "b": "x" * 61, "c": [1]}
     assert differences(there, {"a": 2, "b": "y", "c": (1,)}) == "a 1 there, 2 here, other b"
     assert not differences(json.loads(json.dumps(there)), there)
-
-
-HOLDER = """
-import sys
-from pathlib import Path
-from gradveil.core.job_folder import locked
-with locked(Path(sys.argv[1]), lambda: None):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
-
-
-@pytest.fixture
-def holder(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Another process, which has the lock until its input ends."""
-    with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(tmp_path / "lock")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    ) as process:
-        assert process.stdout is not None and process.stdout.readline() == b"held\n"
-        yield process
-        process.kill()
-
-
-def test_a_lock_is_refused_or_waited_for_and_goes_with_its_process(
-    tmp_path: Path, holder: subprocess.Popen[bytes]
-) -> None:
-    def refuse() -> None:
-        raise GradveilError("busy")
-
-    with pytest.raises(GradveilError, match="busy"), locked(tmp_path / "lock", refuse):
-        pytest.fail("two at once")
-    with locked(tmp_path / "lock", holder.kill):  # it is waited for, and its holder's end frees it
-        pass
-    with locked(tmp_path / "lock", refuse):
-        pass
-
-
-def test_a_lock_whose_file_was_removed_meanwhile_is_taken_anew(
-    tmp_path: Path, holder: subprocess.Popen[bytes]
-) -> None:
-    def remove() -> None:
-        (tmp_path / "lock").unlink()
-        holder.kill()
-
-    with locked(tmp_path / "lock", remove):
-        assert (tmp_path / "lock").is_file()
 
 
 def test_a_digest_is_of_names_types_shapes_and_values() -> None:

@@ -1,7 +1,6 @@
-"""Processes that start quickly, the toy search that they run, and a PostgreSQL server."""
+"""The toy search of the tests, and a PostgreSQL server."""
 
 import importlib.util
-import multiprocessing
 import os
 import shutil
 import signal
@@ -9,8 +8,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from multiprocessing.process import BaseProcess
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -18,38 +16,6 @@ import pytest
 
 SCRIPT = Path(__file__).with_name("searching.py")
 DEBIAN = "/usr/lib/postgresql"
-PRELOADED = ["gradveil.search.run", "gradveil.search.study", "gradveil.training.run"]
-PRELUDE = """
-import os, sys, warnings
-import torch
-os.environ.update(environment)
-torch.set_num_threads(1)
-warnings.simplefilter(warned)
-"""
-Start = Callable[..., BaseProcess]
-
-
-@pytest.fixture(scope="session")
-def start_process() -> Start:
-    """Start a process that runs a code with `arguments`, and has imported the package already.
-
-    Each is a fork of a server that imported it once: that takes seconds, and tests start many.
-    """
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-
-    def start(code: str, *arguments: object, warned: str = "error") -> BaseProcess:
-        names = {
-            "__name__": "__main__",
-            "arguments": arguments,
-            "environment": dict(os.environ),
-            "warned": warned,
-        }
-        process = context.Process(target=exec, args=(PRELUDE + code, names))
-        process.start()
-        return process
-
-    return start
 
 
 @pytest.fixture(scope="session")
@@ -66,22 +32,18 @@ def program(name: str) -> Path | None:
     return found[-1] if found else Path(there) if (there := shutil.which(name)) else None
 
 
-@pytest.fixture(scope="session")
-def postgres() -> Iterator[str]:
-    """The URL of a database for the tests, where the programs of PostgreSQL are installed."""
-    pytest.importorskip("psycopg2")
-    initdb, server = program("initdb"), program("postgres")
-    if initdb is None or server is None:
-        pytest.skip("no PostgreSQL is installed")
-    folder = Path(tempfile.mkdtemp(prefix="gradveil-postgres-"))
-    user = None
-    if os.geteuid() == 0:  # which PostgreSQL refuses to run as
-        user = "nobody"
-        shutil.chown(folder, user)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    try:
+class Postgres:
+    """A server of PostgreSQL for the tests, in a folder of its own."""
+
+    def __init__(self, folder: Path, initdb: Path, server: Path) -> None:
+        self._folder, self._server, self._user = folder, server, None
+        if os.geteuid() == 0:  # which PostgreSQL refuses to run as
+            self._user = "nobody"
+            shutil.chown(folder, self._user)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.url = f"postgresql://gradveil:secret-word@127.0.0.1:{self.port}/postgres"
         made: list[str | Path] = [
             initdb,
             "-D",
@@ -92,33 +54,51 @@ def postgres() -> Iterator[str]:
             "trust",
             "-E",
             "UTF8",
-            "--locale=C",
-            "--no-sync",
         ]
-        subprocess.run(made, check=True, stdout=subprocess.DEVNULL, user=user, cwd=folder)
-        quick = [
-            "-c",
-            "fsync=off",
-            "-c",
-            "listen_addresses=127.0.0.1",
-            "-c",
-            f"port={port}",
-            "-c",
-            "unix_socket_directories=",
-        ]
-        process = subprocess.Popen(
-            [server, "-D", folder / "data", *quick],
-            stderr=subprocess.DEVNULL,
+        subprocess.run(
+            [*made, "--locale=C", "--no-sync"],
+            check=True,
             stdout=subprocess.DEVNULL,
-            user=user,
+            user=self._user,
             cwd=folder,
         )
-        try:
-            wait_for(port, process)
-            yield f"postgresql://gradveil:secret-word@127.0.0.1:{port}/postgres"
-        finally:
-            process.send_signal(signal.SIGINT)  # ends the sessions and stops
-            process.wait(30)
+        self.start()
+
+    def start(self) -> None:
+        settings = (
+            "fsync=off",
+            "listen_addresses=127.0.0.1",
+            f"port={self.port}",
+            "unix_socket_directories=",
+        )
+        options = [part for setting in settings for part in ("-c", setting)]
+        self.process = subprocess.Popen(
+            [self._server, "-D", self._folder / "data", *options],
+            stderr=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            user=self._user,
+            cwd=self._folder,
+        )
+        wait_for(self.port, self.process)
+
+    def stop(self, how: signal.Signals = signal.SIGINT) -> None:
+        """SIGINT ends the sessions and stops; SIGQUIT stops at once, as a crash would."""
+        self.process.send_signal(how)
+        self.process.wait(30)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A server, where the programs of PostgreSQL are installed."""
+    pytest.importorskip("psycopg2")
+    initdb, server = program("initdb"), program("postgres")
+    if initdb is None or server is None:
+        pytest.skip("no PostgreSQL is installed")
+    folder = Path(tempfile.mkdtemp(prefix="gradveil-postgres-"))
+    try:
+        made = Postgres(folder, initdb, server)
+        yield made
+        made.stop()
     finally:
         shutil.rmtree(folder)
 

@@ -9,6 +9,7 @@ import time
 import pytest
 
 from gradveil.core import GradveilError
+from gradveil.core.stopping import Stopped, stop_on_signals
 from gradveil.search.ray import RayEngine, check_cluster, connect, disconnect
 
 ray = pytest.importorskip("ray")
@@ -51,14 +52,22 @@ def test_an_address_where_something_else_answers_is_refused_at_once(answer: byte
     assert time.monotonic() - began < 6
 
 
-def test_what_ray_does_to_sigterm_is_undone_when_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_ray_does_to_sigterm_is_undone_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def taken(*_: object) -> None:
-        """In place of Ray's own."""
+        """In place of Ray's own, which ends the program with status 15."""
 
     before = signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", lambda **_: signal.signal(signal.SIGTERM, taken))
     monkeypatch.setattr(ray, "shutdown", lambda: None)
-    assert connect(None) and signal.getsignal(signal.SIGTERM) is taken
+    assert connect(None) and signal.getsignal(signal.SIGTERM) is before
     disconnect()
+
+    def stopped(**_: object) -> None:
+        signal.signal(signal.SIGTERM, taken)
+        raise SystemExit(signal.SIGTERM.value)  # as Ray's handler does
+
+    monkeypatch.setattr(ray, "init", stopped)
+    with stop_on_signals(), pytest.raises(Stopped):
+        connect(None)
     assert signal.getsignal(signal.SIGTERM) is before

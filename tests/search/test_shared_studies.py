@@ -14,7 +14,9 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
+from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.search import storage as storages
 from gradveil.search.space import draw, policy_of
 from gradveil.search.storage import SILENCE, lives, this_process
@@ -29,7 +31,10 @@ COUNT = itertools.count()
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "journal":
         return str(tmp_path / "study.log")
-    url: str = request.getfixturevalue("postgres")
+    return new_database(request.getfixturevalue("postgres").url)
+
+
+def new_database(url: str) -> str:
     import psycopg2
 
     name = f"shared{next(COUNT)}"
@@ -51,8 +56,9 @@ def start(start_process: Callable[..., BaseProcess]) -> Callable[..., BaseProces
         sampler: str = "random",
         seconds: float = 0.01,
         at_once: int = AT_ONCE,
+        warned: str = "error",
     ) -> BaseProcess:
-        return start_process(code, storage, sampler, at_once, TARGET, log, seconds)
+        return start_process(code, storage, sampler, at_once, TARGET, log, seconds, warned=warned)
 
     return start
 
@@ -124,6 +130,67 @@ def test_two_share_the_trials_and_when_one_is_killed_the_other_finishes_all(
         0 < len(twice) <= AT_ONCE and twice <= set(begun[-AT_ONCE:]) and max(counts.values()) == 2
     )
     check_all_finished(searching, storage)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])
+def test_two_that_lose_their_database_go_on_when_it_is_back(
+    postgres: Any, searching: ModuleType, tmp_path: Path, start: Start, how: signal.Signals
+) -> None:
+    storage, log = new_database(postgres.url), tmp_path / "log"
+    processes = [start(storage, log, seconds=0.05, warned="ignore") for _ in range(2)]
+    for process in processes:
+        wait_until_evaluated(log, process, 2)
+    postgres.stop(how)
+    before = len(evaluations(log))
+    time.sleep(1)
+    assert all(process.is_alive() for process in processes)
+    postgres.start()
+    assert [status(process) for process in processes] == [0, 0]
+    counts = Counter(number for _, number in evaluations(log))
+    assert sorted(counts) == list(range(TARGET)) and before < TARGET
+    check_all_finished(searching, storage)
+
+
+def test_a_database_that_stays_away_is_told_in_one_line_without_its_password(
+    postgres: Any, searching: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = searching.join(new_database(postgres.url))
+    study.claim(1, 4)
+    monkeypatch.setattr(storages, "AWAY", 1.0)
+    postgres.stop(signal.SIGQUIT)
+    try:
+        with (
+            pytest.warns(GradveilWarning, match="does not answer .*: trying again for 1 s"),
+            pytest.raises(GradveilError, match="cannot be used: ") as caught,
+        ):
+            study.claim(1, 4)
+    finally:
+        postgres.start()
+    assert "\n" not in str(caught.value) and "secret-word" not in str(caught.value)
+    assert [trial.number for trial in study.claim(1, 4)] == [1]
+    study.close()
+
+
+def test_a_claim_that_was_never_answered_is_given_out_by_the_next(
+    searching: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection was lost after the trials were made."""
+    study = searching.join(f"sqlite:///{tmp_path / 'study.db'}")
+    assert [trial.number for trial in study.claim(2, 8)] == [0, 1]
+    make, made = study._create, []
+
+    def lost(number: int) -> object:
+        made.append(make(number))
+        raise OperationalError("SELECT 1", None, Exception("the server closed the connection"))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(study, "_create", lost)
+        with pytest.raises(GradveilError, match="the server closed the connection"):
+            study.claim(2, 8)
+    assert [trial.number for trial in made] == [2]
+    assert [trial.number for trial in study.claim(2, 8)] == [2, 3]
+    assert [trial.number for trial in study.claim(2, 8)] == [4, 5]
+    study.close()
 
 
 def test_a_search_that_is_killed_and_resumed_tries_what_an_unbroken_one_tries(

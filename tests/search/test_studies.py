@@ -4,6 +4,7 @@ import math
 import time
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import optuna
 import pytest
@@ -12,7 +13,7 @@ from optuna.trial import TrialState
 import toys
 from gradveil.core import GradveilError
 from gradveil.search.space import FinishedTrial, Trial, draw, policy_of
-from gradveil.search.storage import Heartbeat, cut_unfinished_line, without_password
+from gradveil.search.storage import Heartbeat, without_password
 from gradveil.search.study import Study
 
 
@@ -176,17 +177,6 @@ def test_a_damaged_line_of_a_journal_is_named_in_one_line(
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "text", [b"", b"a", b"\n", b"ab\ncd\n", b"ab\ncd", b"ab\n" + b"c" * 200_000]
-)
-def test_cutting_keeps_whole_lines(text: bytes, tmp_path: Path) -> None:
-    (tmp_path / "file").write_bytes(text)
-    with (tmp_path / "file").open("rb+") as file:
-        cut_unfinished_line(file)
-        file.write(b"next\n")
-    assert (tmp_path / "file").read_bytes() == text[: text.rfind(b"\n") + 1] + b"next\n"
-
-
 def test_fifteen_hundred_trials_cost_little_and_are_read_quickly(
     path: Path, searching: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,11 +306,14 @@ def test_unknown_names_and_counts_are_refused(path: Path, searching: ModuleType)
 
 
 def test_the_dashboard_gets_a_path_or_a_url_without_the_password(
-    path: Path, searching: ModuleType, postgres: str
+    path: Path, searching: ModuleType, postgres: Any
 ) -> None:
     for storage, shown in (
         (path, str(path)),
-        (postgres, postgres.replace("secret-word", "***").replace("sql://", "sql+psycopg2://")),
+        (
+            postgres.url,
+            postgres.url.replace("secret-word", "***").replace("sql://", "sql+psycopg2://"),
+        ),
     ):
         study = searching.join(storage)
         assert study.url == shown

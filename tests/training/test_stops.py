@@ -194,6 +194,17 @@ def test_a_full_disk_in_the_first_epoch_frees_the_folder(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_full_disk_at_the_first_weights_frees_the_folder(
+    job: TrainingJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their settings, which were written before them, are no reason to keep it."""
+    checkpoints = importlib.import_module("gradveil.models.checkpoints")
+    full_disk(monkeypatch, checkpoints, "step-000000.safetensors", 0)
+    with pytest.raises(GradveilError, match="no space left"):
+        train(job, tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
 def test_a_full_disk_at_the_very_end_costs_no_epoch(
     job: TrainingJob, tmp_path: Path, whole: Path, stop_at: StopAt
 ) -> None:
@@ -224,6 +235,15 @@ def test_a_full_disk_under_the_tensorboard_log_is_told(
         match=r"^cannot write into .*run: No space left on device; mend that and run again$",
     ):
         train(replace(job, save_at=()), tmp_path / "run", progress=False)
+
+
+def test_a_run_that_was_killed_after_its_last_write_is_read_back_and_swept(
+    job: TrainingJob, tmp_path: Path
+) -> None:
+    done = train(job, tmp_path, progress=False)
+    (tmp_path / "resume.ckpt").touch()
+    assert train(job, tmp_path, progress=False).accuracy == done.accuracy
+    assert not (tmp_path / "resume.ckpt").exists()
 
 
 def test_what_a_killed_run_was_writing_is_swept_away(job: TrainingJob, tmp_path: Path) -> None:

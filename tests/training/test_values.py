@@ -1,6 +1,7 @@
 """Training by values: a user's own module, tensors and defenses, in Python and by name."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import toys
 from gradveil.core.errors import GradveilError
-from gradveil.core.job_folder import locked
+from gradveil.core.locks import alone
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Gradients
 from gradveil.data import load
@@ -270,12 +271,11 @@ def test_a_folder_that_another_process_trains_into_is_refused(tmp_path: Path) ->
     part = tmp_path / "run" / ".model.safetensors.x.part"  # which the other is writing
     part.touch()
 
-    def never() -> None:
-        raise AssertionError
-
     with (
-        locked(tmp_path / "run" / "settings.json", never),
-        pytest.raises(GradveilError, match=r"^another process is training into .*run: wait for it"),
+        alone(tmp_path / "run", "training into"),
+        pytest.raises(
+            GradveilError, match=rf"^process {os.getpid()} on .* is training into .*run: wait for"
+        ),
     ):
         train(job, tmp_path / "run", progress=False)
     assert part.exists()

@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import Tensor
 
 from gradveil.audits.job import slug
 from gradveil.core.errors import GradveilError
-from gradveil.core.files import write_bytes
+from gradveil.core.files import append_lines, write_bytes
 from gradveil.core.formats import PictureFacts, RecordLine
 from gradveil.core.job_folder import SETTINGS, remove_empty
 from gradveil.core.reading import parse_json, read_lines
@@ -71,17 +70,9 @@ def finite(value: float) -> float | None:
 
 def append(path: Path, records: Sequence[Record]) -> None:
     """Write all records at once; they have reached the disk when this returns."""
-    lines = "".join(json.dumps(_plain(record), allow_nan=False) + "\n" for record in records)
-    try:
-        with path.open("ab") as file:
-            file.write(lines.encode())
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise GradveilError(
-            f"cannot write {path}: {error.strerror or error}; mend that and run again: what is "
-            "whole is kept"
-        ) from error
+    lines = "".join(json.dumps(_plain(record), allow_nan=False) + "
+" for record in records)
+    append_lines(path, lines.encode())
 
 
 def _plain(record: Record) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,8 @@ from gradveil.clients import Client
 from gradveil.controls import Controls
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import digest
-from gradveil.core.job_folder import SETTINGS, claim, locked, remove_empty
+from gradveil.core.job_folder import SETTINGS, claim, remove_empty
+from gradveil.core.locks import alone, held, refuse_held
 from gradveil.core.progress import Bar
 from gradveil.core.seeds import generator
 from gradveil.core.types import Protocol, Reconstruction
@@ -66,6 +67,7 @@ from gradveil.defenses import Defense, parse
 from gradveil.engine.device import find_device
 
 LOOKED_AT = 4  # victims, for what should be known before an audit
+AUDITING = "auditing into"  # for who finds the folder held
 
 TRIED = ("left_out", "knows", "protected")
 """Settings of a case that are known only after its attacks were tried out."""
@@ -355,24 +357,30 @@ def run_audit(
     Before anything is written every case is prepared. `only` runs one case, by its number, as
     machines do that share the cases of an audit; the result has the cases that are there.
     """
+    if only is None:
+        refuse_held(out, AUDITING)
     prepared = prepare(job, out, root, find_device(device), only)
     _look_first(prepared, out)
-    claim(out, prepared.settings, parts=(".*.part",))  # those of cases belong to their processes
-    bar = Bar(progress)
-    try:
-        runs = [_CaseRun(prepared, p, out / p.case.folder, bar) for p in prepared.cases]
-        total = sum(run.left for run in runs)
-        bar.start("audit", total)
-        for run in runs:
-            with _naming(run.case.case, len(job.cases)):
-                run.go()
-    except Exception:
-        if not any((out / case.folder).exists() for case in job.cases):
-            (out / SETTINGS).unlink(missing_ok=True)
-            remove_empty(out)
-        raise
-    finally:
-        bar.stop()
+    # Machines that share the cases hold only the folder of theirs.
+    with alone(out, AUDITING) if only is None else nullcontext():
+        AUDIT.refuse_other(out, prepared.settings)  # another process may have been faster
+        claim(out, prepared.settings, parts=(".*.part",))  # cases belong to their processes
+        bar = Bar(progress)
+        try:
+            waits = only is not None
+            runs = [_CaseRun(prepared, p, out / p.case.folder, bar, waits) for p in prepared.cases]
+            total = sum(run.left for run in runs)
+            bar.start("audit", total)
+            for run in runs:
+                with _naming(run.case.case, len(job.cases)):
+                    run.go()
+        except Exception:
+            if not any((out / case.folder).exists() for case in job.cases):
+                (out / SETTINGS).unlink(missing_ok=True)
+                remove_empty(out)
+            raise
+        finally:
+            bar.stop()
     return AuditResult.read(out)
 
 
@@ -387,10 +395,16 @@ def _look_first(prepared: Prepared, out: Path) -> None:
 
 
 class _CaseRun:
-    """A case that is attacked chunk by chunk into its folder."""
+    """A case that is attacked chunk by chunk into its folder.
 
-    def __init__(self, prepared: Prepared, case: PreparedCase, out: Path, bar: Bar) -> None:
-        self.prepared, self.case, self.out, self.bar = prepared, case, out, bar
+    Another process that holds the folder is waited for where `waits`, else this one is refused: a
+    cluster that lost a machine does its case again elsewhere, perhaps before it has ended there.
+    """
+
+    def __init__(
+        self, prepared: Prepared, case: PreparedCase, out: Path, bar: Bar, waits: bool
+    ) -> None:
+        self.prepared, self.case, self.out, self.bar, self.waits = prepared, case, out, bar, waits
         self.experiment = experiment_id(case.settings)
         # The positive control depends on neither the model nor the defense: the first has it.
         job = prepared.job
@@ -410,8 +424,8 @@ class _CaseRun:
 
     def go(self) -> None:
         """Attack the chunks that are left; a failure gives back a folder without records."""
-        claim(self.out, self.case.settings, parts=())
-        with _alone(self.out):
+        with held(self.out, lambda _: None) if self.waits else alone(self.out, AUDITING):
+            CASE.refuse_other(self.out, self.case.settings)
             # From here on no other process writes: the torn end that a killed run left can be cut
             # off, and chunks that another process did meanwhile are not done again.
             claim(self.out, self.case.settings)
@@ -583,19 +597,6 @@ def _nearest(stage: Stage, victim: Victim, rng: Generator) -> Outcome:
 def _work(attack: Attack, images: int) -> float:
     """Return iterations times images, by which the bar moves."""
     return float(getattr(attack, "steps", 1) * getattr(attack, "restarts", 1) * images)
-
-
-@contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """Hold a case's folder while no other process audits into it."""
-
-    def refuse() -> None:
-        raise GradveilError(
-            f"another process is auditing into {out}: wait for it, or choose another --out"
-        )
-
-    with locked(out / SETTINGS, refuse):
-        yield
 
 
 def _timed(

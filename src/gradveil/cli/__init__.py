@@ -12,13 +12,7 @@ from gradveil import __version__
 from gradveil.cli import audit, data, defenses, doctor, policy, reconstruct, search, train
 from gradveil.core.errors import GradveilError, GradveilWarning, one_line
 from gradveil.core.importing import RAISED
-from gradveil.core.stopping import (
-    STOPPED,
-    exit_status,
-    ignore_signals,
-    signaled,
-    stop_on_signals,
-)
+from gradveil.core.stopping import exit_status, signaled, stop_on_signals, tell
 from gradveil.core.text import printable
 
 BAD_INPUT = 2
@@ -111,8 +105,7 @@ def run(arguments: list[str] | None = None) -> int:
 
 
 def _stopped() -> int:
-    ignore_signals()
-    typer.echo(STOPPED, err=True)
+    tell()
     return exit_status()
 
 

@@ -62,10 +62,12 @@ def reconstruct_command(
     There is no truth to score by: look at the pictures.
     """
     from gradveil.core.files import write_text  # torch takes seconds to import
+    from gradveil.core.locks import alone, refuse_held
     from gradveil.data import load
     from gradveil.report.pictures import as_picture, save_picture
     from gradveil.updates import reconstruct
 
+    refuse_held(out, "writing reconstructions into")
     split = load(data, "test", root=data_root, image_size=image_size)
     found = reconstruct(
         before,
@@ -81,8 +83,6 @@ def reconstruct_command(
         device=device,
     )
     paths = [out / f"image-{number}.png" for number in range(size)]
-    for path, image in zip(paths, found.images, strict=True):
-        save_picture(path, as_picture((image * 255).round().byte()))
     labels = (
         [] if found.labels is None else [split.classes[label] for label in found.labels.tolist()]
     )
@@ -93,7 +93,10 @@ def reconstruct_command(
         "pictures": [str(path) for path in paths],
         "seed": seed,
     }
-    write_text(out / "found.json", json.dumps(facts, indent=2) + "\n")
+    with alone(out, "writing reconstructions into"):
+        for path, image in zip(paths, found.images, strict=True):
+            save_picture(path, as_picture((image * 255).round().byte()))
+        write_text(out / "found.json", json.dumps(facts, indent=2) + "\n")
     lines = [
         f"{found.status}: gradient distance {found.distance:.3g}",
         f"labels inferred: {', '.join(labels)}",

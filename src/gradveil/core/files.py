@@ -1,4 +1,8 @@
-"""Files on disk: which may be read or written, and writing that leaves a whole file or none."""
+"""Files on disk: which may be read or written, and writing that leaves a whole file or none.
+
+Every file of the package is written here. A path that a user names may lead through links, as
+`runs -> /disk/runs` does; what lies in a job's folder may not lead out of it (`refuse_ways_out`).
+"""
 
 import errno
 import hashlib
@@ -8,6 +12,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import torch
 from torch import Tensor
@@ -26,6 +31,9 @@ KINDS = {
 LONGEST = 300  # letters of a text from outside that a message shows
 DEEPEST = 100  # folders in a path
 NAME = 100  # letters of a file's name that its temporary file repeats: systems allow about 255
+BLOCK = 1 << 16  # bytes read at once from the end of a file
+SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+"""A link is not followed, and a FIFO not waited for, whatever `writable` saw a moment before."""
 
 
 class MissingFileError(GradveilError):
@@ -106,12 +114,100 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file, whole or not at all."""
     with replacing(path) as temporary:
         temporary.write_bytes(data)
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a file in UTF-8, whole or not at all."""
     write_bytes(path, text.encode())
+
+
+def append_lines(path: Path, data: bytes) -> None:
+    """Add lines to the end of a file, made if need be; they have reached the disk at the end.
+
+    A line that a killed process left unfinished is cut off first, or the two would run together.
+    Where the disk is full nothing is added.
+    """
+    try:
+        with opened(path) as file:
+            start = _cut_unfinished_line(file)
+            try:
+                write_all(file, data)
+                os.fsync(file.fileno())
+            except BaseException:
+                os.ftruncate(file.fileno(), start)
+                raise
+    except OSError as error:
+        raise _explained(error, path) from error
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[bytes]]:
+    """A regular file, made if need be, for reading and writing without a buffer.
+
+    It is written in place: where it may be replaced as a whole, use `replacing`.
+    """
+    try:
+        target = _replaceable(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle = os.open(target, os.O_RDWR | os.O_CREAT | SAFELY, 0o666)
+    except OSError as error:
+        raise _explained(error, path) from error
+    with os.fdopen(handle, "rb+", buffering=0) as file:
+        if not stat.S_ISREG((state := os.fstat(handle)).st_mode):
+            raise _refused(path, f"it is {_kind(state)}; choose a file")
+        yield file
+
+
+def write_all(file: IO[bytes], data: bytes) -> None:
+    """Write into a file without a buffer, which may take a part of the data at a time."""
+    rest = memoryview(data)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def _cut_unfinished_line(file: IO[bytes]) -> int:
+    """Cut off what follows the last newline; return the file's end, and leave it there."""
+    size = end = file.seek(0, os.SEEK_END)
+    while end:
+        start = max(0, end - BLOCK)
+        file.seek(start)
+        newline = file.read(end - start).rfind(b"\n")
+        end = start + newline + 1
+        if newline >= 0:
+            break
+    if end < size:
+        file.truncate(end)
+    return file.seek(end)
+
+
+def refuse_ways_out(folder: Path) -> None:
+    """An error where anything in the folder leads out of it, or is a device, a FIFO or a socket.
+
+    The folder itself may be a link: the user chose it. What lies in it may have come from
+    elsewhere, and a link there, such as `images -> /home/me`, must not choose where files go.
+    """
+    root = os.path.realpath(folder)
+    waiting = [folder]
+    while waiting:
+        with os.scandir(waiting.pop()) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    target = os.path.realpath(entry)
+                    if os.path.commonpath([root, target]) != root:
+                        raise GradveilError(
+                            f"{shown(entry.path)} is a link to {shown(target)}, and a job writes "
+                            "only into its own folder: remove the link, or choose another --out"
+                        )
+                elif entry.is_dir():
+                    waiting.append(Path(entry))
+                elif not entry.is_file():
+                    raise GradveilError(
+                        f"{shown(entry.path)} is {_kind(entry.stat())}, no file of a job: remove "
+                        "it, or choose another --out"
+                    )
 
 
 def writable(path: Path) -> None:
@@ -166,8 +262,8 @@ def _explained(error: OSError, path: Path) -> GradveilError:
     name = shown(path)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return GradveilError(
-            f"no space left on the disk while writing {name}: nothing was kept of it;"
-            " free some space and run again"
+            f"no space left on the disk while writing {name}: free some space and run again;"
+            " what is there is whole"
         )
     if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
         return GradveilError(

@@ -1,17 +1,21 @@
-"""A job's folder: which job it belongs to, how another is refused, and a lock on it."""
+"""A job's folder: which job it belongs to, and how another is refused."""
 
 import json
-import os
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.files import MissingFileError, regular_file, shown, writable, write_text
+from gradveil.core.files import (
+    MissingFileError,
+    refuse_ways_out,
+    shown,
+    writable,
+    write_text,
+)
 from gradveil.core.formats import KINDS
+from gradveil.core.locks import LOCK
 from gradveil.core.reading import (
     MalformedError,
     WrongTypeError,
@@ -20,9 +24,6 @@ from gradveil.core.reading import (
     read_json,
     written_by,
 )
-
-if sys.platform != "win32":
-    import fcntl
 
 SETTINGS = "settings.json"
 SHORT = 60  # letters of a setting that a message can show
@@ -69,6 +70,8 @@ class Kind:
             if out.exists() and not out.is_dir():
                 raise GradveilError(f"{shown(out)} is a file: choose another --out, a folder")
             writable(out / SETTINGS)
+            if out.is_dir():
+                refuse_ways_out(out)
             if not (out / SETTINGS).is_file():
                 if out.is_dir() and any(not self._ours(entry) for entry in out.iterdir()):
                     raise GradveilError(
@@ -103,7 +106,7 @@ class Kind:
             ) from None
 
     def _ours(self, entry: Path) -> bool:
-        return entry.name.endswith(".part") or entry.name in self.ignored
+        return entry.name.endswith(".part") or entry.name in (LOCK, *self.ignored)
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
@@ -150,35 +153,3 @@ def remove_empty(*folders: Path) -> None:
     for folder in folders:
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()
-
-
-@contextmanager
-def locked(path: Path, busy: Callable[[], None]) -> Iterator[None]:
-    """While this process alone holds the lock of the file, which is made if need be.
-
-    The lock ends with the process, however that ends. `busy` is called when another process holds
-    it; if it returns, the lock is waited for.
-    """
-    with _held(path, busy):
-        yield
-
-
-def _held(path: Path, busy: Callable[[], None]) -> IO[bytes]:
-    while True:
-        if path.exists():
-            regular_file(path)  # a FIFO would not open before somebody reads it
-        file = path.open("ab")
-        if sys.platform == "win32":  # which has no such lock
-            return file
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            try:
-                busy()
-            except BaseException:
-                file.close()
-                raise
-            fcntl.flock(file, fcntl.LOCK_EX)
-        if path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat()):
-            return file
-        file.close()  # it was removed while this process waited

@@ -11,6 +11,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from gradveil.core.stopping import stop_if_signaled
 from gradveil.core.text import SafeConsole
 
 
@@ -55,7 +56,11 @@ class Bar:
         what: str | None = None,
         news: str | None = None,
     ) -> None:
-        """Move the bar; arguments that are None change nothing. `news` stands at its end."""
+        """Move the bar; arguments that are None change nothing. `news` stands at its end.
+
+        A job that moves its bar ends here after a signal, whoever may have caught its error.
+        """
+        stop_if_signaled()
         task = self._progress.tasks[0]
         said = task.fields["news"] if news is None else news
         self._progress.update(self._task, completed=done, total=total, description=what, news=said)

@@ -3,26 +3,32 @@
 It imports nothing slow, so that a program can use `stop_on_signals` before anything else.
 """
 
+import os
 import signal
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
 STOPPED = "error: stopped; run the same command again to go on"
+SHOW_CURSOR = "\x1b[?25h"  # which a progress bar has hidden
 
 _received: list[int] = []
+_told: list[bool] = []  # whether the user knows that the program was stopped
+_over: list[bool] = []  # whether the work is done, and the program only has to end
 
 
 class Stopped(KeyboardInterrupt):
     """A signal asked the program to end. Whatever cleans up after Ctrl-C does so after this too."""
 
 
-@contextmanager
-def stop_on_signals() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP interrupt the program as Ctrl-C does, for a while.
+def take_signals() -> dict[int, Any]:
+    """Let SIGTERM and SIGHUP interrupt the program as Ctrl-C does; return the handlers before.
 
-    A signal that is ignored stays ignored, as `nohup` wants it for SIGHUP.
+    A second signal ends it at once: whatever is being written is whole or not there anyway. A
+    signal that is ignored stays ignored, as `nohup` wants it for SIGHUP.
     """
     before = {number: signal.getsignal(number) for number in _numbers()}
     taken = {
@@ -30,15 +36,23 @@ def stop_on_signals() -> Iterator[None]:
         for number, handler in before.items()
         if handler in (signal.SIG_DFL, signal.default_int_handler)
     }
+    for number in taken:
+        signal.signal(number, _stop)
+    return taken
+
+
+@contextmanager
+def stop_on_signals() -> Iterator[None]:
+    """Do what `take_signals` does, for a while."""
+    taken = take_signals()
     try:
-        for number in taken:
-            signal.signal(number, _stop)
         yield
     finally:
         for number, handler in taken.items():
             signal.signal(number, handler)
         if taken:
             _received.clear()
+            _told.clear()
 
 
 def signaled() -> bool:
@@ -46,16 +60,41 @@ def signaled() -> bool:
     return bool(_received)
 
 
+def stop_if_signaled() -> None:
+    """Raise what a signal raised before, where some library has caught it and gone on."""
+    if _received and not _told:
+        raise Stopped(signal.Signals(_received[-1]).name)
+
+
 def exit_status() -> int:
     """The status of a program that was interrupted, as shells report it: 128 + the last signal."""
     return 128 + (_received[-1] if _received else signal.SIGINT)
 
 
-def ignore_signals() -> None:
-    """Let the program say its last words: from now on it ends by itself in a moment."""
-    for number in _numbers():
-        if signal.getsignal(number) is _stop:
-            signal.signal(number, signal.SIG_IGN)
+def tell() -> None:
+    """Say in one line, on the error stream, that the program was stopped; once."""
+    if not _told:
+        _told.append(True)
+        with suppress(OSError, ValueError):  # the terminal may be gone
+            sys.stderr.write(f"{STOPPED}\n")
+            sys.stderr.flush()
+
+
+def finish() -> None:
+    """Let a signal end the program at once from now on: its work is done."""
+    _over.append(True)
+
+
+def end() -> None:
+    """End the program now, with the line and the status of an interruption.
+
+    Nothing is cleaned up, and no thread is waited for.
+    """
+    if sys.stderr.isatty():
+        with suppress(OSError, ValueError):
+            sys.stderr.write(SHOW_CURSOR)
+    tell()
+    os._exit(exit_status())
 
 
 def _numbers() -> list[int]:
@@ -64,4 +103,6 @@ def _numbers() -> list[int]:
 
 def _stop(number: int, _: FrameType | None) -> None:
     _received.append(number)
+    if _over or len(_received) > 1:
+        end()
     raise Stopped(signal.Signals(number).name)

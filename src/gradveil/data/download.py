@@ -9,10 +9,13 @@ import http.client
 import time
 import urllib.error
 import urllib.request
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import GradveilError, GradveilWarning
+from gradveil.core.files import opened, writable, write_all
+from gradveil.core.locks import held
 from gradveil.data.base import Dataset
 from gradveil.data.files import File, Verification, check, unpack
 from gradveil.data.images import SPLITS
@@ -57,14 +60,19 @@ def fetched(
                 f"{dataset.name} has no open download: "
                 f"get it from {dataset.home} and place {', '.join(dataset.layout)} in {root}"
             )
-        for file in dataset.downloads:
-            if not check(root, file).ok:
-                _download(dataset, file, root, progress or _quiet, wait)
+        with held(root, _wait_for):  # of two processes one downloads
+            for file in dataset.downloads:
+                if not check(root, file).ok:
+                    _download(dataset, file, root, progress or _quiet, wait)
         if dataset.archive:
             unpack(root, dataset.archive)
     for split in SPLITS:
         dataset.sources(root, split)  # unpacks an archive that was there already
     return dataset.verify(root)
+
+
+def _wait_for(holder: str) -> None:
+    warnings.warn(f"{holder} is downloading: waiting for it", GradveilWarning, stacklevel=2)
 
 
 def _quiet(_name: str, _done: int, _total: int | None) -> None:
@@ -74,12 +82,13 @@ def _quiet(_name: str, _done: int, _total: int | None) -> None:
 def _download(dataset: Dataset, file: File, root: Path, progress: Progress, wait: float) -> None:
     target = root / file.path
     part = target.with_name(f"{target.name}.part")
+    for path in (target, part):
+        writable(path)
     problem = ""
     for attempt in range(ATTEMPTS):
         if attempt:
             time.sleep(wait * 2 ** (attempt - 1))
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
             resumed = _transfer(file, part, progress)
             state = check(root, File(f"{file.path}.part", file.md5, file.size))
             if state.ok:
@@ -120,9 +129,11 @@ def _transfer(file: File, part: Path, progress: Progress) -> bool:
         length = response.headers.get("Content-Length")
         done = done if resumed else 0
         total = done + int(length) if length else None
-        with part.open("ab" if resumed else "wb") as out:
+        with opened(part) as out:
+            out.truncate(done)
+            out.seek(done)
             while chunk := response.read(READ_BYTES):
-                out.write(chunk)
+                write_all(out, chunk)
                 done += len(chunk)
                 progress(Path(file.path).name, done, total)
     if total is not None and done < total:

@@ -17,10 +17,9 @@ from gradveil.data import Images
 from gradveil.scores.privacy import AREA_RULES
 from gradveil.search.space import SAMPLERS
 
-LOCK = ".lock"
 RESULT = "search.json"
 SEMI_TRAINED = "semi-trained"
-FOLDER = Kind("a search", "search", ignored=(LOCK,))
+FOLDER = Kind("a search", "search")
 
 SCORES = {"privacy": 100, "probe": 64}  # images that each is usually measured on
 RANKED_BY = ("over_blind", "ssim", "lineup")  # quantities of the probe; lower leaks less

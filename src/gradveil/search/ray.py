@@ -28,8 +28,6 @@ START = 120.0  # seconds for the first worker to start
 LOSSES = 3  # workers lost at the same piece of work, after which the work is to blame
 LONGEST = 200  # letters of a message of Ray's
 
-_handlers: list[Any] = []  # of SIGTERM, as they were before Ray
-
 
 def check_cluster(address: str | None) -> str | None:
     """Return the address, by default $RAY_ADDRESS; refuse it where no cluster answers."""
@@ -51,7 +49,7 @@ def connect(address: str | None) -> bool:
 
     if ray.is_initialized():
         return False
-    _handlers.append(signal.getsignal(signal.SIGTERM))
+    handler = signal.getsignal(signal.SIGTERM)
     quiet: dict[str, Any] = {"logging_level": logging.CRITICAL, "log_to_driver": False}
     if address in (None, "local"):
         quiet |= {"include_dashboard": False}
@@ -62,12 +60,24 @@ def connect(address: str | None) -> bool:
             ray.init(address=address or "local", **quiet)
             gc.collect()
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-            _restore_handler()
             raise GradveilError(
                 f"ray address {address or 'local'!r}: no cluster to work on "
                 f"({one_line(error, LONGEST)})"
             ) from None
+        except SystemExit as stop:  # of Ray's handler of SIGTERM, since it was set
+            _restore(handler)
+            if stop.code == signal.SIGTERM:
+                signal.raise_signal(signal.SIGTERM)
+            raise
+        finally:
+            _restore(handler)
     return True
+
+
+def _restore(handler: Any) -> None:
+    """Undo what Ray does to SIGTERM: it would end this program with status 15, without a word."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, handler)
 
 
 def disconnect() -> None:
@@ -78,13 +88,6 @@ def disconnect() -> None:
         warnings.simplefilter("ignore", ResourceWarning)
         ray.shutdown()
         gc.collect()
-    _restore_handler()
-
-
-def _restore_handler() -> None:
-    """Undo what Ray does to SIGTERM: it ends its processes by it, and keeps it afterwards."""
-    if _handlers and threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGTERM, _handlers.pop())
 
 
 def _knock(address: str) -> None:

@@ -9,7 +9,8 @@ from torch import nn
 
 from gradveil.attacks import Attack, find
 from gradveil.core.errors import GradveilError, unknown
-from gradveil.core.job_folder import SETTINGS, claim, locked, remove_empty
+from gradveil.core.job_folder import SETTINGS, claim, remove_empty
+from gradveil.core.locks import held
 from gradveil.core.progress import Bar
 from gradveil.data import Images
 from gradveil.engine.device import find_device
@@ -24,7 +25,7 @@ from gradveil.search.confirm import (
     verdicts,
 )
 from gradveil.search.engine import Engine, LocalEngine
-from gradveil.search.job import FOLDER, LOCK, RESULT, SearchJob
+from gradveil.search.job import FOLDER, RESULT, SearchJob
 from gradveil.search.loop import Loop, on_front, qualified, saving
 from gradveil.search.ray import RayEngine, check_cluster
 from gradveil.search.results import PARTS, SearchResult, TriedPolicy
@@ -149,8 +150,8 @@ def run_search(
                     done = Loop(job, opened, made, scorers, bar).run()
                 finally:
                     bar.stop()
-                busy = "another process makes the confirming audits: waiting for it"
-                with locked(out / LOCK, lambda: bar.say(busy)):
+                busy = "makes the confirming audits: waiting for it"
+                with held(out, lambda holder: bar.say(f"{holder} {busy}")):
                     if not (out / RESULT).is_file():
                         policies = _policies_found(setup, done)
                         tasks = audit_tasks(
@@ -221,21 +222,14 @@ def _claimed(out: Path, settings: Mapping[str, Any]) -> Iterator[None]:
     FOLDER.refuse_other(out, settings)
     new = False
     if not (out / SETTINGS).is_file():
-        try:
-            out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise GradveilError(
-                f"cannot write into {out}: {error.strerror or error}; choose another --out"
-            ) from error
-        with locked(out / LOCK, lambda: None):
+        with held(out, lambda _: None):
             FOLDER.refuse_other(out, settings)  # another process may have been faster
             new = claim(out, settings, parts=(PARTS,))
     try:
         yield
     except Exception:
-        if new and {entry.name for entry in out.iterdir()} <= {SETTINGS, LOCK}:
-            for name in (SETTINGS, LOCK):
-                (out / name).unlink(missing_ok=True)
+        if new and {entry.name for entry in out.iterdir()} == {SETTINGS}:
+            (out / SETTINGS).unlink(missing_ok=True)
             remove_empty(out)
         raise
 

@@ -11,7 +11,7 @@ from gradveil import __version__
 from gradveil.audits.victims import find_victims
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import digest
-from gradveil.core.job_folder import locked
+from gradveil.core.locks import held
 from gradveil.core.progress import Bar
 from gradveil.data import Images, load
 from gradveil.models import build_for
@@ -20,7 +20,7 @@ from gradveil.scores.accuracy import AccuracyScorer
 from gradveil.scores.privacy import PrivacyScorer
 from gradveil.scores.scorer import Scorer
 from gradveil.search.confirm import try_attack
-from gradveil.search.job import LOCK, SCORES, SEMI_TRAINED, SearchJob, images_digest
+from gradveil.search.job import SCORES, SEMI_TRAINED, SearchJob, images_digest
 from gradveil.search.probe import make_probe, short_attack
 
 FIRST = 200  # where scoring images start
@@ -199,7 +199,7 @@ def find_checkpoint(
         seed=job.seed,
         test=test,
     )
-    busy = "another process trains the semi-trained model: waiting for it"
-    with locked(out / LOCK, lambda: bar.say(busy)):
+    busy = "trains the semi-trained model: waiting for it"
+    with held(out, lambda holder: bar.say(f"{holder} {busy}")):
         result = train(recipe, out / SEMI_TRAINED, root=root, device=device, progress=progress)
     return result.checkpoint

@@ -11,13 +11,14 @@ import socket
 import threading
 import time
 import uuid
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import optuna
@@ -25,19 +26,30 @@ from optuna.exceptions import StorageInternalError
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage, get_storage
 from optuna.storages.journal import JournalFileBackend
 from sqlalchemy import text
-from sqlalchemy.engine import make_url
-from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError, SQLAlchemyError
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import (
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+    ProgrammingError,
+    SQLAlchemyError,
+)
 
-from gradveil.core.errors import GradveilError, one_line
-from gradveil.core.job_folder import locked
+from gradveil.core.errors import GradveilError, GradveilWarning, one_line
+from gradveil.core.files import append_lines
+from gradveil.core.locks import locked
+
+T = TypeVar("T")
 
 BEAT = 10.0  # seconds between heartbeats
 SILENCE = 60.0  # seconds without one after which a process counts as dead
 PROCESSES = Path("/proc")
-BLOCK = 1 << 16  # bytes read at once from the end of a journal
 PATIENCE = 5  # seconds for a database to answer
+AWAY = 120.0  # seconds that a database may be away during a search
 TRIES = 10  # to make the tables, when several processes begin at once
 LONGEST = 200  # letters of a driver's message
+ALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
+"""Seconds of PostgreSQL's drivers, by which a connection that broke without a word is noticed."""
 SECRETS = (re.compile(r"(://[^:/?@]*:)(.*)(?=@)"), re.compile(r"([?&]password=)([^&]*)"))
 
 
@@ -145,26 +157,8 @@ class Journal(JournalFileBackend):
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
-        with locked(self._path, lambda: None), self._path.open("rb+") as file:
-            cut_unfinished_line(file)
-            file.write(lines.encode())
-            file.flush()
-            os.fsync(file.fileno())
-
-
-def cut_unfinished_line(file: IO[bytes]) -> None:
-    """Cut off what follows the last newline, and leave the file at its end."""
-    size = end = file.seek(0, os.SEEK_END)
-    while end:
-        start = max(0, end - BLOCK)
-        file.seek(start)
-        newline = file.read(end - start).rfind(b"\n")
-        end = start + newline + 1
-        if newline >= 0:
-            break
-    if end < size:
-        file.truncate(end)
-    file.seek(end)
+        with locked(self._path):
+            append_lines(self._path, lines.encode())
 
 
 @dataclass(frozen=True)
@@ -180,6 +174,26 @@ class OpenStorage:
     lock: Callable[[], AbstractContextManager[None]]
     secrets: tuple[str, ...] = ()
     close: Callable[[], None] = lambda: None
+    on_server: bool = False
+
+    def patiently(self, act: Callable[[], T]) -> T:
+        """Call `act`, which may be called twice; again for a while where the server went away."""
+        until, wait = time.monotonic() + AWAY, 0.5
+        while True:
+            try:
+                return act()
+            except (SQLAlchemyError, StorageInternalError) as error:
+                if not (self.on_server and _is_loss(error)) or time.monotonic() + wait > until:
+                    raise
+                lost = error
+            warnings.warn(
+                f"storage {self.name!r} does not answer ({_message(lost, self.secrets)}): trying "
+                f"again for {AWAY:.0f} s",
+                GradveilWarning,
+                stacklevel=2,
+            )
+            time.sleep(wait)
+            wait = min(2 * wait, 8.0)
 
     def explained(self) -> AbstractContextManager[None]:
         """A context that turns errors of the storage into one line without its secrets."""
@@ -238,13 +252,14 @@ def _open_database(url: str) -> OpenStorage:
             "as sqlite:///study.db"
         )
     with _explained(name, secrets):
-        database = _connect(url, parts.get_backend_name())
+        database = _connect(url, parts)
     lock = _file_lock(Path(f"{parts.database}.claims")) if sqlite else partial(_row_lock, database)
-    return OpenStorage(get_storage(database), name, lock, secrets, database.engine.dispose)
+    close = database.engine.dispose
+    return OpenStorage(get_storage(database), name, lock, secrets, close, not sqlite)
 
 
 def _file_lock(path: Path) -> Callable[[], AbstractContextManager[None]]:
-    return lambda: locked(path, lambda: None)
+    return lambda: locked(path)
 
 
 def _with_driver(url: str) -> str:
@@ -254,12 +269,13 @@ def _with_driver(url: str) -> str:
     return f"postgresql+{drivers[0]}://{rest}" if scheme == "postgresql" and drivers else url
 
 
-def _connect(url: str, kind: str) -> RDBStorage:
-    arguments = {} if "connect_timeout=" in url else {"connect_timeout": PATIENCE}
-    options: dict[str, Any] = {
-        "connect_args": {"timeout": 60} if kind == "sqlite" else arguments,
-        "pool_pre_ping": True,
-    }
+def _connect(url: str, parts: URL) -> RDBStorage:
+    arguments: dict[str, Any] = {} if "connect_timeout=" in url else {"connect_timeout": PATIENCE}
+    if parts.get_backend_name() == "sqlite":
+        arguments = {"timeout": 60}
+    elif parts.get_driver_name().startswith("psycopg"):
+        arguments = ALIVE | arguments
+    options: dict[str, Any] = {"connect_args": arguments, "pool_pre_ping": True}
     for left in reversed(range(TRIES)):
         try:
             return RDBStorage(url, engine_kwargs=options)
@@ -302,9 +318,24 @@ def _explained(name: str, secrets: tuple[str, ...]) -> Iterator[None]:
             "choose another --out"
         ) from None
     except (OSError, SQLAlchemyError, StorageInternalError) as error:
-        inner = isinstance(error, StorageInternalError) and error.__cause__
-        cause = inner or error
-        message = " ".join(str(getattr(cause, "orig", None) or cause).split())
-        for secret in secrets:
-            message = message.replace(secret, "***")
-        raise GradveilError(f"storage {name!r} cannot be used: {message[:LONGEST]}") from None
+        message = _message(error, secrets)
+        raise GradveilError(f"storage {name!r} cannot be used: {message}") from None
+
+
+def _cause(error: Exception) -> BaseException:
+    """The error of SQLAlchemy that Optuna made its own of."""
+    inner = error.__cause__ if isinstance(error, StorageInternalError) else None
+    return inner or error
+
+
+def _is_loss(error: Exception) -> bool:
+    """Whether the server went away, rather than refused what it was asked."""
+    return isinstance(_cause(error), OperationalError | InterfaceError)
+
+
+def _message(error: Exception, secrets: tuple[str, ...]) -> str:
+    cause = _cause(error)
+    message = " ".join(str(getattr(cause, "orig", None) or cause).split())
+    for secret in secrets:
+        message = message.replace(secret, "***")
+    return message[:LONGEST]

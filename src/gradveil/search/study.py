@@ -7,7 +7,7 @@ others import it only where a study is opened.
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
@@ -154,6 +154,7 @@ class Study:
         self._storage = opened.storage
         self._objectives = objectives
         self._read: dict[int, FinishedTrial] = {}
+        self._given: set[int] = set()  # the trials that this process was given
         self._me = this_process()
         with opened.explained():
             self._id = self._storage.get_study_id_from_name(study.study_name)
@@ -202,18 +203,26 @@ class Study:
         """
         if count < 1:
             raise GradveilError(f"{count} trials at once: claim at least 1")
-        with self._opened.explained(), self._opened.lock():
+        with self._opened.explained():
+            claimed = self._opened.patiently(lambda: self._claim(count, target))
+        self._given |= {trial.number for trial in claimed}
+        return claimed
+
+    def _claim(self, count: int, target: int) -> list[Trial]:
+        with self._opened.lock():
             trials = self._trials()
             living = self._living()
-            free = [
-                trial
-                for trial in trials[:target]
-                if not trial.state.is_finished() and trial.user_attrs.get(OWNER) not in living
-            ]
+            free = [trial for trial in trials[:target] if self._is_free(trial, living)]
             first = free[0].number if free else len(trials)
             end = min(target, (first // count + 1) * count)
             taken = [self._take(trial) for trial in free if trial.number < end]
             return taken + [self._create(number) for number in range(len(trials), end)]
+
+    def _is_free(self, trial: FrozenTrial, living: Set[str]) -> bool:
+        """Whether nobody works at it; a claim that a lost connection broke was never answered."""
+        owner = trial.user_attrs.get(OWNER)
+        unanswered = owner == self._me.id and trial.number not in self._given
+        return not trial.state.is_finished() and (owner not in living or unanswered)
 
     def finish(self, trial: Trial, state: str, values: Mapping[str, Sequence[float]]) -> None:
         """Keep the result of a trial; if another process finished it meanwhile, theirs stays."""
@@ -222,16 +231,20 @@ class Study:
         plain = {name: [float(value) for value in found] for name, found in values.items()}
         exact = {name: tuple(found) for name, found in plain.items()}
         told = self._told(FinishedTrial(trial.number, trial.policy, state, exact))
-        with self._opened.explained(), suppress(UpdateFinishedTrialError):
-            result = {"state": state, "values": plain}
+        result = {"state": state, "values": plain}
+        outcome = TrialState.PRUNED if told is None else TrialState.COMPLETE
+
+        def keep() -> None:
             self._storage.set_trial_user_attr(self._trial_id(trial.number), RESULT, result)
-            outcome = TrialState.PRUNED if told is None else TrialState.COMPLETE
             self._study.tell(trial.number, told, state=outcome, skip_if_finished=True)
+
+        with self._opened.explained(), suppress(UpdateFinishedTrialError):
+            self._opened.patiently(keep)
 
     def finished(self, target: int) -> list[FinishedTrial]:
         """The finished trials with numbers below `target`, in order."""
         with self._opened.explained():
-            for trial in self._trials()[:target]:
+            for trial in self._opened.patiently(self._trials)[:target]:
                 if (
                     trial.number not in self._read
                     and trial.state.is_finished()
@@ -248,7 +261,7 @@ class Study:
         with self._opened.explained():
             return sum(
                 not trial.state.is_finished() and trial.user_attrs.get(OWNER) != self._me.id
-                for trial in self._trials()[:target]
+                for trial in self._opened.patiently(self._trials)[:target]
             )
 
     def close(self) -> None:

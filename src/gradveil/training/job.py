@@ -1,8 +1,7 @@
 """What a training run is asked for, what it gives, and its folder. Nothing here needs Lightning."""
 
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.files import digest
-from gradveil.core.job_folder import SETTINGS, Kind, locked, remove_empty
+from gradveil.core.job_folder import SETTINGS, Kind, remove_empty
 from gradveil.core.job_folder import claim as claim  # a part of this module too
 from gradveil.core.schedule import count_decays
 from gradveil.data import load
@@ -50,26 +49,17 @@ def refuse_other(out: Path, wanted: Mapping[str, Any]) -> None:
     RUN.refuse_other(out, wanted)
 
 
-@contextmanager
-def alone(out: Path) -> Iterator[None]:
-    """Hold the claimed folder: another process that wants to train into it is refused."""
-
-    def refuse() -> None:
-        raise GradveilError(
-            f"another process is training into {out}: wait for it, or choose another --out"
-        )
-
-    with locked(out / SETTINGS, refuse):
-        yield
-
-
 def release(out: Path) -> None:
     """Give the folder back after a failure, unless it holds weights or a point to go on from."""
     if (out / RESUME).exists() or any(out.glob(f"{STEPS}/*.safetensors")):
         return
     shutil.rmtree(out / TENSORBOARD, ignore_errors=True)
-    for name in (METRICS, SETTINGS):
-        (out / name).unlink(missing_ok=True)
+    facts = Path(FINAL).with_suffix(".json")  # written before the weights that they are of
+    for path in (
+        *out.glob(f"{STEPS}/*.json"),
+        *(out / name for name in (facts, METRICS, SETTINGS)),
+    ):
+        path.unlink(missing_ok=True)
     remove_empty(out / STEPS, out)
 
 

@@ -12,6 +12,7 @@ from torch import nn
 
 from gradveil import __version__
 from gradveil.core.errors import GradveilError, GradveilWarning, one_line
+from gradveil.core.locks import alone, refuse_held
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch
 from gradveil.data.images import Images, as_images
@@ -26,7 +27,6 @@ from gradveil.training.job import (
     Recipe,
     TrainingJob,
     TrainingResult,
-    alone,
     claim,
     refuse_other,
     release,
@@ -34,6 +34,8 @@ from gradveil.training.job import (
 )
 from gradveil.training.step import DefendedStep, Objective, acts_on, replays
 from gradveil.transforms import Policy
+
+TRAINING = "training into"  # for who finds the folder held
 
 
 def train_model(
@@ -111,6 +113,7 @@ def train(
     """
     place, out = find_device(device), Path(out)
     refuse_other(out, job.settings())
+    refuse_held(out, TRAINING)
     train_split, test_split = job.splits(None if root is None else Path(root))
     steps = job.steps(len(train_split))
     shape = train_split.channels, train_split.size, train_split.size
@@ -119,10 +122,10 @@ def train(
         return _read_back(out, model)
     job.spent(len(train_split), max(steps, 1))  # now it shows whether an accountant is there
     try_defense(job, model, train_split)
-    claim(out, job.settings(), parts=())
-    with alone(out):
-        if (out / FINAL).is_file():
+    with alone(out, TRAINING):
+        if (out / FINAL).is_file():  # another process was faster
             return _read_back(out, model)
+        refuse_other(out, job.settings())
         claim(out, job.settings())
         try:
             facts = _fitted(job, model, (train_split, test_split), out, place, progress)
@@ -281,6 +284,7 @@ def _facts(job: TrainingJob, split: Images, step: int, device: torch.device) -> 
 
 
 def _read_back(out: Path, model: nn.Module) -> TrainingResult:
+    (out / RESUME).unlink(missing_ok=True)  # where the run was killed at its very end
     load_checkpoint(out / FINAL, model)
     return _result(out, read_settings(out / FINAL), model)
 

@@ -1,0 +1,129 @@
+"""Commands that break at one of their writes, and whether two folders hold the same result.
+
+A command is run in a process of its own. A write has boundaries: a temporary file was made, a line
+is half written, the data is there but not yet on the disk, the file is about to get its name, it
+has just got it. At the boundary asked for the process dies as by SIGKILL, or the disk is full from
+there on. Only functions of the standard library are replaced, and `write_all`, which appends.
+"""
+
+import csv
+import errno
+import io
+import json
+import os
+import signal
+import sys
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any
+
+from safetensors import safe_open
+
+SKIPPED = ("tensorboard", "study.journal")
+"""They tell the times of a run, and the events of each part of it."""
+
+
+def run(how: str, at: int, arguments: list[str], log: Path) -> None:
+    """Run a command that breaks at boundary `at`, counted from 0: how is kill, full or not at all.
+
+    What it says, its status and the boundaries that it came to are in the folder `log`.
+    """
+    log.mkdir(parents=True, exist_ok=True)
+    for stream, name in ((1, "out"), (2, "err")):
+        os.dup2(os.open(log / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
+    passed = [0]
+
+    def boundary(writes: bool) -> bool:
+        """Count it; die here, or tell whether the disk is full."""
+        number = passed[0]
+        passed[0] += 1
+        if how == "kill" and number == at:
+            (log / "count").write_text(str(number))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return how == "full" and number >= at and writes
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # typer's own
+        from gradveil import cli
+    from gradveil.audits import stage
+
+    stage.CANDIDATES = 20  # quicker
+    _replace_functions(boundary)
+    status = cli.run(arguments)
+    sys.stdout.flush()
+    (log / "count").write_text(str(passed[0]))
+    os._exit(status)
+
+
+def _replace_functions(boundary: Callable[[bool], bool]) -> None:
+    from gradveil.core import files
+
+    mkstemp, fsync, replace, write_all = tempfile.mkstemp, os.fsync, os.replace, files.write_all
+
+    def full() -> OSError:
+        return OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def make(*arguments: Any, **named: Any) -> tuple[int, str]:
+        made = mkstemp(*arguments, **named)
+        if boundary(True):
+            os.close(made[0])
+            os.unlink(made[1])  # noqa: PTH108  # it could not be made
+            raise full()
+        return made
+
+    def sync(handle: int) -> None:
+        if boundary(True):
+            raise full()
+        fsync(handle)
+
+    def rename(source: Any, target: Any) -> None:
+        boundary(False)
+        replace(source, target)
+        boundary(False)
+
+    def write(file: IO[bytes], data: bytes) -> None:
+        half = len(data) // 2
+        write_all(file, data[:half])
+        if boundary(True):
+            raise full()
+        write_all(file, data[half:])
+
+    tempfile.mkstemp, os.fsync, os.replace = make, sync, rename  # type: ignore[assignment]
+    files.write_all = write
+
+
+def content(folder: Path) -> dict[str, Any]:
+    """Everything that a folder says, by file, without the times that things took."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_file() and not name.startswith(SKIPPED):
+            found[name] = _content(path)
+    return found
+
+
+def _content(path: Path) -> Any:
+    if path.suffix == ".safetensors":
+        with safe_open(path, framework="np") as file:
+            facts = {key: json.loads(text) for key, text in (file.metadata() or {}).items()}
+            tensors = {key: file.get_tensor(key) for key in sorted(file.keys())}
+        plain = {key: (str(t.dtype), t.shape, t.tobytes()) for key, t in tensors.items()}
+        return _without_times(facts), plain
+    if path.suffix == ".json":
+        return _without_times(json.loads(path.read_text()))
+    if path.suffix == ".jsonl":
+        return [_without_times(json.loads(line)) for line in path.read_text().splitlines()]
+    if path.name == "metrics.csv":
+        return [_without_times(row) for row in csv.DictReader(io.StringIO(path.read_text()))]
+    return path.read_bytes()
+
+
+def _without_times(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _without_times(part) for key, part in value.items() if key not in TIMES}
+    return [_without_times(part) for part in value] if isinstance(value, list) else value
+
+
+TIMES = ("seconds", "storage")  # the storage names the folder itself

@@ -1,0 +1,175 @@
+"""Every job that is killed, or meets a full disk, at any of its writes goes on to the same result.
+
+The quick tests take a few writes of each job, the slow ones all of them.
+"""
+
+import os
+import random
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+
+import pytest
+
+from breaking import content
+from gradveil.models import build
+from gradveil.models.checkpoints import save_checkpoint
+
+Start = Callable[..., BaseProcess]
+RUN = "import breaking\nbreaking.run(*arguments)"
+COMMON = "--data fashion-mnist-mini --model mlp --device cpu --json"
+ATTACK = "--attack closed-form"  # which costs nothing
+COMMANDS = {
+    "train": f"train {COMMON} --epochs 2 --lr 0.02 --fraction 0.05 --batch-size 50 --save-at 0,1",
+    "audit": f"audit {COMMON} {ATTACK} --images 2 --victims-at-once 1",
+    "several": f"audit {COMMON} {ATTACK} --images 2 --defense none --defense prune:0.5",
+    "search": f"search {COMMON} {ATTACK} --trials 4 --keep 2 --images 2 --audit-images 2 "
+    "--threshold -1000 --checkpoint CHECKPOINT",
+}
+
+
+@dataclass
+class Broken:
+    """A run that was broken: its status, its last words, and the boundaries that it passed."""
+
+    status: int
+    said: list[str]
+    passed: int
+
+
+@dataclass
+class Runner:
+    """Runs commands in processes of their own."""
+
+    start: Start
+    folder: Path
+
+    def begin(self, name: str, out: Path, how: str, at: int, log: Path) -> BaseProcess:
+        command = COMMANDS[name].replace("CHECKPOINT", str(self.checkpoint))
+        return self.start(RUN, how, at, [*command.split(), "--out", str(out)], log)
+
+    def __call__(self, name: str, out: Path, how: str = "whole", at: int = 0) -> Broken:
+        log = self.folder / "log"
+        shutil.rmtree(log, ignore_errors=True)
+        process = self.begin(name, out, how, at, log)
+        process.join(300)
+        assert process.exitcode is not None
+        said = [line for line in (log / "err").read_text().splitlines() if line.strip()]
+        return Broken(process.exitcode, said, int((log / "count").read_text()))
+
+    @property
+    def checkpoint(self) -> Path:
+        path = self.folder / "weights.safetensors"
+        if not path.exists():
+            model = build("mlp", channels=1, size=28, classes=10, seed=9)
+            save_checkpoint(path, model, {"test_accuracy": 0.125})
+        return path
+
+    @cache  # noqa: B019  # the fixture lives as long as the session
+    def unbroken(self, name: str) -> tuple[Path, int]:
+        """The folder of a run that nothing broke, and its boundaries."""
+        out = self.folder / name
+        done = self(name, out)
+        assert done.status == 0, done.said
+        return out, done.passed
+
+    __hash__ = object.__hash__
+
+
+@pytest.fixture(scope="session")
+def runner(start_process: Start, tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    return Runner(start_process, tmp_path_factory.mktemp("breaks"))
+
+
+def check(runner: Runner, name: str, how: str, at: int, out: Path) -> None:
+    """Break a run at this boundary, go on, and compare with a run that nothing broke."""
+    whole, _ = runner.unbroken(name)
+    broken = runner(name, out, how, at)
+    if how == "kill":
+        assert broken.status == -signal.SIGKILL, f"boundary {at}: {broken.said}"
+    elif broken.status:  # else nothing was left to be written
+        errors = [line for line in broken.said if line.startswith("error:")]
+        assert broken.status == 2 and len(errors) == 1, f"boundary {at}: {broken.said}"
+        assert errors == broken.said[-1:] and "o space left on" in errors[0], f"boundary {at}"
+        assert not [*out.rglob("*.part"), *out.rglob(".lock")], f"boundary {at}"
+    again = runner(name, out)
+    assert again.status == 0, f"boundary {at}: {again.said}"
+    ours, theirs = content(out), content(whole)
+    assert ours.keys() == theirs.keys(), f"boundary {at}"
+    assert [file for file in ours if ours[file] != theirs[file]] == [], f"boundary {at}"
+    shutil.rmtree(out)
+
+
+@pytest.mark.parametrize(("name", "how"), [("train", "kill"), ("train", "full"), ("audit", "kill")])
+def test_broken_at_one_of_its_writes_a_job_goes_on_to_the_same_result(
+    runner: Runner, name: str, how: str, tmp_path: Path
+) -> None:
+    _, boundaries = runner.unbroken(name)
+    check(runner, name, how, random.Random(f"{name} {how}").randrange(boundaries), tmp_path / "run")
+
+
+@pytest.mark.parametrize("name", ["train", "audit"])
+def test_of_two_processes_in_one_folder_the_second_is_refused_and_told_of_the_first(
+    runner: Runner, name: str, tmp_path: Path
+) -> None:
+    whole, _ = runner.unbroken(name)
+    out = tmp_path / "run"
+    first = runner.begin(name, out, "whole", 0, tmp_path / "log")
+    until = time.monotonic() + 120
+    while not ((out / ".lock").is_file() and (out / ".lock").read_bytes()):
+        assert first.is_alive() and time.monotonic() < until
+        time.sleep(0.001)
+    assert first.pid is not None
+    os.kill(first.pid, signal.SIGSTOP)  # it holds the folder as long as the test needs
+    try:
+        second = runner(name, out)
+        assert second.status == 2 and second.passed == 0
+        doing = "training" if name == "train" else "auditing"
+        assert second.said == [
+            f"error: process {first.pid} on {socket.gethostname()} is {doing} into {out}: wait for "
+            "it, or choose another --out"
+        ]
+    finally:
+        os.kill(first.pid, signal.SIGCONT)
+    first.join(300)
+    assert first.exitcode == 0 and content(out) == content(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["kill", "full"])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_broken_at_any_of_its_writes_a_job_goes_on_to_the_same_result(
+    runner: Runner, name: str, how: str, tmp_path: Path
+) -> None:
+    for at in range(runner.unbroken(name)[1]):
+        check(runner, name, how, at, tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", COMMANDS)
+def test_killed_at_ten_random_moments_a_job_goes_on_to_the_same_result(
+    runner: Runner, name: str, tmp_path: Path
+) -> None:
+    """Five runs, each killed twice."""
+    whole, _ = runner.unbroken(name)
+    began = time.monotonic()
+    assert runner(name, tmp_path / "again").status == 0
+    seconds, rng = time.monotonic() - began, random.Random(name)
+    for number in range(5):
+        out, kills = tmp_path / f"run{number}", 0
+        while kills < 2:
+            process = runner.begin(name, out, "whole", 0, tmp_path / "log")
+            process.join(rng.uniform(0, seconds))
+            process.kill()
+            process.join(60)
+            if process.exitcode == 0:  # it was faster than before: once more
+                shutil.rmtree(out)
+            kills += process.exitcode == -signal.SIGKILL
+        assert runner(name, out).status == 0
+        assert content(out) == content(whole)
