@@ -91,7 +91,7 @@ def _case_table(case: CaseResult, truth: str, title: str) -> Table:
     return made
 
 
-def _case_cells(row: Row) -> list[str]:
+def _case_cells(row: Row) -> list[str | Sequence[str]]:
     return [
         f"positive: {row.attack}" if row.kind == "positive" else row.attack,
         str(row.n),
@@ -101,7 +101,7 @@ def _case_cells(row: Row) -> list[str]:
         number(row.over_blind.mean, "+.1f"),
         number(row.ssim.mean, ".3f"),
         f"{row.identified / row.n:.1%}",
-        "\n".join(row.flags),
+        row.flags,
     ]
 
 
@@ -220,7 +220,7 @@ def _strongest_table(result: AuditResult) -> Table:
     made = Fitted(title, STRONGEST_COLUMNS, {0: DEFENSE, 2: ATTACKER})
     for case in result.cases:
         row = case.strongest
-        attacker = row.attack + ("" if row.truth == USED else "\n (original image)")
+        attacker = [row.attack, *([] if row.truth == USED else [" (original image)"])]
         psnr = number(row.psnr.mean, ".1f")
         made.row(_on_lines(case), _accuracy(case), attacker, psnr, *_scores(row))
     return made
@@ -230,25 +230,24 @@ def _attackers_table(cases: Sequence[CaseResult], truth: str) -> Table:
     """Below a defense's attackers stand its best blind guess and its positive controls, dim."""
     made = Fitted(ATTACKER_TITLES[truth], ATTACKER_COLUMNS, {0: DEFENSE, 1: ATTACKER})
     for case in cases:
-        lines = iter(_on_lines(case).split("\n"))
+        lines = iter(_on_lines(case))
         rows = [row for row in case.rows if row.truth == truth]
         best = case.strongest
         for row in rows:
             if row.kind == "attack":
                 strongest = (row.attack, row.truth) == (best.attack, best.truth)
-                attacker = row.attack + _knows(case, row.attack)
-                cells = _attacker_cells(attacker, row)
+                cells = _attacker_cells([row.attack, *_knows(case, row.attack)], row)
                 made.row(next(lines, ""), *cells, style="bold" if strongest else "")
         blind = best_blind(rows)
-        made.row("\n".join(lines), *_attacker_cells(blind.attack, blind), style="dim")
+        made.row([*lines], *_attacker_cells([blind.attack], blind), style="dim")
         for row in rows:
             if row.kind == "positive" and truth == USED:
-                made.row("", *_attacker_cells(f"positive: {row.attack}", row), style="dim")
+                made.row("", *_attacker_cells([f"positive: {row.attack}"], row), style="dim")
         made.add_section()
     return made
 
 
-def _attacker_cells(attacker: str, row: Row) -> list[str]:
+def _attacker_cells(attacker: Sequence[str], row: Row) -> list[str | Sequence[str]]:
     return [attacker, spread(row.psnr, ".1f"), *_scores(row)]
 
 
@@ -257,9 +256,9 @@ def _scores(row: Row) -> list[str]:
     return [number(row.over_blind.mean, "+.1f"), number(row.ssim.mean, ".3f"), mark]
 
 
-def _on_lines(case: CaseResult) -> str:
+def _on_lines(case: CaseResult) -> list[str]:
     """Write the name of a case on up to three lines."""
-    return case.name.replace(", ", "\n")
+    return case.name.split(", ")
 
 
 def _accuracy(case: CaseResult) -> str:
@@ -269,10 +268,10 @@ def _accuracy(case: CaseResult) -> str:
     return f"{case.model.accuracy:.1%}" + ("" if case.model.under == case.defense else "*")
 
 
-def _knows(case: CaseResult, attack: str) -> str:
+def _knows(case: CaseResult, attack: str) -> list[str]:
     """Write lines below an attacker's name: its knowledge beyond the labels."""
     _, _, more = str(case.settings.get("knows", {}).get(attack, "labels")).partition(", ")
-    return "".join(f"\n + {known}" for known in more.split(", ") if known)
+    return [f" + {known}" for known in more.split(", ") if known]
 
 
 def several_in_words(result: AuditResult) -> list[str]:

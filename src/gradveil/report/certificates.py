@@ -42,11 +42,11 @@ def certificate_table(certificates: Mapping[str, Certificate]) -> Table:
     return made
 
 
-def _bound_cells(bound: Bound) -> list[str]:
-    upper = f"{bound.upper:.3f}"
+def _bound_cells(bound: Bound) -> tuple[str, list[str]]:
+    upper = [f"{bound.upper:.3f}"]
     if bound.upper_failed is not None:
-        upper += f"\n({bound.upper_failed:.3f} with {bound.failed} failed)"
-    return [f"{bound.hits}/{bound.n}", upper]
+        upper.append(f"({bound.upper_failed:.3f} with {bound.failed} failed)")
+    return f"{bound.hits}/{bound.n}", upper
 
 
 def certificates_in_words(certificates: Mapping[str, Certificate], case: CaseResult) -> list[str]:
