@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from gradveil import __version__
 from gradveil.attacks import Attack
 from gradveil.audits.job import AuditJob, Case, make_cases, name_attacks
-from gradveil.audits.model import describe_model, save_facts
+from gradveil.audits.model import describe_model, facts_hold, save_facts
 from gradveil.audits.outcomes import blind_guesses, make_pictures, make_records, outcomes
 from gradveil.audits.records import (
-    MODEL,
     RECORDS,
     Key,
     append,
@@ -406,8 +405,8 @@ class _CaseRun:
 
     def _describe(self) -> None:
         """Write the facts of the model, before any record."""
-        if not (self.out / MODEL).is_file():
-            prepared, case = self.prepared, self.case.case
+        prepared, case = self.prepared, self.case.case
+        if not facts_hold(self.out, self.case.settings.get("weights_sha256", "")):
             save_facts(self.out, describe_model(prepared.job, case, prepared.test, prepared.device))
 
     def chunk(self, stage: Stage, number: int) -> None:

@@ -35,7 +35,7 @@ BROKEN = (
 
 
 @contextmanager
-def sized(path: Path, formats: Sequence[str] = FORMATS) -> Iterator[Image.Image]:
+def sized(path: Path, formats: tuple[str, ...] = FORMATS) -> Iterator[Image.Image]:
     """Open a regular file as a picture, its pixels not decoded; refuse one of 90 million or more.
 
     The size is that in its header, which costs nothing to write.

@@ -201,6 +201,12 @@ ATTACKER_TITLES = {
 }
 
 
+MEASURED_ON = {
+    "others": "of the images given that are no victims",
+    "victims": "images, the victims themselves: there are no others",
+}
+
+
 def several_tables(result: AuditResult) -> list[Table]:
     """Make a table of the strongest attacker on each defense, and a table of every attacker.
 
@@ -307,6 +313,10 @@ def _unusual(case: CaseResult) -> list[str]:
     if model is not None and model.under != case.defense:
         under = model.under or "what its file does not say"
         lines.append(f"* the accuracy is that of a model trained under {under}.")
+    if model is not None and model.measured_on in MEASURED_ON:
+        lines.append(
+            f"the accuracy was measured on {model.tested} {MEASURED_ON[model.measured_on]}."
+        )
     if case.settings["checkpoint"] is None:
         lines.append("the model is untrained.")
     elif model is None:

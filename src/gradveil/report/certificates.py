@@ -13,6 +13,10 @@ UNKNOWN_LOSS = (
     "Gamma is unknown where the accuracy of the model, or of one trained without a defense and "
     "audited beside it, is not known."
 )
+CLAIMED = (
+    "The accuracies were measured on the weights audited; that these were trained under the "
+    "defenses named is what their files say."
+)
 UNITS = {"psnr": "PSNR {:g} dB", "ssim": "SSIM {:g}"}
 CERTIFICATE_COLUMNS = ("defense", "attacker", "against", "reached", "delta\nat most")
 
@@ -57,6 +61,8 @@ def certificates_in_words(certificates: Mapping[str, Certificate], case: CaseRes
     lines = [f"{name}: {_certificate_words(made)}" for name, made in certificates.items()]
     if any(made.loss is None for made in certificates.values()):
         lines.append(UNKNOWN_LOSS)
+    if any(made.loss is not None for made in certificates.values()):
+        lines.append(CLAIMED)
     return [*lines, _untested(case, next(iter(certificates.values())))]
 
 
