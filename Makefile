@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO := demo
 
-.PHONY: demo test test-slow check install constraints clean
+.PHONY: demo test test-slow fuzz check install constraints clean
 
 demo: install
 	$(BIN)/gradveil train --data fashion-mnist-mini --model lenet --epochs 15 --lr 0.01 --no-augment --save-at 0,1,10 --out $(DEMO)/train
@@ -27,6 +27,9 @@ test: install
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow
+
+fuzz: install
+	$(BIN)/python -m pytest tests/fuzz
 
 check: install
 	$(BIN)/ruff format --check

@@ -13,7 +13,7 @@ from gradveil.audits import AuditJob, Case, make_cases, run_audit
 from gradveil.audits.model import (
     ModelFacts,
     describe_model,
-    measure_accuracy,
+    facts_hold,
     plain_model,
     read_facts,
     save_facts,
@@ -24,6 +24,7 @@ from gradveil.core.seeds import following, generator
 from gradveil.data import load
 from gradveil.defenses import parse
 from gradveil.models import build
+from gradveil.models.accuracy import measure_accuracy
 from gradveil.models.checkpoints import save_checkpoint
 from gradveil.training.job import TrainingJob
 
@@ -128,12 +129,16 @@ def test_a_checkpoint_of_the_protected_model_is_audited_as_it_is(
     result = run_audit(small(*cases), tmp_path / "run", progress=False)
     none, protected, pruned, added = result.cases
     assert [case.settings["protected"] for case in result.cases] == [False, True, False, False]
-    assert none.trained_so == ModelFacts(0.8, 500, "none", 40)
+    assert none.trained_so is not None and protected.trained_so is not None
+    assert (none.trained_so.under, none.trained_so.step) == ("none", 40)
     assert result.baselines == {None: none.model}
-    assert protected.trained_so == ModelFacts(0.7, 500, "precode:k=8", None)
+    assert (protected.trained_so.under, protected.trained_so.step) == ("precode:k=8", None)
+    for case in (none.trained_so, protected.trained_so):  # whatever their files say
+        assert case.accuracy < 0.3 and (case.tested, case.measured_on) == (500, "test")
     assert pruned.model == none.model and pruned.trained_so is None  # not trained under pruning
     assert added.model is None  # the bottleneck is untrained
-    assert json.loads(json.dumps(result.plain()))[1]["trained"]["accuracy"] == 0.7
+    trained = json.loads(json.dumps(result.plain()))[1]["trained"]
+    assert trained["accuracy"] == protected.trained_so.accuracy
 
 
 def test_a_model_with_a_defense_in_it_is_not_taken_for_a_plain_one(
@@ -151,7 +156,50 @@ def test_a_model_with_a_defense_in_it_is_not_taken_for_a_plain_one(
     assert not (tmp_path / "run").exists()
 
 
-def test_an_accuracy_that_no_file_tells_is_measure_accuracy(checkpoints: dict[str, Path]) -> None:
+def test_the_same_weights_have_the_same_accuracy_whatever_their_file_says(
+    checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    honest = describe(Case(weights=checkpoints["plain"]))
+    assert honest is not None
+    plain = build("lenet", channels=1, size=28, classes=10, seed=5)
+    facts = {"data": "fashion-mnist-mini", "defense": "none", "step": 40}
+    for said in (0.0, 0.99, 1.0):
+        save_checkpoint(tmp_path / "w.safetensors", plain, facts | {"test_accuracy": said})
+        assert describe(Case(weights=tmp_path / "w.safetensors")) == honest
+    other = describe(Case(weights=checkpoints["silent"]))
+    assert other is not None and other.weights_sha256 == honest.weights_sha256
+    assert (other.accuracy, other.under) == (honest.accuracy, None)
+
+
+@pytest.mark.parametrize(
+    ("images", "tested", "measured_on"), [(4, 26, "others"), (30, 30, "victims")]
+)
+def test_own_images_without_a_test_split_are_measured_on_those_that_are_no_victims(
+    checkpoints: dict[str, Path], images: int, tested: int, measured_on: str
+) -> None:
+    own = load("fashion-mnist-mini", "test").select(torch.arange(30))
+    case = Case(weights=checkpoints["plain"])
+    job = AuditJob("lenet", own, auto=True, cases=(case,), images=images)
+    found = describe_model(job, case, own, torch.device("cpu"))
+    assert found is not None and (found.tested, found.measured_on) == (tested, measured_on)
+    rest = own.select(torch.arange(images if measured_on == "others" else 0, 30))
+    model = build("lenet", channels=1, size=28, classes=10, seed=5)
+    assert found.accuracy == measure_accuracy(model, rest)[0]
+
+
+def test_facts_of_other_weights_or_of_an_early_version_do_not_hold(tmp_path: Path) -> None:
+    assert not facts_hold(tmp_path, "a")
+    for facts, holds in (
+        (None, True),
+        (ModelFacts(0.5, 10, "none", 4, "test", "a"), True),
+        (ModelFacts(0.5, 10, "none", 4, "test", "b"), False),
+        (ModelFacts(0.9, 10, "none", 4), False),
+    ):
+        save_facts(tmp_path, facts)
+        assert facts_hold(tmp_path, "a") == holds
+
+
+def test_an_accuracy_that_no_file_tells_is_measured(checkpoints: dict[str, Path]) -> None:
     test = load("fashion-mnist-mini", "test")
     model = build("lenet", channels=1, size=28, classes=10, seed=5, mean=test.mean, std=test.std)
     found = describe(Case(weights=checkpoints["silent"]))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec import Struct
+from msgspec import Struct, to_builtins
 
 from gradveil import __version__
 from gradveil.core import GradveilError
@@ -240,25 +240,28 @@ def test_a_record_that_is_ok_needs_its_scores() -> None:
         convert(plain | {"scores": {}}, RecordLine, "x")
 
 
-def test_every_kept_record_is_readable() -> None:
-    paths = [*RESULTS.glob("grids/**/*.jsonl"), *RESULTS.glob("searches/**/*.jsonl")]
-    paths += RESULTS.glob("audits/*.jsonl")
-    found = [len(read_lines(path, RecordLine)) for path in paths]
-    assert len(found) == 72 and sum(found) == 11_568 + 4 * 504
+def test_every_kept_record_reads_and_is_written_as_it_was() -> None:
+    for pattern in ("grids/**/*.jsonl", "searches/**/*.jsonl", "audits/*.jsonl"):
+        paths = [*RESULTS.glob(pattern)]
+        assert paths, pattern
+        for path in paths:
+            found = read_lines(path, RecordLine)
+            lines = [json.dumps(to_builtins(record)) for record, _ in found]
+            assert found and path.read_text() == "\n".join(lines) + "\n", path
 
 
 def test_every_kept_file_of_settings_models_and_policies_is_readable() -> None:
-    kinds = []
+    kinds = set()
     for path in RESULTS.rglob("settings.json"):
         found = read_json(path, dict[str, Any])
         mark = next(mark for mark in KINDS if mark in found)
         convert(found, KINDS[mark][1], path)
-        kinds.append(mark)
+        kinds.add(mark)
     models = [read_json(path, TrainedModel | None) for path in RESULTS.rglob("model.json")]
     policies = [read_toml(path, PoliciesFile) for path in RESULTS.rglob("policies.toml")]
-    assert (kinds.count("cases"), kinds.count("attacks")) == (7, 45)
-    assert len(models) == 45 and models.count(None) == 9
-    assert len(policies) == 4 and all(len(one.policy) == 10 for one in policies)
+    assert kinds >= {"cases", "attacks"}
+    assert None in models and any(model is not None for model in models)
+    assert policies and all(one.best == one.policy[0].policy for one in policies)
 
 
 def test_results_and_attributes_of_searches_have_types() -> None:

@@ -9,6 +9,7 @@ import copy
 import io
 import json
 import struct
+import tempfile
 import time
 import warnings
 import zipfile
@@ -29,131 +30,22 @@ from PIL import Image
 from safetensors.torch import save
 from torch import nn
 
+from fuzz.changes import Choose, broken, json_text, swapped, toml_text
 from gradveil.audits.results import CASE
 from gradveil.core import GradveilError
-from gradveil.core.formats import RecordLine, SearchFile, TrainedModel
+from gradveil.core.formats import RecordLine, TrainedModel
 from gradveil.core.reading import read_json, read_lines
 from gradveil.data import load
 from gradveil.models.checkpoints import load_checkpoint, read_resume, read_settings
+from gradveil.report.search import policies_table
+from gradveil.search.results import SearchResult, policies_text, trials_text
+from gradveil.search.study import Study
 from gradveil.transforms import Policy
 from gradveil.updates import read_weights
 
 QUICK, LONG = 60, 1_000  # files of each format
 SECONDS = 2.0  # of processor time for one file
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
-
-Choose = Callable[[int], int]
-"""A number below the one given."""
-
-ODD: tuple[Any, ...] = (
-    *(None, True, False, 0, -1, 2**70, 0.5, -1e308, "", "text", "\n\x1b[31m", "x" * 10_000),
-    *(
-        [],
-        {},
-        [None],
-        {"": None},
-        [[[[[0]]]]],
-        {"a": {"b": {"c": []}}},
-        ["a", 1, None],
-        "9" * 5_000,
-    ),
-)
-RAW = (
-    b"9" * 5_000,
-    b"1e400",
-    b"NaN",
-    b"-Infinity",
-    b"[" * 100_000,
-    b'{"a":' * 100_000,
-    b"\xff\xfe",
-)
-TOML = ("3", '"text"', "[1]", "9" * 5_000, "nan", "1979-05-27", "{a = 1}", "[" * 5_000, '"\\n"', "")
-
-
-def places(value: Any) -> list[tuple[Any, Any]]:
-    """Every container with each of its keys, the outermost first."""
-    found: list[tuple[Any, Any]] = []
-    waiting = [value]
-    while waiting:
-        outer = waiting.pop(0)
-        for key in [*outer] if isinstance(outer, dict) else range(len(outer)):
-            found.append((outer, key))
-            if isinstance(outer[key], dict | list):
-                waiting.append(outer[key])
-    return found
-
-
-def swapped(value: Any, choose: Choose) -> Any:
-    """The tree with a part replaced, dropped, renamed, doubled or wrapped."""
-    tree = [copy.deepcopy(value)]
-    spots = places(tree)
-    outer, key = spots[choose(len(spots))]
-    match choose(6):
-        case 0 if outer is not tree:
-            del outer[key]
-        case 1 if isinstance(outer, dict):
-            outer[f"{key}x"] = outer.pop(key)
-        case 2 if isinstance(outer, list) and outer is not tree:
-            outer.append(outer[key])
-        case 3:
-            outer[key] = [outer[key]]
-        case _:
-            outer[key] = ODD[choose(len(ODD))]
-    return tree[0]
-
-
-def broken(data: bytes, choose: Choose) -> bytes:
-    """The bytes cut, flipped, doubled or filled in between."""
-    if not data:
-        return RAW[choose(len(RAW))]
-    start = choose(len(data))
-    end = min(len(data), start + 1 + choose(40))
-    match choose(5):
-        case 0:
-            return data[:start]
-        case 1:
-            return data[:start] + bytes([data[start] ^ (1 << choose(8))]) + data[start + 1 :]
-        case 2:
-            return data[:end] + data[start:]
-        case 3:
-            return data[:start] + data[end:]
-        case _:
-            return data[:start] + RAW[choose(len(RAW))] + data[end:]
-
-
-def json_text(value: Any, choose: Choose) -> bytes:
-    """A JSON text with a change of the tree, of a number, or of the bytes."""
-    kind = choose(4)
-    if kind == 0:
-        return broken(json.dumps(value).encode(), choose)
-    tree = swapped(value, choose)
-    if kind == 1:
-        tree = swapped(tree, choose)
-    data = json.dumps(tree).encode()
-    if kind == 2 and b": " in data:  # a value, or its key, in a way that no writer of JSON has
-        parts = data.split(b": ")
-        spot = 1 + choose(len(parts) - 1)
-        parts[spot] = RAW[choose(len(RAW))] + parts[spot][1:]
-        data = b": ".join(parts)
-    return data
-
-
-def toml_text(text: str, choose: Choose) -> bytes:
-    lines = text.split("\n")
-    spot = choose(len(lines))
-    match choose(6):
-        case 0:
-            return broken(text.encode(), choose)
-        case 1:
-            del lines[spot]
-        case 2:
-            lines.insert(spot, lines[choose(len(lines))])
-        case 3:
-            lines[spot] = "a" + ".a" * 10 ** choose(6) + " = 1"
-        case _:
-            key = lines[spot].partition("=")[0]
-            lines[spot] = f"{key}= {TOML[choose(len(TOML))]}"
-    return "\n".join(lines).encode()
 
 
 @cache
@@ -230,7 +122,17 @@ STATE: dict[str, Any] = {
 QUANTITY = {"mean": 1.5, "error": 0.25, "n": 3}
 SEARCH: dict[str, Any] = {
     "format": "gradveil search 1",
-    "settings": {"data": "x", "model": "lenet", "trials": 2},
+    "settings": {
+        "data": "x",
+        "model": "lenet",
+        "trials": 2,
+        "keep": 1,
+        "threshold": -85.0,
+        "score": "probe",
+        "rule": "code",
+        "sampler": "random",
+        "seed": 0,
+    },
     "trials": [
         {"number": 0, "policy": "3-1-7", "state": "scored", "quantities": {"ssim": QUANTITY}},
         {"number": 1, "policy": "none", "state": "dropped", "quantities": {"ssim": QUANTITY}},
@@ -244,7 +146,7 @@ SEARCH: dict[str, Any] = {
     "notes": ["a note"],
     "study": "gradveil",
     "storage": "study.journal",
-    "confirmed": {"untrained": {"none": "none"}},
+    "confirmed": {"untrained": {"none": "none", "random": "3+4", "single": "3-1-7"}},
     "words": [],
 }
 FACTS: dict[str, Any] = {
@@ -302,8 +204,57 @@ def read_records(path: Path) -> None:
 
 
 def read_search(path: Path) -> None:
-    for trial in read_json(path, SearchFile).trials:
-        assert all(f"{one.mean:.3f}" for one in trial.quantities.values())
+    (path.parent / "settings.json").write_text(json.dumps(SEARCH["settings"]))
+    found = SearchResult.read(path.parent)
+    assert repr(found).isprintable() or "\n" in repr(found)
+    assert found._repr_html_() and policies_table("kept", found.kept).rows
+    assert (
+        policies_text(found)
+        and trials_text(found)
+        and found.best in [trial.policy for trial in found.trials]
+    )
+
+
+@cache
+def journal_lines() -> tuple[bytes, ...]:
+    """The journal of a study with a finished, an abandoned and a claimed trial."""
+    with tempfile.TemporaryDirectory() as folder:
+        study = join(Path(folder) / "study.journal")
+        first, _ = study.claim(2, 3)
+        study.finish(first, "scored", {"ssim": [0.5, 0.25]})
+        study.close()
+        other = join(Path(folder) / "study.journal")
+        other.claim(1, 3)
+        other.close()
+        return tuple((Path(folder) / "study.journal").read_bytes().splitlines())
+
+
+def join(path: Path) -> Study:
+    return Study.open(path, "toy", {"images": 2}, "random", 0, ("ssim",))
+
+
+def journal(choose: Choose) -> bytes:
+    lines = [*journal_lines()]
+    spot = choose(len(lines))
+    match choose(4):
+        case 0:
+            del lines[spot]
+        case 1:
+            lines.insert(spot, lines[choose(len(lines))])
+        case _:
+            lines[spot] = json_text(json.loads(lines[spot]), choose)
+    data = b"\n".join(lines) + b"\n"
+    return broken(data, choose) if choose(8) == 0 else data
+
+
+def read_journal(path: Path) -> None:
+    study = join(path)
+    try:
+        for trial in study.finished(3):
+            assert trial.state and trial.mean("ssim") <= 2**70
+        assert study.busy(3) >= 0 and len(study.claim(1, 3)) <= 1
+    finally:
+        study.close()
 
 
 def read_trained(path: Path) -> None:
@@ -371,6 +322,7 @@ def trained(choose: Choose) -> bytes:
 FORMATS = {
     "settings": Format("settings.json", audit_settings, read_audit),
     "records": Format("records.jsonl", records, read_records),
+    "journal": Format("study.journal", journal, read_journal),
     "search": Format("search.json", lambda choose: json_text(SEARCH, choose), read_search),
     "model": Format("model.json", trained, read_trained),
     "policies": Format("policies.toml", policies, read_policies),

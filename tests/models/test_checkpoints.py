@@ -185,7 +185,7 @@ STATE: dict[str, Any] = {
     "callbacks": {},
     "optimizer_states": [{"state": {}, "param_groups": []}],
     "lr_schedulers": [],
-    "history": [{"epoch": 1, "train_loss": 0.5}],
+    "history": [{"epoch": 1, "train_loss": 0.5, "test_accuracy": 0.1}],
     "defense": None,
 }
 

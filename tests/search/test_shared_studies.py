@@ -14,9 +14,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from sqlalchemy.exc import OperationalError
 
 from gradveil.core.errors import GradveilError, GradveilWarning
+from gradveil.core.formats import OwnerEntry
 from gradveil.search import storage as storages
 from gradveil.search.space import draw, policy_of
 from gradveil.search.storage import SILENCE, lives, this_process
@@ -238,16 +240,16 @@ def test_an_owner_is_dead_when_its_process_is_gone_or_it_was_silent_for_long() -
     me = this_process()
     now = time.time()
     assert lives(me.entry(now))
-    assert not lives(None) and not lives(me.entry(None)) and not lives(me.entry(now - SILENCE - 1))
-    assert not lives({**me.entry(now), "start": "1"})  # another process with the same number
-    elsewhere = {**me.entry(now), "host": "elsewhere", "pid": 2**22 + 1}
-    assert lives(elsewhere) and not lives({**elsewhere, "beat": now - SILENCE - 1})
+    assert not lives(me.entry(None)) and not lives(me.entry(now - SILENCE - 1))
+    assert not lives(replace(me.entry(now), start="1"))  # another process with the same number
+    elsewhere = replace(me.entry(now), host="elsewhere", pid=2**22 + 1)
+    assert lives(elsewhere) and not lives(replace(elsewhere, beat=now - SILENCE - 1))
 
 
-def owner_of(pid: int) -> dict[str, Any]:
+def owner_of(pid: int) -> OwnerEntry:
     """What a study would know of this process, had it joined a moment ago."""
     me, start = this_process(), storages._started(pid)
-    return {**me.entry(time.time()), "pid": pid, "start": start}
+    return replace(me.entry(time.time()), pid=pid, start=start)
 
 
 def test_a_killed_process_is_dead_before_its_parent_asks() -> None:
@@ -266,7 +268,7 @@ def test_without_a_process_table_a_process_is_asked_by_a_signal(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(storages, "PROCESSES", tmp_path)
-    assert lives(owner_of(os.getpid())) and owner_of(os.getpid())["start"] == "running"
+    assert lives(owner_of(os.getpid())) and owner_of(os.getpid()).start == "running"
     child = subprocess.Popen([sys.executable, "-c", ""])
     owner = owner_of(child.pid)
     child.wait()

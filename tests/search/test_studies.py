@@ -259,7 +259,7 @@ def test_a_path_that_is_no_journal_is_refused(tmp_path: Path, searching: ModuleT
     for name, words in (
         ("text", "no journal"),
         ("json", "no journal"),
-        ("", "Is a directory"),
+        ("", "it is a folder"),
         ("text/log", "cannot be used"),
     ):
         with pytest.raises(GradveilError, match=words) as caught:

@@ -216,7 +216,8 @@ def _loss(trained: ModelFacts | None, baseline: ModelFacts | None) -> Difference
     """Return baseline less trained; exactly 0 for a model against itself."""
     if trained is None or baseline is None:
         return None
-    if trained == baseline:
+    same = trained.weights_sha256 is None or trained.weights_sha256 == baseline.weights_sha256
+    if same and trained == baseline:
         return Difference(0.0, 0.0, 0.0)
     return difference(baseline.hits, baseline.tested, trained.hits, trained.tested, EACH)
 

@@ -10,37 +10,38 @@ import torch
 from msgspec import to_builtins
 from torch import nn
 
-from gradveil.audits.job import AuditJob, Case, data_name
+from gradveil.audits.job import AuditJob, Case
 from gradveil.audits.records import MODEL
 from gradveil.core.errors import GradveilError
-from gradveil.core.files import write_text
+from gradveil.core.files import digest, write_text
 from gradveil.core.formats import TrainedModel
 from gradveil.core.reading import read_json
-from gradveil.core.seeds import following, generator
 from gradveil.data import Images
 from gradveil.defenses import REGISTRY, Defense
 from gradveil.defenses.chain import THEN
 from gradveil.models import build_for
-from gradveil.models.bottleneck import at_rest
+from gradveil.models.accuracy import measure_accuracy
 from gradveil.models.checkpoints import load_checkpoint, read_settings
-
-PASSED_AT_ONCE = 500
-MEASURED = {"cpu": 2_000, "cuda": 10_000}
-"""Test images at most, where a checkpoint does not say its accuracy."""
 
 
 @dataclass(frozen=True)
 class ModelFacts:
     """Facts of a checkpoint.
 
-    `accuracy` is that on `tested` test images; `under` the defense in training, as text; `step`
-    the number of training steps.
+    `accuracy` was measured on `tested` images, which `measured_on` tells apart: those of the
+    `test` split, the `others` of a user's own images, which are no victims, or, where there are no
+    others, the `victims`. `weights_sha256` is the digest of the weights; both are None in files of
+    early versions, which wrote the accuracy that the checkpoint claims. `under`, the defense in
+    training, as text, and `step`, the number of training steps, are claims of the checkpoint that
+    nothing can measure.
     """
 
     accuracy: float
     tested: int
     under: str | None
     step: int | None
+    measured_on: str | None = None
+    weights_sha256: str | None = None
 
     @property
     def hits(self) -> int:
@@ -78,9 +79,10 @@ def plain_model(model: nn.Module | str, split: Images, seed: int) -> nn.Module:
 def describe_model(
     job: AuditJob, case: Case, test: Images, device: torch.device
 ) -> ModelFacts | None:
-    """Return the facts that the checkpoint holds; an accuracy it does not hold is measured.
+    """Return what the checkpoint says of its training, and the accuracy of its weights, measured.
 
-    Return None without a checkpoint, and where the defense has parts that were not trained.
+    Return None without a checkpoint, and where the defense has parts that were not trained. `test`
+    are the images to measure on; a user's own have no test split, so victims are left out of them.
     """
     if case.weights is None:
         return None
@@ -88,31 +90,27 @@ def describe_model(
     if changes_model(case.acting) and not protected:
         return None
     facts = read_settings(case.weights)
-    said = facts.get("test_accuracy")
-    same_images = facts.get("data") == data_name(job.data)
-    if isinstance(said, float) and same_images and facts.get("image_size") in (None, test.size):
-        accuracy, tested = said, len(test)
-    else:
-        most = MEASURED.get(device.type, MEASURED["cpu"])
-        accuracy, tested = measure_accuracy(model.to(device), test, most, job.seed)
-    return ModelFacts(accuracy, tested, trained_under(facts), facts.get("step"))
+    measured_on, images = "test", test
+    if isinstance(job.data, Images):
+        numbers = torch.arange(len(test))
+        others = numbers[(numbers < job.first) | (numbers >= job.first + job.images)]
+        measured_on = "others" if len(others) else "victims"
+        images = test.select(others) if len(others) else test
+    weights = digest(model.state_dict())
+    accuracy, tested = measure_accuracy(model.to(device), images, seed=job.seed)
+    under, step = trained_under(facts), facts.get("step")
+    return ModelFacts(accuracy, tested, under, step, measured_on, weights)
 
 
-def measure_accuracy(model: nn.Module, test: Images, most: int, seed: int = 0) -> tuple[float, int]:
-    """Return the share of test images that the model classifies correctly, and their number.
+def facts_hold(out: Path, weights: str) -> bool:
+    """Tell whether a case's folder has facts that were measured on these weights, by digest.
 
-    These are all images, or `most` at even distances. The seed is for a model that draws.
+    The facts of a model without a checkpoint, null, hold too.
     """
-    chosen = torch.linspace(0, len(test) - 1, min(most, len(test))).round().long()
-    device, hits, mode = next(model.parameters()).device, 0, model.training
-    model.eval()
-    with torch.no_grad(), at_rest(model), following(generator(seed, "test")):
-        for some in chosen.split(PASSED_AT_ONCE):
-            answers = model(test.images[some].to(device).float() / 255)
-            guesses = answers[:, : len(test.classes)].argmax(1).cpu()
-            hits += int((guesses == test.labels[some]).sum())
-    model.train(mode)
-    return hits / len(chosen), len(chosen)
+    if not (out / MODEL).is_file():
+        return False
+    found = read_facts(out)
+    return found is None or found.weights_sha256 == weights
 
 
 def save_facts(out: Path, found: ModelFacts | None) -> None:

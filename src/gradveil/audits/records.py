@@ -70,8 +70,7 @@ def finite(value: float) -> float | None:
 
 def append(path: Path, records: Sequence[Record]) -> None:
     """Write all records at once; they have reached the disk when this returns."""
-    lines = "".join(json.dumps(_plain(record), allow_nan=False) + "
-" for record in records)
+    lines = "".join(json.dumps(_plain(record), allow_nan=False) + "\n" for record in records)
     append_lines(path, lines.encode())
 
 

@@ -19,7 +19,7 @@ from torch import Generator, Tensor, nn
 from gradveil import __version__
 from gradveil.attacks import Attack
 from gradveil.audits.job import AuditJob, Case, make_cases, name_attacks
-from gradveil.audits.model import describe_model, save_facts
+from gradveil.audits.model import describe_model, facts_hold, save_facts
 from gradveil.audits.outcomes import (
     Outcome,
     blind_guesses,
@@ -30,7 +30,6 @@ from gradveil.audits.outcomes import (
     ranked,
 )
 from gradveil.audits.records import (
-    MODEL,
     RECORDS,
     Key,
     append,
@@ -444,8 +443,8 @@ class _CaseRun:
 
     def _describe(self) -> None:
         """Write the facts of the model, before any record."""
-        if not (self.out / MODEL).is_file():
-            prepared, case = self.prepared, self.case.case
+        prepared, case = self.prepared, self.case.case
+        if not facts_hold(self.out, self.case.settings.get("weights_sha256", "")):
             save_facts(self.out, describe_model(prepared.job, case, prepared.test, prepared.device))
 
     def chunk(self, stage: Stage, number: int) -> None:

@@ -1,6 +1,5 @@
 """The command line: every command, and how errors reach the user, as one line and a status."""
 
-import os
 import sys
 import traceback
 import warnings
@@ -13,11 +12,15 @@ from gradveil.cli import audit, data, defenses, doctor, policy, reconstruct, sea
 from gradveil.core.errors import GradveilError, GradveilWarning, one_line
 from gradveil.core.importing import RAISED
 from gradveil.core.stopping import exit_status, signaled, stop_on_signals, tell
-from gradveil.core.text import printable
+from gradveil.core.streams import OutputLostError
+from gradveil.core.text import printable, shortened
 
 BAD_INPUT = 2
 UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h: an error in the program itself
+READER_GONE = 1  # nobody reads the standard output any more, as after `| head`
 INTERRUPTED = 128 + 2  # as typer reports Ctrl-C
+
+LONGEST = 2_000  # letters of an error's line: it may quote an argument
 
 DEBUG = "--debug"
 
@@ -68,7 +71,7 @@ def main(arguments: list[str] | None = None) -> None:
     plain = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *origin: Any, **more: Any) -> None:
-        text = printable(" ".join(str(message).split()))
+        text = printable(shortened(" ".join(str(message).split()), LONGEST))
         if issubclass(category, GradveilWarning):
             typer.echo(f"warning: {text}", err=True)
         else:
@@ -87,20 +90,22 @@ def run(arguments: list[str] | None = None) -> int:
         status = app([word for word in given if word != DEBUG], standalone_mode=False)
         if status == INTERRUPTED:  # what typer makes of KeyboardInterrupt
             raise KeyboardInterrupt
+        if sys.stdout is not None:
+            sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except (KeyboardInterrupt, typer.Abort):
         return _stopped()
-    except BrokenPipeError:  # the reader went away, as `| head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except RAISED as error:
         if signaled():
             return _stopped()
+        if isinstance(error, OutputLostError) and error.gone:
+            return READER_GONE
         message, status = _explained(error)
         if debug:
             typer.echo(printable(traceback.format_exc()).rstrip(), err=True)
         else:
-            typer.echo(f"error: {printable(' '.join(message.split()))}", err=True)
+            line = shortened(" ".join(message.split()), LONGEST)
+            typer.echo(f"error: {printable(line)}", err=True)
         return status
 
 

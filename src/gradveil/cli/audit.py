@@ -218,7 +218,7 @@ def _show(result: "AuditResult", threshold: "Threshold | None", as_json: bool) -
     plain |= {"notes": words, "pictures": pictures}
     files = [f"records {case.out / 'records.jsonl'}" for case in result.cases]
     lines = ["", *words, "", *files, *(f"picture {path}" for path in shown)]
-    say(plain, as_json, *tables, "\n".join(lines))
+    say(plain, as_json, *tables, lines)
 
 
 def _defenses(defenses: list[str] | None, policy: str) -> "list[Defense]":

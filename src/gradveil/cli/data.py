@@ -157,6 +157,6 @@ def _report(found: "Verification", as_json: bool) -> None:
         verdict = f"{found.name}: {len(wrong)} of {len(found.files)} files are wrong"
     note = f" ({found.note})" if found.note else ""
     lines = [f"  {check.path}: {check.problem}" for check in wrong[:20]]
-    say(result, as_json, "\n".join([verdict + note, *lines]))
+    say(result, as_json, [verdict + note, *lines])
     if not found.ok:
         raise typer.Exit(1)

@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from gradveil.core.text import SafeConsole, printable
+from gradveil.core.text import SafeConsole, on_one_line
 
 Json = Annotated[
     bool,
@@ -33,8 +33,11 @@ DataRoot = Annotated[
 progress = SafeConsole(stderr=True)
 
 
-def say(result: Mapping[str, Any], as_json: bool, *shown: Table | str) -> None:
-    """Print the result: the parts `shown`, or one JSON object where that was asked for."""
+def say(result: Mapping[str, Any], as_json: bool, *shown: Table | str | Sequence[str]) -> None:
+    """Print the result: the parts `shown`, or one JSON object where that was asked for.
+
+    Of a list of lines each stays one line, whatever names are in it.
+    """
     if as_json:
         typer.echo(json.dumps(result, default=str))
         return
@@ -42,17 +45,18 @@ def say(result: Mapping[str, Any], as_json: bool, *shown: Table | str) -> None:
     for number, part in enumerate(shown):
         if number and isinstance(part, Table):
             console.print()
+        text = part if isinstance(part, Table | str) else "\n".join(map(on_one_line, part))
         # Without markup, since a path may hold [brackets].
-        console.print(part, soft_wrap=isinstance(part, str), markup=False, highlight=False)
+        console.print(text, soft_wrap=isinstance(text, str), markup=False, highlight=False)
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
     """Build a table whose first column is never cut: it holds the names a user types."""
-    made = Table(title=Text(printable(title)), title_justify="left")
+    made = Table(title=Text(on_one_line(title)), title_justify="left")
     for number, column in enumerate(columns):
         made.add_column(column, no_wrap=number == 0)
     for row in rows:
-        made.add_row(*(Text(printable(str(cell))) for cell in row))
+        made.add_row(*(Text(on_one_line(cell)) for cell in row))
     return made
 
 

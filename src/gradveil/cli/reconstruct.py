@@ -102,4 +102,4 @@ def reconstruct_command(
         f"labels inferred: {', '.join(labels)}",
         *map(str, paths),
     ]
-    say(facts, as_json, "\n".join(lines))
+    say(facts, as_json, lines)

@@ -187,5 +187,5 @@ def search_command(
         plain,
         as_json,
         *search_tables(result),
-        "\n".join(["", *search_in_words(result), "", *where]),
+        ["", *search_in_words(result), "", *where],
     )

@@ -130,7 +130,7 @@ def train_command(
     lines.append(f"weights {trained.checkpoint}")
     if trained.history:
         lines.append(f"metrics {trained.out / 'metrics.csv'}")
-    say(result, as_json, "\n".join(lines))
+    say(result, as_json, lines)
 
 
 def _steps(text: str) -> tuple[int, ...]:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.text import printable
+from gradveil.core.text import on_one_line, shortened
 
 KINDS = {
     stat.S_IFDIR: "a folder",
@@ -45,10 +45,7 @@ def shown(text: object, longest: int = LONGEST) -> str:
 
     Letters that cannot be printed become escapes such as `\\n`.
     """
-    found = str(text)
-    if len(found) > longest:
-        found = f"{found[: longest // 2]}...{found[-longest // 2 :]}"
-    return printable(found).replace("\n", r"\n")
+    return on_one_line(shortened(str(text), longest))
 
 
 def regular_file(path: Path) -> os.stat_result:

@@ -4,7 +4,7 @@ A field without a default must be there. Fields that a type does not name are le
 settings, which are compared whole before a job goes on, and refused in records and results.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -188,6 +188,8 @@ class TrainedModel(Struct, frozen=True, forbid_unknown_fields=True):
     tested: Positive
     under: str | None
     step: Count | None
+    measured_on: Literal["test", "others", "victims"] | None = None
+    weights_sha256: str | None = None
 
 
 class Quantity(Struct, frozen=True, forbid_unknown_fields=True):
@@ -203,7 +205,7 @@ class FoundPolicy(Struct, frozen=True, forbid_unknown_fields=True):
 
     number: Count
     policy: str
-    state: str
+    state: Literal["scored", "inaccurate", "dropped"]
     quantities: dict[str, Quantity]
 
 
@@ -222,7 +224,7 @@ class SearchFile(Struct, frozen=True, forbid_unknown_fields=True):
     format: str
     settings: dict[str, Any]
     trials: list[FoundPolicy]
-    kept: list[Count]
+    kept: Annotated[list[Count], Meta(min_length=1)]
     front: list[Count]
     best: str
     hybrid: str | None
@@ -235,11 +237,95 @@ class SearchFile(Struct, frozen=True, forbid_unknown_fields=True):
     words: list[str]
 
 
+class JournalEntry(Struct, frozen=True, tag_field="op_code"):
+    """A line of a study's journal, as Optuna writes it; its kind is a number, `op_code`."""
+
+    worker_id: str
+
+
+class StudyCreated(JournalEntry, frozen=True, tag=0):
+    study_name: str
+    directions: list[Count]
+
+
+class StudyDeleted(JournalEntry, frozen=True, tag=1):
+    study_id: Count
+
+
+class StudyAttribute(JournalEntry, frozen=True, tag=2):
+    study_id: Count
+    user_attr: Annotated[dict[str, Any], Meta(min_length=1, max_length=1)]
+
+
+class StudyNote(JournalEntry, frozen=True, tag=3):
+    study_id: Count
+    system_attr: Annotated[dict[str, Any], Meta(min_length=1, max_length=1)]
+
+
+class TrialCreated(JournalEntry, frozen=True, tag=4, kw_only=True):
+    study_id: Count
+    datetime_start: str | None
+    state: Count | UnsetType = UNSET
+    params: dict[str, Count] | UnsetType = UNSET
+    distributions: dict[str, str] | UnsetType = UNSET
+    user_attrs: dict[str, Any] | UnsetType = UNSET
+    system_attrs: dict[str, Any] | UnsetType = UNSET
+    value: float | UnsetType | None = UNSET
+    values: list[float] | UnsetType | None = UNSET
+    intermediate_values: dict[str, float] | UnsetType = UNSET
+    datetime_complete: str | UnsetType = UNSET
+
+
+class TrialSlot(JournalEntry, frozen=True, tag=5):
+    trial_id: Count
+    param_name: str
+    param_value_internal: Count
+    distribution: str
+
+
+class TrialState(JournalEntry, frozen=True, tag=6, kw_only=True):
+    trial_id: Count
+    state: Count
+    values: list[float] | None
+    datetime_start: str | UnsetType = UNSET
+    datetime_complete: str | UnsetType = UNSET
+
+
+class TrialStep(JournalEntry, frozen=True, tag=7):
+    trial_id: Count
+    step: Count
+    intermediate_value: float
+
+
+class TrialAttribute(JournalEntry, frozen=True, tag=8):
+    trial_id: Count
+    user_attr: Annotated[dict[str, Any], Meta(min_length=1, max_length=1)]
+
+
+class TrialNote(JournalEntry, frozen=True, tag=9):
+    trial_id: Count
+    system_attr: Annotated[dict[str, Any], Meta(min_length=1, max_length=1)]
+
+
+JournalLine = (
+    StudyCreated
+    | StudyDeleted
+    | StudyAttribute
+    | StudyNote
+    | TrialCreated
+    | TrialSlot
+    | TrialState
+    | TrialStep
+    | TrialAttribute
+    | TrialNote
+)
+
+
 class OwnerEntry(Struct, frozen=True):
     """`owner:<id>` of a study: the process that holds trials; `beat` is None once it has left."""
 
     host: str
-    pid: Positive
+    pid: Annotated[int, Meta(ge=1, le=2**31 - 1)]
     start: str | None
     beat: float | None
 
@@ -247,7 +333,7 @@ class OwnerEntry(Struct, frozen=True):
 class TrialResult(Struct, frozen=True):
     """`result` of a trial: its figures, image by image."""
 
-    state: str
+    state: Literal["scored", "inaccurate", "dropped"]
     values: dict[str, list[float]]
 
 
@@ -275,6 +361,7 @@ class CheckpointFacts(Struct, frozen=True):
     classes: Positive | UnsetType = UNSET
     image_size: Positive | None = None
     test_accuracy: Share | UnsetType = UNSET
+    loss_scale: Annotated[float, Meta(gt=0, le=1e30)] = 1.0
     history: list[dict[str, float]] | UnsetType = UNSET
     epsilon: float | None = None
     delta: Share | None = None

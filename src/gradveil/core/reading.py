@@ -83,6 +83,16 @@ def parse_json(data: bytes, kind: Any, where: object) -> Any:
     return convert(_with_surrogates(data, where), kind, where)
 
 
+def parse_loose_json(data: bytes, where: object) -> Any:
+    """The plain value of a text of another program's, in which NaN and infinity are numbers."""
+    if (deep := nesting(data)) > DEEPEST:
+        raise MalformedError(where, f"brackets nested {deep} deep, at most {DEEPEST} may be")
+    try:
+        return json.loads(data)
+    except (ValueError, RecursionError) as error:  # no UTF-8, no JSON, a number of 5,000 digits
+        raise MalformedError(where, shown(error)) from None
+
+
 def read_lines(path: Path, kind: type[T]) -> list[tuple[T, int]]:
     """The values of a file of JSON lines, each with the byte position after its line.
 
@@ -137,7 +147,11 @@ def read_toml(path: Path, kind: type[T], *, most: int = MOST_TOML) -> T:
     return convert(found, kind, path)
 
 
-def convert(value: object, kind: type[T], where: object) -> T:
+@overload
+def convert(value: object, kind: type[T], where: object) -> T: ...
+@overload
+def convert(value: object, kind: UnionType, where: object) -> Any: ...
+def convert(value: object, kind: Any, where: object) -> Any:
     """Plain values, as a parser gives them, turned into the type; `where` names them in errors."""
     try:
         return msgspec.convert(value, kind)

@@ -17,6 +17,18 @@ def printable(text: str) -> str:
     )
 
 
+def on_one_line(text: object) -> str:
+    r"""Return the text `printable` with its line ends as \\n, so that a name stays in its line."""
+    return printable(str(text)).replace("\n", r"\n")
+
+
+def shortened(text: str, longest: int) -> str:
+    """Return the text, or its beginning and end where it has more letters than `longest`."""
+    if len(text) <= longest:
+        return text
+    return f"{text[: longest // 2]}...{text[-(longest // 2) :]}"
+
+
 def _escaped(letter: str) -> str:
     return letter.encode("unicode_escape", "backslashreplace").decode("ascii")
 

@@ -72,7 +72,8 @@ def _key(source: Source, root: Path, split: str) -> str:
             state = path.stat()
         except OSError as error:
             raise GradveilError(f"cannot read {path}: {error.strerror}") from error
-        digest.update(f"{path}\0{state.st_size}\0{state.st_mtime_ns}\n".encode())
+        facts = f"{path}\0{state.st_size}\0{state.st_mtime_ns}\n"
+        digest.update(facts.encode(errors="surrogateescape"))  # a name may be no UTF-8
     return digest.hexdigest()[:20]
 
 

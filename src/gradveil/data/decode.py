@@ -6,7 +6,9 @@ Also the mean and standard deviation of their channels.
 import hashlib
 import os
 import struct
-from collections.abc import Iterable, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,7 @@ FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
 # The errors that Pillow raises on a bad file.
 BROKEN = (
     OSError,
+    Image.DecompressionBombWarning,
     SyntaxError,
     ValueError,
     EOFError,
@@ -31,12 +34,27 @@ BROKEN = (
 )
 
 
+@contextmanager
+def sized(path: Path, formats: tuple[str, ...] = FORMATS) -> Iterator[Image.Image]:
+    """Open a regular file as a picture, its pixels not decoded; refuse one of 90 million or more.
+
+    The size is that in its header, which costs nothing to write.
+    """
+    regular_file(path)
+    with (
+        warnings.catch_warnings(action="error", category=Image.DecompressionBombWarning),
+        Image.open(path, formats=formats) as image,
+    ):
+        yield image
+
+
 def opened(path: Path) -> Image.Image:
     """Decode an image of 8 bits a channel; the error for a broken file names it."""
-    regular_file(path)
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        with sized(path) as image:
             image.load()
+    except GradveilError:
+        raise
     except BROKEN as error:
         raise GradveilError(f"broken image {path}: {error}") from error
     if image.mode.startswith(("I", "F")):
@@ -50,10 +68,11 @@ def opened(path: Path) -> Image.Image:
 
 def header(path: Path) -> tuple[str, tuple[int, int]]:
     """Return Pillow's mode and (width, height), without decoding."""
-    regular_file(path)
     try:
-        with Image.open(path, formats=FORMATS) as image:
+        with sized(path) as image:
             return image.mode, image.size
+    except GradveilError:
+        raise
     except BROKEN as error:
         raise GradveilError(f"broken image {path}: {error}") from error
 

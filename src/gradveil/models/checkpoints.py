@@ -68,7 +68,7 @@ def load_checkpoint(path: Path, model: nn.Module) -> nn.Module:
     """Put the weights into the model, which must be like the one they were saved from."""
     found, metadata = _read(path)
     wanted = model.state_dict()
-    problem = _mismatch(found, wanted)
+    problem = mismatch(found, wanted)
     if problem:
         settings, origin = _settings(path, metadata), ""
         if {"model", "data"} <= settings.keys():
@@ -92,6 +92,7 @@ class ResumeState(Struct, frozen=True):
 
 
 VERSION = "pytorch-lightning_version"
+HISTORY = {"epoch", "train_loss", "test_accuracy"}  # figures of an epoch that are used again
 
 
 def read_resume(path: Path) -> dict[str, Any]:
@@ -108,15 +109,26 @@ def read_resume(path: Path) -> dict[str, Any]:
             raise GradveilError("state_dict: expected names and tensors")
         if not isinstance(found.get(VERSION), str):
             raise GradveilError(f"{VERSION}: expected str")
-        convert({name: value for name, value in found.items() if name in FIELDS}, ResumeState, "")
+        state = convert(
+            {name: value for name, value in found.items() if name in FIELDS}, ResumeState, ""
+        )
+        if len({frozenset(row) for row in state.history}) > 1:
+            raise GradveilError("history: rows with other names than the first")
+        if not all(row.keys() >= HISTORY for row in state.history):
+            raise GradveilError(f"history: expected {', '.join(sorted(HISTORY))}")
     except MissingFileError:
         raise
     except GradveilError as error:
         text = str(error).removeprefix(f"{shown(path)} is refused: ")
-        raise GradveilError(
-            f"{shown(path)} is damaged ({text}): delete it, and the training starts again"
-        ) from error
+        raise damaged_resume(path, text) from error
     return found
+
+
+def damaged_resume(path: Path, problem: str) -> GradveilError:
+    """The error for a file that a training cannot go on from."""
+    return GradveilError(
+        f"{shown(path)} is damaged ({shown(problem)}): delete it, and the training starts again"
+    )
 
 
 FIELDS = frozenset(ResumeState.__struct_fields__)
@@ -137,7 +149,8 @@ def _settings(path: Path, metadata: Mapping[str, str]) -> dict[str, Any]:
     return settings
 
 
-def _mismatch(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
+def mismatch(found: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str:
+    """Say why these tensors cannot replace the wanted ones; empty where they can."""
     for name, value in wanted.items():
         if name not in found:
             return f"it has no {name!r}"

@@ -109,7 +109,7 @@ def _case_table(case: CaseResult, truth: str, title: str) -> Table:
     return made
 
 
-def _case_cells(row: Row) -> list[str]:
+def _case_cells(row: Row) -> list[str | Sequence[str]]:
     return [
         titled(row),
         str(row.n),
@@ -119,7 +119,7 @@ def _case_cells(row: Row) -> list[str]:
         number(row.psnr.worst5, ".1f"),
         number(row.over_blind.mean, "+.1f"),
         number(row.ssim.mean, ".3f"),
-        "\n".join(row.flags),
+        row.flags,
     ]
 
 
@@ -277,6 +277,12 @@ ATTACKER_TITLES = {
 }
 
 
+MEASURED_ON = {
+    "others": "of the images given that are no victims",
+    "victims": "images, the victims themselves: there are no others",
+}
+
+
 def several_tables(result: AuditResult) -> list[Table]:
     """Make a table of the strongest attacker on each defense, and a table of every attacker.
 
@@ -297,7 +303,7 @@ def _strongest_table(result: AuditResult) -> Table:
     made = Fitted(title, columns, {0: DEFENSE, 2: ATTACKER})
     for case in result.cases:
         row = case.strongest
-        attacker = row.attack + ("" if row.truth == USED else "\n (original image)")
+        attacker = [row.attack, *([] if row.truth == USED else [" (original image)"])]
         psnr = number(row.psnr.mean, ".1f")
         made.row(_on_lines(case), _accuracy(case), attacker, _mark(row), psnr, *_scores(row))
     return made
@@ -308,25 +314,24 @@ def _attackers_table(cases: Sequence[CaseResult], truth: str) -> Table:
     columns = [name.format(lineup=lineup_head(cases)) for name in ATTACKER_COLUMNS]
     made = Fitted(ATTACKER_TITLES[truth], columns, {0: DEFENSE, 1: ATTACKER})
     for case in cases:
-        lines = iter(_on_lines(case).split("\n"))
+        lines = iter(_on_lines(case))
         rows = [row for row in case.rows if row.truth == truth]
         best = case.strongest
         for row in rows:
             if row.kind == "attack":
                 strongest = (row.attack, row.truth) == (best.attack, best.truth)
-                attacker = row.attack + _knows(case, row.attack)
-                cells = _attacker_cells(attacker, row)
+                cells = _attacker_cells([row.attack, *_knows(case, row.attack)], row)
                 made.row(next(lines, ""), *cells, style="bold" if strongest else "")
         blind = chosen_blind(rows)
-        made.row("\n".join(lines), *_attacker_cells(blind.attack, blind), style="dim")
+        made.row([*lines], *_attacker_cells([blind.attack], blind), style="dim")
         for row in rows:
             if row.kind in CASE_KINDS[truth][2:]:
-                made.row("", *_attacker_cells(titled(row), row), style="dim")
+                made.row("", *_attacker_cells([titled(row)], row), style="dim")
         made.add_section()
     return made
 
 
-def _attacker_cells(attacker: str, row: Row) -> list[str]:
+def _attacker_cells(attacker: Sequence[str], row: Row) -> list[str | Sequence[str]]:
     return [attacker, _mark(row), spread(row.psnr, ".1f"), *_scores(row)]
 
 
@@ -338,9 +343,9 @@ def _scores(row: Row) -> list[str]:
     return [number(row.over_blind.mean, "+.1f"), number(row.ssim.mean, ".3f")]
 
 
-def _on_lines(case: CaseResult) -> str:
+def _on_lines(case: CaseResult) -> list[str]:
     """Write the name of a case on up to three lines."""
-    return case.name.replace(", ", "\n")
+    return case.name.split(", ")
 
 
 def _accuracy(case: CaseResult) -> str:
@@ -350,10 +355,10 @@ def _accuracy(case: CaseResult) -> str:
     return f"{case.model.accuracy:.1%}" + ("" if case.model.under == case.defense else "*")
 
 
-def _knows(case: CaseResult, attack: str) -> str:
+def _knows(case: CaseResult, attack: str) -> list[str]:
     """Write lines below an attacker's name: its knowledge beyond the labels."""
     _, _, more = str(case.settings.get("knows", {}).get(attack, "labels")).partition(", ")
-    return "".join(f"\n + {known}" for known in more.split(", ") if known)
+    return [f" + {known}" for known in more.split(", ") if known]
 
 
 def several_in_words(result: AuditResult) -> list[str]:
@@ -392,6 +397,10 @@ def _unusual(case: CaseResult) -> list[str]:
     if model is not None and model.under != case.defense:
         under = model.under or "what its file does not say"
         lines.append(f"* the accuracy is that of a model trained under {under}.")
+    if model is not None and model.measured_on in MEASURED_ON:
+        lines.append(
+            f"the accuracy was measured on {model.tested} {MEASURED_ON[model.measured_on]}."
+        )
     if case.settings["checkpoint"] is None:
         lines.append("the model is untrained.")
     elif model is None:

@@ -13,6 +13,10 @@ UNKNOWN_LOSS = (
     "Gamma is unknown where the accuracy of the model, or of one trained without a defense and "
     "audited beside it, is not known."
 )
+CLAIMED = (
+    "The accuracies were measured on the weights audited; that these were trained under the "
+    "defenses named is what their files say."
+)
 UNITS = {"psnr": "PSNR {:g} dB or more", "ssim": "SSIM {:g} or more", "lineup": "rank {:g}"}
 CERTIFICATE_COLUMNS = ("defense", "attacker", "against", "reached", "delta\nat most")
 
@@ -45,11 +49,11 @@ def certificate_table(certificates: Mapping[str, Certificate]) -> Table:
     return made
 
 
-def _bound_cells(bound: Bound) -> list[str]:
-    upper = f"{bound.upper:.3f}"
+def _bound_cells(bound: Bound) -> tuple[str, list[str]]:
+    upper = [f"{bound.upper:.3f}"]
     if bound.upper_failed is not None:
-        upper += f"\n({bound.upper_failed:.3f} with {bound.failed} failed)"
-    return [f"{bound.hits}/{bound.n}", upper]
+        upper.append(f"({bound.upper_failed:.3f} with {bound.failed} failed)")
+    return f"{bound.hits}/{bound.n}", upper
 
 
 def certificates_in_words(certificates: Mapping[str, Certificate], case: CaseResult) -> list[str]:
@@ -60,6 +64,8 @@ def certificates_in_words(certificates: Mapping[str, Certificate], case: CaseRes
     lines = [f"{name}: {_certificate_words(made)}" for name, made in certificates.items()]
     if any(made.loss is None for made in certificates.values()):
         lines.append(UNKNOWN_LOSS)
+    if any(made.loss is not None for made in certificates.values()):
+        lines.append(CLAIMED)
     return [*lines, _untested(case, next(iter(certificates.values())))]
 
 

@@ -11,6 +11,8 @@ from rich.measure import Measurement
 from rich.table import Column, Table
 from rich.text import Text
 
+from gradveil.core.text import on_one_line
+
 BREAKS = (
     re.compile(r"(?<=[,:;] )"),
     re.compile(r"(?<=[,+ ])(?<!\de\+)"),  # not in 1e+06
@@ -64,15 +66,25 @@ class Fitted(Table):
 
     def __init__(self, heading: str, columns: Sequence[str], gives: Mapping[int, int]) -> None:
         super().__init__(*columns, box=SIMPLE_HEAD, show_edge=False, padding=0)
-        self.heading, self.gives = heading, gives
+        self.heading, self.gives = on_one_line(heading), gives
         for index, column in enumerate(self.columns):
             column.no_wrap = index not in gives
             column.justify = "left" if index in gives else "right"
 
-    def row(self, *cells: str, style: str = "") -> None:
-        """Add a row of texts."""
+    def row(self, *cells: str | Sequence[str], style: str = "") -> None:
+        """Add a row of texts; a cell of several lines is a list of them.
+
+        A name within a text cannot add lines, nor send a terminal codes.
+        """
+        texts = [
+            on_one_line(cell) if isinstance(cell, str) else "\n".join(map(on_one_line, cell))
+            for cell in cells
+        ]
         self.add_row(
-            *(Breakable(cell) if index in self.gives else cell for index, cell in enumerate(cells)),
+            *(
+                Breakable(text) if index in self.gives else Text(text)
+                for index, text in enumerate(texts)
+            ),
             style=style,
         )
 

@@ -1,19 +1,22 @@
 """Pictures: reconstructions beside the truth, leakage over training, and policies at work."""
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Generator, Tensor
 
 from gradveil.audits import AuditResult, CaseResult, Record, Row
 from gradveil.audits.job import slug
 from gradveil.audits.records import images_path, load_images
 from gradveil.core.errors import GradveilError
-from gradveil.core.files import replacing
+from gradveil.core.files import MissingFileError, replacing, shown
+from gradveil.core.text import on_one_line, shortened
+from gradveil.data.decode import BROKEN, FORMATS, sized
 from gradveil.stats import mean_interval
 from gradveil.transforms import Policy
 
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PICTURES = "pictures"
+OPENED = (*FORMATS, "GIF", "TIFF", "PPM")  # of a user's picture: for others Pillow runs programs
+ROWS = 100  # members of a policy that are drawn
 SHOWN = 8  # images of a grid
 CELL = 1.35  # inches
 TIMELINE = "training-time.png"
@@ -136,7 +141,8 @@ def draw_timeline(result: AuditResult) -> Path:
             ]
             if points:
                 points.sort(key=lambda point: point[0])
-                _draw_line(top, bottom, points, f"{label}: {attack}", color, style)
+                name = on_one_line(f"{label}: {attack}").replace("$", r"\$")  # no formula
+                _draw_line(top, bottom, points, name, color, style)
     chance = max(row.verdict.chance for case in result.cases for row in _attacked(case))
     level = {"color": "black", "linewidth": 0.8, "linestyle": ":"}
     top.axhline(100 * chance, label=f"chance: {chance:.1%}", **level)
@@ -146,11 +152,11 @@ def draw_timeline(result: AuditResult) -> Path:
     bottom.set_ylabel("dB over the blind guess")
     _mark_steps(bottom, sorted({_step(case) for case in result.cases}))
     settings = result.settings
-    figure.suptitle(
+    title = (
         f"{settings['model']} on {settings['data']}: leakage over training, "
-        f"n = {settings['images']} images, intervals of 95%",
-        fontsize=10,
+        f"n = {settings['images']} images, intervals of 95%"
     )
+    figure.suptitle(on_one_line(title), fontsize=10, parse_math=False)
     figure.legend(*top.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=7)
     path = result.out / PICTURES / TIMELINE
     save_figure(figure, path)
@@ -228,33 +234,41 @@ def draw_policy(policy: Policy, picture: Image.Image, rng: Generator, path: Path
     """
     from matplotlib.figure import Figure  # slow to import, and only needed here
 
+    if len(policy.members) > ROWS:
+        raise GradveilError(
+            f"a policy of {len(policy.members):,} members: at most {ROWS} can be drawn"
+        )
     columns = 1 + max(len(member) for member in policy.members)
     figure = Figure(figsize=(2.3 * columns, 2.6 * len(policy.members) + 0.4), layout="constrained")
     grid = figure.subplots(len(policy.members), columns, squeeze=False)
     for axes, member in zip(grid, policy.members, strict=True):
-        shown, title = picture, "original"
+        drawn, title = picture, "original"
         for axis, transform in zip(axes, (None, *member), strict=False):
             if transform is not None:
-                shown = Policy(((transform,),))(shown, rng)
+                drawn = Policy(((transform,),))(drawn, rng)
                 number = "" if transform.index is None else f"{transform.index}: "
                 title = f"{number}{transform.name}({transform.magnitude})"
-            axis.imshow(shown, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
+            axis.imshow(drawn, cmap="gray", vmin=0, vmax=255, interpolation="nearest")
             axis.set_title(title, fontsize=9)
         for axis in axes:
             axis.axis("off")
-    figure.suptitle(f"policy {policy}", fontsize=11)
+    figure.suptitle(f"policy {shortened(str(policy), 100)}", fontsize=11)
     save_figure(figure, path)
 
 
 def open_picture(path: Path) -> Image.Image:
     """Open a user's picture as RGB, or as gray where it is gray."""
     try:
-        with Image.open(path) as picture:
+        with sized(path, OPENED) as picture:
             return picture.convert("L" if picture.mode in ("1", "L", "LA", "I;16") else "RGB")
-    except FileNotFoundError:
-        raise GradveilError(f"no picture at {path}") from None
-    except (UnidentifiedImageError, OSError, ValueError, Image.DecompressionBombError) as error:
-        raise GradveilError(f"{path} is no picture that can be read: {error}") from None
+    except MissingFileError:
+        raise GradveilError(f"no picture at {shown(path)}") from None
+    except GradveilError:
+        raise
+    except BROKEN as error:
+        raise GradveilError(
+            f"{shown(path)} is no picture that can be read: {shown(error)}"
+        ) from None
 
 
 def as_picture(image: Tensor) -> Image.Image:
@@ -275,7 +289,7 @@ def _figure(columns: int, rows: int, title: str) -> "Figure":
 
     size = CELL * columns + 0.6, (CELL + 0.15) * rows + 0.9
     figure = Figure(figsize=size, layout="constrained")
-    figure.suptitle(title, fontsize=10)
+    figure.suptitle(on_one_line(title), fontsize=10, parse_math=False)
     return figure
 
 
@@ -291,5 +305,7 @@ def _show(axis: "Axes", image: Tensor) -> None:
 
 def save_figure(figure: "Figure", path: Path) -> None:
     """Write a PNG, whole or not at all."""
-    with replacing(path) as temporary:
+    with replacing(path) as temporary, warnings.catch_warnings():
+        # Of names in scripts that the font does not have.
+        warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from")
         figure.savefig(temporary, format="png", dpi=120)

@@ -94,7 +94,7 @@ def search_in_words(result: SearchResult) -> list[str]:
     return [*lines, *(f"Note: {note}." for note in result.notes), *result.words]
 
 
-def _cells(name: str, row: Row, blind: Row) -> list[str]:
+def _cells(name: str, row: Row, blind: Row) -> list[str | Sequence[str]]:
     flags = [flag for flag in row.flags if flag != NO_BETTER]
     flags += ["≤blind"] if NO_BETTER in row.flags else []
     return [
@@ -105,5 +105,5 @@ def _cells(name: str, row: Row, blind: Row) -> list[str]:
         number(row.over_blind.mean, "+.2f"),
         number(row.ssim.mean, ".3f"),
         row.lineup,
-        "\n".join(flags),
+        flags,
     ]

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
-from gradveil.core.errors import GradveilError
-from gradveil.core.files import write_text
+from gradveil.core.errors import GradveilError, unknown
+from gradveil.core.files import MissingFileError, shown, write_text
+from gradveil.core.formats import FoundPolicy, SearchFile, SearchSettings
+from gradveil.core.reading import check_format, convert, read_json
+from gradveil.core.text import SafeConsole, on_one_line, printable
 from gradveil.scores.scorer import Estimate
 from gradveil.search.job import FOLDER, RESULT
 from gradveil.search.loop import RaceSavings
@@ -44,6 +46,7 @@ HEADER = """\
 #   gradveil audit --defense policies.toml:3        the third best: a number is a rank
 #   Policy.load("policies.toml")                    in Python
 """
+MOST = 256 << 20  # bytes of search.json: about 400 for a trial
 WIDTH = 100  # columns of the table in a terminal
 
 
@@ -86,9 +89,14 @@ class TriedPolicy:
         return asdict(self) | {"policy": str(self.policy)}
 
     @classmethod
-    def read(cls, plain: Mapping[str, Any]) -> "TriedPolicy":
-        quantities = {name: Quantity(**parts) for name, parts in plain["quantities"].items()}
-        return cls(plain["number"], Policy.parse(plain["policy"]), plain["state"], quantities)
+    def read(cls, found: FoundPolicy) -> "TriedPolicy":
+        quantities = {
+            name: Quantity(of.mean, of.error, of.n) for name, of in found.quantities.items()
+        }
+        for name in quantities:
+            if name not in HEADS:
+                raise unknown(f"quantity of trial {found.number}", shown(name), HEADS)
+        return cls(found.number, Policy.parse(found.policy), found.state, quantities)
 
 
 @dataclass(frozen=True, repr=False)
@@ -136,19 +144,17 @@ class SearchResult:
         for cells in rows:
             table.add_row(*cells)
         text = io.StringIO()
-        console = Console(file=text, width=WIDTH, color_system=None)
+        console = SafeConsole(file=text, width=WIDTH, color_system=None)
         console.print(table)
         lines = [line.rstrip() for line in text.getvalue().splitlines()]
-        return "\n".join([self._title, *lines, *self._about])
+        return "\n".join(map(on_one_line, [self._title, *lines, *self._about]))
 
     def _repr_html_(self) -> str:
         """The same table for a notebook."""
         heads, rows = policy_cells(self.kept)
         lines = [_html_row("th", heads), *(_html_row("td", cells) for cells in rows)]
-        about = "".join(f"<p>{html.escape(line)}</p>" for line in self._about)
-        return (
-            f"<table><caption>{html.escape(self._title)}</caption>{''.join(lines)}</table>{about}"
-        )
+        about = "".join(f"<p>{_html(line)}</p>" for line in self._about)
+        return f"<table><caption>{_html(self._title)}</caption>{''.join(lines)}</table>{about}"
 
     @property
     def _title(self) -> str:
@@ -194,37 +200,53 @@ class SearchResult:
         path = out / RESULT
         FOLDER.read(out)
         try:
-            return cls._of(out, json.loads(path.read_text()))
-        except FileNotFoundError:
+            found = read_json(path, SearchFile, most=MOST)
+            check_format(found.format, SEARCH_FORMAT, path)
+            convert(found.settings, SearchSettings, f"{path}: settings")
+            return cls._of(out, found)
+        except MissingFileError:
             raise GradveilError(
                 f"the search in {out} has not ended: there is no {RESULT} in it; run it again to "
                 "go on"
             ) from None
-        except (OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        except GradveilError as error:
+            problem = str(error).removeprefix(f"{shown(path)}: ")
             raise GradveilError(
-                f"{path} is damaged ({type(error).__name__}): delete it and run the search again"
+                f"{shown(path)} is damaged ({problem}): delete it and run the search again"
             ) from None
 
     @classmethod
-    def _of(cls, out: Path, plain: Mapping[str, Any]) -> "SearchResult":
-        trials = tuple(TriedPolicy.read(trial) for trial in plain["trials"])
+    def _of(cls, out: Path, found: SearchFile) -> "SearchResult":
+        trials = tuple(map(TriedPolicy.read, found.trials))
         numbered = {trial.number: trial for trial in trials}
-        saving = plain["saving"]
-        parts = ("dropped", "scored", "all", "unjudged")
+        if len(numbered) < len(trials):
+            raise GradveilError("trials: a number is there twice")
+        for name, numbers in (("kept", found.kept), ("front", found.front)):
+            named = [numbered[number].quantities for number in numbers if number in numbered]
+            if len(named) < len(numbers) or len({*numbers}) < len(numbers):
+                raise GradveilError(f"{name}: expected numbers of trials, each once")
+            if any(quantities.keys() != named[0].keys() for quantities in named):
+                raise GradveilError(f"{name}: trials with other quantities")
+        for model, rows in found.confirmed.items():
+            if absent := [row for row in ("none", "random", "single") if row not in rows]:
+                raise GradveilError(f"confirmed.{shown(model)}.{absent[0]}: missing")
+        saving = found.saving
         return cls(
             out,
-            plain["settings"],
+            found.settings,
             trials,
-            tuple(numbered[number] for number in plain["kept"]),
-            tuple(numbered[number] for number in plain["front"]),
-            None if plain["hybrid"] is None else Policy.parse(plain["hybrid"]),
-            plain["no_hybrid"],
-            saving and RaceSavings(**{part: saving[part] for part in parts}),
-            tuple(plain["notes"]),
-            plain["study"],
-            plain["storage"],
-            plain["confirmed"],
-            tuple(plain["words"]),
+            tuple(numbered[number] for number in found.kept),
+            tuple(numbered[number] for number in found.front),
+            None if found.hybrid is None else Policy.parse(found.hybrid),
+            found.no_hybrid,
+            None
+            if saving is None
+            else RaceSavings(saving.dropped, saving.scored, saving.all, saving.unjudged),
+            tuple(found.notes),
+            found.study,
+            found.storage,
+            found.confirmed,
+            tuple(found.words),
         )
 
 
@@ -245,7 +267,11 @@ def policy_cells(policies: Sequence[TriedPolicy]) -> tuple[list[str], list[list[
 
 
 def _html_row(tag: str, cells: Sequence[str]) -> str:
-    return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
+    return "<tr>" + "".join(f"<{tag}>{_html(cell)}</{tag}>" for cell in cells) + "</tr>"
+
+
+def _html(text: str) -> str:
+    return html.escape(printable(text))
 
 
 def trials_text(result: SearchResult) -> str:
@@ -302,6 +328,7 @@ def _toml(values: Mapping[str, Any]) -> str:
                 pairs = (f"{name} = {part!r}" for name, part in (rounded | {"n": value.n}).items())
                 return "{" + ", ".join(pairs) + "}"
             case _:  # a JSON string is a TOML string, but for the character 7F
-                return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+                text = str(value).encode(errors="backslashreplace").decode()  # no half letters
+                return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
     return "".join(f"{name} = {written(v)}\n" for name, v in values.items() if v is not None)

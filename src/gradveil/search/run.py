@@ -14,7 +14,8 @@ from gradveil.core.locks import held
 from gradveil.core.progress import Bar
 from gradveil.data import Images
 from gradveil.engine.device import find_device
-from gradveil.models.checkpoints import load_checkpoint, read_settings
+from gradveil.models.accuracy import measure_accuracy
+from gradveil.models.checkpoints import load_checkpoint
 from gradveil.scores.scorer import Scorer
 from gradveil.search.confirm import (
     FEWEST,
@@ -165,7 +166,8 @@ def run_search(
                         )
                         made.run(tasks, device, progress)
                         about = (study, opened.url)
-                        _result(setup, out, done, facts, checkpoint, policies, about).write()
+                        measured, _ = measure_accuracy(model, setup.test, seed=job.seed)
+                        _result(setup, out, done, facts, measured, policies, about).write()
         finally:
             opened.close()
         return SearchResult.read(out)
@@ -246,11 +248,14 @@ def _result(
     out: Path,
     done: Sequence[FinishedTrial],
     facts: Mapping[str, Any],
-    checkpoint: Path,
+    measured: float,
     policies: Mapping[str, Policy],
     study: tuple[str, str],
 ) -> SearchResult:
-    """The result of a search whose audits are done; `study` is its name and its storage."""
+    """The result of a search whose audits are done; `study` is its name and its storage.
+
+    `measured` is the accuracy of the semi-trained model.
+    """
     job = setup.job
     ranked = qualified(job, done)
     kept, order = ranked[: job.keep], [trial.policy for trial in ranked]
@@ -267,7 +272,7 @@ def _result(
         why,
         saving(job, done, len(setup.chosen.leak)) if job.race else None,
         (
-            *accuracy_note(checkpoint, len(setup.test.classes)),
+            accuracy_note(measured, len(setup.test.classes)),
             *setup.chosen.notes,
             *threshold_note(job, done),
             *job_notes(job, len(kept)),
@@ -280,20 +285,17 @@ def _result(
     )
 
 
-def accuracy_note(checkpoint: Path, classes: int) -> tuple[str, ...]:
-    """Say what the semi-trained model has learned, where its file tells.
+def accuracy_note(accuracy: float, classes: int) -> str:
+    """Say what the semi-trained model has learned; one that learned nothing makes scores doubtful.
 
-    A model that learned nothing makes all scores doubtful.
+    The accuracy is measured: a file may say anything.
     """
-    accuracy = read_settings(checkpoint).get("test_accuracy")
-    if not isinstance(accuracy, float):
-        return ()
     said = f"the semi-trained model has a test accuracy of {accuracy:.1%}"
     doubt = (
         f", chance is {1 / classes:.1%}: its scores say little; train another way and give it as "
         "the checkpoint"
     )
-    return (said + (doubt if accuracy < 2 / classes else ""),)
+    return said + (doubt if accuracy < 2 / classes else "")
 
 
 def threshold_note(job: SearchJob, done: Sequence[FinishedTrial]) -> tuple[str, ...]:

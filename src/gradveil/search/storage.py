@@ -4,6 +4,7 @@ A storage is opened quickly or refused in one line, which never shows a password
 imports Optuna, so others import it only where a study is opened.
 """
 
+import itertools
 import json
 import os
 import re
@@ -12,7 +13,7 @@ import threading
 import time
 import uuid
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
@@ -36,8 +37,10 @@ from sqlalchemy.exc import (
 )
 
 from gradveil.core.errors import GradveilError, GradveilWarning, one_line
-from gradveil.core.files import append_lines
+from gradveil.core.files import append_lines, regular_file, shown
+from gradveil.core.formats import JournalLine, OwnerEntry
 from gradveil.core.locks import locked
+from gradveil.core.reading import MalformedError, WrongTypeError, convert, parse_loose_json
 
 T = TypeVar("T")
 
@@ -50,6 +53,7 @@ TRIES = 10  # to make the tables, when several processes begin at once
 LONGEST = 200  # letters of a driver's message
 ALIVE = {"keepalives_idle": 10, "keepalives_interval": 5, "keepalives_count": 3}
 """Seconds of PostgreSQL's drivers, by which a connection that broke without a word is noticed."""
+LONGEST_ENTRY = 64 << 20  # bytes of a line of a journal: a result has a number for each image
 SECRETS = (re.compile(r"(://[^:/?@]*:)(.*)(?=@)"), re.compile(r"([?&]password=)([^&]*)"))
 
 
@@ -66,26 +70,26 @@ class Owner:
     pid: int
     start: str | None
 
-    def entry(self, beat: float | None) -> dict[str, Any]:
+    def entry(self, beat: float | None) -> OwnerEntry:
         """What the study keeps: `beat` is the time of the last heartbeat, None once it has left."""
-        return {"host": self.host, "pid": self.pid, "start": self.start, "beat": beat}
+        return OwnerEntry(self.host, self.pid, self.start, beat)
 
 
 def this_process() -> Owner:
     return Owner(uuid.uuid4().hex[:12], _host(), os.getpid(), _started(os.getpid()))
 
 
-def lives(entry: Mapping[str, Any] | None) -> bool:
+def lives(entry: OwnerEntry) -> bool:
     """Tell whether the owner of this entry still works.
 
     The clocks of two machines may differ by less than `SILENCE`.
     """
-    if entry is None or entry["beat"] is None or time.time() - entry["beat"] > SILENCE:
+    if entry.beat is None or time.time() - entry.beat > SILENCE:
         return False
-    if entry["host"] != _host():
+    if entry.host != _host():
         return True
-    start = _started(entry["pid"])
-    return start is not None and start == str(entry["start"])
+    start = _started(entry.pid)
+    return start is not None and start == str(entry.start)
 
 
 def _started(pid: int) -> str | None:
@@ -154,6 +158,44 @@ class Journal(JournalFileBackend):
     def __init__(self, path: Path) -> None:
         super().__init__(str(path))
         self._path = path
+        self._ends = {0: 0}  # the position after so many lines
+
+    def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
+        """Give the entries from this number on, each checked against its type.
+
+        A last line that is no JSON, as a killed process leaves it, is left out; such damage before
+        the end is an error, and so is an entry of another type anywhere.
+        """
+        regular_file(self._path)
+        size = self._path.stat().st_size  # other processes may add lines meanwhile
+        with self._path.open("rb") as file:
+            known = max(number for number in self._ends if number <= log_number_from)
+            file.seek(self._ends[known])
+            torn: GradveilError | None = None
+            for number in itertools.count(known):
+                line = file.readline(LONGEST_ENTRY + 1)
+                if not line or file.tell() > size:
+                    return
+                if torn is not None:
+                    raise torn
+                where = f"{self._path}, line {number + 1}"
+                if len(line) > LONGEST_ENTRY:
+                    raise GradveilError(f"{where}: longer than {LONGEST_ENTRY:,} bytes")
+                if not line.endswith(b"\n"):
+                    return
+                try:
+                    entry = parse_loose_json(line, where)
+                except MalformedError as error:
+                    is_none = "" if number else ", and it is no journal of a study"
+                    torn = GradveilError(
+                        f"{where} is damaged ({error.problem}){is_none}: restore it, or choose "
+                        "another --out"
+                    )
+                    continue
+                convert(entry, JournalLine, where)
+                self._ends[number + 1] = file.tell()
+                if number >= log_number_from:
+                    yield entry
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs)
@@ -221,9 +263,20 @@ def _open_journal(path: Path) -> OpenStorage:
     with _explained(str(path), ()):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
+            if path.exists():
+                regular_file(path)
             storage = JournalStorage(Journal(path))
-        except (ValueError, KeyError, TypeError, AssertionError):
-            raise GradveilError(f"{path} is no journal of a study: choose another file") from None
+        except WrongTypeError as error:
+            raise GradveilError(
+                f"{error}: it is no journal of a study; choose another file"
+            ) from None
+        except (GradveilError, OSError):
+            raise
+        except Exception as error:  # Optuna has many for entries that do not belong together
+            raise GradveilError(
+                f"{path} is no journal of a study ({shown(one_line(error, LONGEST))}): choose "
+                "another file"
+            ) from None
     return OpenStorage(storage, str(path), _file_lock(path.with_name(f".{path.name}.claims")))
 
 
@@ -311,11 +364,6 @@ def _explained(name: str, secrets: tuple[str, ...]) -> Iterator[None]:
         raise GradveilError(
             f"storage {name!r}: the driver of this database is missing "
             f"({error.__cause__ or error}); pip install it"
-        ) from None
-    except json.JSONDecodeError as error:
-        raise GradveilError(
-            f"{name} is damaged ({error.doc.strip()[:40]!r} is no entry of it): restore it, or "
-            "choose another --out"
         ) from None
     except (OSError, SQLAlchemyError, StorageInternalError) as error:
         message = _message(error, secrets)

@@ -13,13 +13,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import optuna
+from msgspec import to_builtins
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.samplers import BaseSampler, NSGAIISampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from gradveil.core.errors import GradveilError, unknown
+from gradveil.core.files import shown
+from gradveil.core.formats import OwnerEntry, TrialAttributes
 from gradveil.core.job_folder import differences
+from gradveil.core.reading import convert
 from gradveil.core.seeds import derived
 from gradveil.search.space import (
     CHOICES,
@@ -220,7 +224,7 @@ class Study:
 
     def _is_free(self, trial: FrozenTrial, living: Set[str]) -> bool:
         """Whether nobody works at it; a claim that a lost connection broke was never answered."""
-        owner = trial.user_attrs.get(OWNER)
+        owner = self._attributes(trial).owner
         unanswered = owner == self._me.id and trial.number not in self._given
         return not trial.state.is_finished() and (owner not in living or unanswered)
 
@@ -250,7 +254,7 @@ class Study:
                     and trial.state.is_finished()
                     and RESULT in trial.user_attrs
                 ):
-                    self._read[trial.number] = _read_back(trial)
+                    self._read[trial.number] = self._read_back(trial)
         return [self._read[number] for number in sorted(self._read) if number < target]
 
     def busy(self, target: int) -> int:
@@ -260,7 +264,7 @@ class Study:
         """
         with self._opened.explained():
             return sum(
-                not trial.state.is_finished() and trial.user_attrs.get(OWNER) != self._me.id
+                not trial.state.is_finished() and self._attributes(trial).owner != self._me.id
                 for trial in self._opened.patiently(self._trials)[:target]
             )
 
@@ -287,14 +291,15 @@ class Study:
     def _living(self) -> set[str]:
         known = self._storage.get_study_user_attrs(self._id)
         owners = {
-            key.removeprefix(f"{OWNER}:"): entry
+            key.removeprefix(f"{OWNER}:"): convert(entry, OwnerEntry, f"{self.url}: {shown(key)}")
             for key, entry in known.items()
             if key.startswith(f"{OWNER}:")
         }
         return {owner for owner, entry in owners.items() if owner == self._me.id or lives(entry)}
 
     def _tell_of_me(self, beat: float | None) -> None:
-        self._storage.set_study_user_attr(self._id, f"{OWNER}:{self._me.id}", self._me.entry(beat))
+        entry = to_builtins(self._me.entry(beat))
+        self._storage.set_study_user_attr(self._id, f"{OWNER}:{self._me.id}", entry)
 
     def _create(self, number: int) -> Trial:
         """Create a trial; where the sampler allows, whole in one quick write, never half done."""
@@ -319,8 +324,27 @@ class Study:
         self._storage.set_trial_user_attr(known, OWNER, self._me.id)
         if trial.state == TrialState.WAITING:
             self._storage.set_trial_state_values(known, TrialState.RUNNING)
-        text = trial.user_attrs.get(POLICY)
+        text = self._attributes(trial).policy
         return Trial(trial.number, Policy.parse(text) if text else self._suggest(known))
+
+    def _attributes(self, trial: FrozenTrial) -> TrialAttributes:
+        return convert(trial.user_attrs, TrialAttributes, f"{self.url}: trial {trial.number}")
+
+    def _read_back(self, trial: FrozenTrial) -> FinishedTrial:
+        """The trial as it was stored, if that is a whole result of such a search."""
+        kept, where = self._attributes(trial), f"{self.url}: trial {trial.number}"
+        if not kept.policy or not kept.result:
+            raise GradveilError(f"{where}: policy: missing")
+        values = {name: tuple(found) for name, found in kept.result.values.items() if found}
+        if kept.result.state == "scored" or len(self._objectives) > 1:
+            for name in self._objectives:
+                if name not in values:
+                    raise GradveilError(f"{where}: result.values.{name}: missing")
+        try:
+            policy = Policy.parse(kept.policy)
+        except GradveilError as error:
+            raise GradveilError(f"{where}: {error}") from None
+        return FinishedTrial(trial.number, policy, kept.result.state, values)
 
     def _suggest(self, known: int) -> Policy:
         """Fill the slots of the trial with this id; those that are stored already stay."""
@@ -343,6 +367,8 @@ class Study:
 def _settle(study: optuna.Study, wanted: Mapping[str, Any], storage: str) -> None:
     """Keep the settings with a new study; refuse a study that was made with others."""
     kept = study.user_attrs.get(SETTINGS)
+    if kept is not None:
+        convert(kept, dict[str, Any], f"{storage}: {SETTINGS} of study {shown(study.study_name)}")
     if kept is None and study.trials:
         raise GradveilError(
             f"study {study.study_name!r} in {storage!r} is no search of gradveil: choose another "
@@ -355,10 +381,3 @@ def _settle(study: optuna.Study, wanted: Mapping[str, Any], storage: str) -> Non
             f"study {study.study_name!r} in {storage!r} is a search with other settings "
             f"({changes}): use those, or another storage"
         )
-
-
-def _read_back(trial: FrozenTrial) -> FinishedTrial:
-    result = trial.user_attrs[RESULT]
-    values = {name: tuple(found) for name, found in result["values"].items()}
-    policy = Policy.parse(trial.user_attrs[POLICY])
-    return FinishedTrial(trial.number, policy, result["state"], values)

@@ -22,7 +22,7 @@ from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torch import Generator, nn
 
 from gradveil.core.errors import GradveilError, one_line
-from gradveil.core.files import replacing, write_text
+from gradveil.core.files import MissingFileError, replacing, write_text
 from gradveil.core.progress import Bar
 from gradveil.core.seeds import derived, generator
 from gradveil.core.types import Batch
@@ -30,6 +30,7 @@ from gradveil.data import Batches, Images
 from gradveil.defenses import Defense
 from gradveil.defenses.applied import protected_batch
 from gradveil.models.bottleneck import at_rest, penalties
+from gradveil.models.checkpoints import damaged_resume, mismatch, read_resume
 from gradveil.training.job import METRICS, RESUME, TENSORBOARD, Prepare, Recipe, TrainingJob
 from gradveil.training.step import (
     DefendedStep,
@@ -328,7 +329,15 @@ def fit(
             reload_dataloaders_every_n_epochs=1,
             default_root_dir=out,
         )
-        trainer.fit(module, datamodule=data, ckpt_path=_stopped(out), weights_only=True)
+        stopped = _stopped(out, module)
+        try:
+            trainer.fit(module, datamodule=data, ckpt_path=stopped, weights_only=True)
+        except GradveilError:
+            raise
+        except Exception as error:
+            if stopped is None or module.step is not None:
+                raise
+            raise damaged_resume(stopped, one_line(error, 200)) from error
         if not module.history:  # no epoch was asked for: the untrained model
             trainer.validate(module, datamodule=data, verbose=False)
             for step in job.save_at:
@@ -368,17 +377,15 @@ def _failures(job: TrainingJob, out: Path) -> Iterator[None]:
         ) from error
 
 
-def _stopped(out: Path) -> Path | None:
-    """Return the point to go on from, if there is any."""
+def _stopped(out: Path, module: nn.Module) -> Path | None:
+    """Return the point to go on from, if there is any; it must fit the module."""
     path = out / RESUME
-    if not path.is_file():
-        return None
     try:
-        torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:
-        raise GradveilError(
-            f"{path} is damaged ({type(error).__name__}): delete it, and the training starts again"
-        ) from error
+        found = read_resume(path)
+    except MissingFileError:
+        return None
+    if problem := mismatch(found["state_dict"], module.state_dict()):
+        raise damaged_resume(path, problem)
     return path
 
 

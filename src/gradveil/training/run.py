@@ -1,6 +1,7 @@
 """The training run: trains a job into a folder, or goes on where it stopped."""
 
 import copy
+import math
 import platform
 import warnings
 from collections.abc import Iterable, Mapping
@@ -20,6 +21,7 @@ from gradveil.defenses import Defense, as_defense
 from gradveil.defenses.applied import protected_batch, protected_model
 from gradveil.engine.device import find_device
 from gradveil.models import build
+from gradveil.models.accuracy import measure_accuracy
 from gradveil.models.checkpoints import load_checkpoint, read_settings, save_checkpoint
 from gradveil.training.job import (
     FINAL,
@@ -36,6 +38,8 @@ from gradveil.training.step import DefendedStep, Objective, acts_on, replays
 from gradveil.transforms import Policy
 
 TRAINING = "training into"  # for who finds the folder held
+LOOKED_AT = 1_000  # test images on which the accuracy of a finished run is looked at again
+SLACK, SIGMAS = 0.02, 4  # by how much it may differ: rounding, and the choice of images
 
 
 def train_model(
@@ -119,12 +123,12 @@ def train(
     shape = train_split.channels, train_split.size, train_split.size
     model = protected_model(job.defense, candidate(job.model, train_split, job.seed), shape)
     if (out / FINAL).is_file():
-        return _read_back(out, model)
+        return _read_back(out, model, test_split, job.seed)
     job.spent(len(train_split), max(steps, 1))  # now it shows whether an accountant is there
     try_defense(job, model, train_split)
     with alone(out, TRAINING):
         if (out / FINAL).is_file():  # another process was faster
-            return _read_back(out, model)
+            return _read_back(out, model, test_split, job.seed)
         refuse_other(out, job.settings())
         claim(out, job.settings())
         try:
@@ -283,10 +287,21 @@ def _facts(job: TrainingJob, split: Images, step: int, device: torch.device) -> 
     }
 
 
-def _read_back(out: Path, model: nn.Module) -> TrainingResult:
+def _read_back(out: Path, model: nn.Module, test: Images, seed: int) -> TrainingResult:
+    """Read a finished run; an accuracy that its weights do not have is refused."""
+    path = out / FINAL
     (out / RESUME).unlink(missing_ok=True)  # where the run was killed at its very end
-    load_checkpoint(out / FINAL, model)
-    return _result(out, read_settings(out / FINAL), model)
+    load_checkpoint(path, model)
+    facts = read_settings(path, ("test_accuracy", "epochs", "step", "history"))
+    said = facts["test_accuracy"]
+    found, n = measure_accuracy(model, test, LOOKED_AT, seed)
+    # Training measures in bfloat16 on a GPU, on all images, and a model may draw.
+    if abs(found - said) > SLACK + SIGMAS * math.sqrt(0.25 / n):
+        raise GradveilError(
+            f"the settings inside {path}: test_accuracy: {said:.1%}, but its weights have "
+            f"{found:.1%} on {n} test images; choose another --out"
+        )
+    return _result(out, facts, model)
 
 
 def _result(out: Path, facts: Mapping[str, Any], model: nn.Module) -> TrainingResult:

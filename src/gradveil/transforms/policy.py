@@ -26,6 +26,8 @@ from gradveil.transforms.library import LIBRARY, OPERATIONS
 POLICY_LENGTH = 3  # the most transformations in a row
 CHUNK_ON_CPU = 256  # images whose intermediate results stay in the cache
 CHUNK_ON_GPU = 16_384  # images whose intermediate results stay under a gigabyte
+MOST_MEMBERS = 10_000  # of a hybrid: each is looked for in every batch
+LONGEST = 1_000_000  # letters of a policy's text
 NO_POLICY = "none"
 FORMAT = "gradveil policies 1"  # of a search's file
 
@@ -108,17 +110,26 @@ class Policy:
             raise GradveilError(
                 "a policy needs at least one member; the empty sequence changes nothing"
             )
+        if len(self.members) > MOST_MEMBERS:
+            raise GradveilError(
+                f"a policy of {len(self.members):,} members: at most {MOST_MEMBERS:,} are allowed"
+            )
         for member in self.members:
             if len(member) > POLICY_LENGTH:
                 raise GradveilError(
-                    f"policy {'-'.join(map(str, member))!r} has {len(member)} transformations: "
-                    f"at most {POLICY_LENGTH} are allowed"
+                    f"policy {shown(repr('-'.join(map(str, member))))} has {len(member)} "
+                    f"transformations: at most {POLICY_LENGTH} are allowed"
                 )
 
     @classmethod
     def parse(cls, text: str) -> "Policy":
         """Read `3-1-7+43-18-18`, `translate_x(9)-contrast(6)`, or `none`."""
         try:
+            if len(text) > LONGEST or text.count("+") >= MOST_MEMBERS:
+                raise GradveilError(
+                    f"{len(text):,} letters, {text.count('+') + 1:,} members: at most "
+                    f"{LONGEST:,} and {MOST_MEMBERS:,} are allowed"
+                )
             return cls(tuple(_member(part.strip()) for part in text.split("+")))
         except GradveilError as error:
             raise GradveilError(f"policy {shown(repr(text))}: {error}") from None
@@ -176,7 +187,10 @@ class Policy:
 def _member(text: str) -> tuple[Transform, ...]:
     if text == NO_POLICY:
         return ()
-    return tuple(Transform.parse(part.strip()) for part in text.split("-"))
+    parts = text.split("-")
+    if len(parts) > MOST_MEMBERS:  # all are made before they are counted, for a better message
+        raise GradveilError(f"{len(parts):,} transformations: at most {POLICY_LENGTH} are allowed")
+    return tuple(Transform.parse(part.strip()) for part in parts)
 
 
 def _apply(member: tuple[Transform, ...], images: Tensor, rng: Generator | None) -> Tensor:
