@@ -17,12 +17,12 @@ from gradveil.audits.model import (
     plain_model,
     read_facts,
     save_facts,
-    trained_under,
 )
 from gradveil.core import GradveilError
 from gradveil.core.seeds import following, generator
 from gradveil.data import load
 from gradveil.defenses import parse
+from gradveil.defenses.weights import trained_under
 from gradveil.models import build
 from gradveil.models.checkpoints import save_checkpoint
 from gradveil.training.job import TrainingJob
@@ -142,7 +142,7 @@ def test_a_model_with_a_defense_in_it_is_not_taken_for_a_plain_one(
     job = small(Case(parse("prune:0.5"), checkpoints["precode"]))
     with pytest.raises(
         GradveilError,
-        match="was trained under precode:k=8, a part of the model: audit it with that defense",
+        match="was trained under precode:k=8, a part of the model: take that defense",
     ):
         run_audit(job, tmp_path / "run", progress=False)
     other = small(Case(parse("precode:k=9"), checkpoints["precode"]))

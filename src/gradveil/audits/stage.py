@@ -175,8 +175,7 @@ class Stage:
     def candidates(self) -> Candidates:
         """The images that reconstructions are identified among."""
         acting = self.client.acting
-        changes = any(part.acts_on == "batch" for part in acting.parts())
-        prepare = preparation(acting) if changes else None
+        prepare = preparation(acting) if acting.changes("batch") else None
         return make_candidates(
             self.split, self.victims, prepare, self.controls.means, self.batch_size, self.seed
         )
