@@ -93,6 +93,11 @@ def better_than_blind(
     return Verdict(min(by_rank, by_hits) < EACH, by_rank, by_hits, likely)
 
 
+def can_tell(n: int, chance: float) -> bool:
+    """Whether n images, all identified and all above blind, would show an attack to be better."""
+    return better_than_blind(range(1, n + 1), n, n, 1, chance=chance).better
+
+
 def clopper_pearson(hits: int, n: int, level: float = 0.95) -> tuple[float, float]:
     """Exact two-sided bounds on a share, from `hits` of n.
 

@@ -19,13 +19,14 @@ from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.formats import AuditSettings, CaseSettings
 from gradveil.core.job_folder import Kind
 from gradveil.core.text import SafeConsole, printable
-from gradveil.stats import Summary, Verdict, better_than_blind, clopper_pearson, summary
+from gradveil.stats import Summary, Verdict, better_than_blind, can_tell, clopper_pearson, summary
 
 FORMAT = "gradveil audit 2"
 AUDIT = Kind("an audit", "audit", format=FORMAT, schema=AuditSettings)
 CASE = Kind("a case of an audit", "case of an audit", format=FORMAT, schema=CaseSettings)
 TRUTHS = ("used", "original")
 NO_BETTER = "no better than blind"
+TOO_FEW = "too few to tell"
 MEASURES = ("psnr", "over_blind", "ssim", "psnr_affine", "mse")
 COLUMNS = ("defense", "attack", "n", "PSNR dB", "over blind", "SSIM", "identified", "")
 
@@ -55,9 +56,16 @@ class Row:
     verdict: Verdict
 
     @property
+    def doubt(self) -> str | None:
+        """Why the row shows no leak: `NO_BETTER`, `TOO_FEW`, or None where it shows one."""
+        if self.verdict.better:
+            return None
+        return NO_BETTER if can_tell(self.n, self.verdict.chance) else TOO_FEW
+
+    @property
     def flags(self) -> tuple[str, ...]:
-        """The row's warnings: no better than blind, and the images that failed."""
-        flags = [] if self.kind == "blind" or self.verdict.better else [NO_BETTER]
+        """The row's warnings: no better than blind or too few to tell; the images that failed."""
+        flags = [] if self.kind == "blind" or self.doubt is None else [self.doubt]
         return (*flags, f"{self.failed} failed") if self.failed else tuple(flags)
 
     def plain(self) -> dict[str, Any]:
@@ -268,10 +276,13 @@ class AuditResult:
 
     def __rich__(self) -> Table:
         facts = f"{self.settings['model']} on {self.settings['data']}"
-        title = Text(printable(f"{facts}, seed {self.settings['seed']}"))
+        title = Text(printable(f"{facts}, seed {self.settings['seed']}"), overflow="fold")
         table = Table(title=title, title_justify="left")
         for number, column in enumerate(COLUMNS):
-            table.add_column(column, justify="left" if number in (0, 1, 7) else "right")
+            if number in (0, 1, 7):  # names go on in the next line: cut, two could look alike
+                table.add_column(column, overflow="fold")
+            else:
+                table.add_column(column, justify="right", no_wrap=True)
         for cells in self._cells():
             # Names are a user's: they are no markup, and no codes that a terminal obeys.
             table.add_row(*(Text(printable(cell)) for cell in cells))

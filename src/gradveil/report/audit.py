@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from gradveil.audits import AuditResult, CaseResult, Row
-from gradveil.audits.results import NO_BETTER, TRUTHS
+from gradveil.audits.results import NO_BETTER, TOO_FEW, TRUTHS
 from gradveil.report.layout import Fitted
 from gradveil.stats import EACH, Summary
 
@@ -56,10 +56,7 @@ CASE_COLUMNS = (
     "identi-\nfied",
     "",
 )
-CASE_TITLES = {
-    USED: "Against the images that were used: ",
-    ORIGINAL: "Against the original images: ",
-}
+AGAINST = {USED: "against the images that were used", ORIGINAL: "against the original images"}
 
 
 def case_tables(case: CaseResult) -> list[Table]:
@@ -75,7 +72,7 @@ def case_tables(case: CaseResult) -> list[Table]:
     )
     several = len(case.truths) > 1
     return [
-        _case_table(case, truth, (CASE_TITLES[truth] if several else "") + facts)
+        _case_table(case, truth, (f"{AGAINST[truth].capitalize()}: " if several else "") + facts)
         for truth in case.truths
     ]
 
@@ -110,26 +107,33 @@ def case_in_words(case: CaseResult) -> list[str]:
 
     An attack that is no better than blind is judged by its positive control.
     """
-    rows = [row for row in case.rows if row.truth == USED]
-    positives = {row.attack: row for row in rows if row.kind == "positive"}
-    works = {attack: row.verdict.better for attack, row in positives.items()}
+    positives = {
+        row.attack: row for row in case.rows if (row.kind, row.truth) == ("positive", USED)
+    }
+    lines = []
+    for truth in case.truths:
+        rows = [row for row in case.rows if row.truth == truth]
+        against = f" {AGAINST[truth]}" if len(case.truths) > 1 else ""
+        lines += _blind_words(rows, against)
+        lines += map(_positive_words, positives.values()) if truth == USED else []
+        attacks = [row for row in rows if row.kind == "attack"]
+        lines += [_attack_words(row, positives.get(row.attack), against) for row in attacks]
     knows: dict[str, str] = case.settings.get("knows", {})
     return [
-        *_blind_words(rows),
-        *map(_positive_words, positives.values()),
-        *(_attack_words(row, works.get(row.attack)) for row in rows if row.kind == "attack"),
+        *lines,
         *(f"{attack} was told: {told}." for attack, told in knows.items() if told != "labels"),
         *(f"Left out: {line}" for line in _left_out(case)),
     ]
 
 
-def _blind_words(rows: Sequence[Row]) -> list[str]:
+def _blind_words(rows: Sequence[Row], against: str) -> list[str]:
     if all(row.psnr.mean is None for row in rows if row.kind == "blind"):
         return []
     best = best_blind(rows)
     return [
-        f"Blind controls look at no gradient: the best, {best.attack.removeprefix('blind: ')}, "
-        f"scores {number(best.psnr.mean)} dB, so PSNR up to there shows nothing by itself; "
+        f"Blind controls look at no gradient: the best{against}, "
+        f"{best.attack.removeprefix('blind: ')}, scores {number(best.psnr.mean)} dB, so PSNR up to "
+        "there shows nothing by itself; "
         f"a guess identifies {best.verdict.chance:.1%} among {best.candidates}."
     ]
 
@@ -137,8 +141,10 @@ def _blind_words(rows: Sequence[Row]) -> list[str]:
 def _positive_words(row: Row) -> str:
     model = "mlp" if row.attack == "closed-form" else "lenet"
     says = "it fails even there, so low scores of it say nothing about the model"
-    if row.verdict.better:
+    if row.doubt is None:
         says = f"{_shown_by(row)}: the attack works"
+    elif row.doubt == TOO_FEW:
+        says = f"{row.n} among {row.candidates} candidates are {TOO_FEW} whether the attack works"
     return (
         f"Positive control: {row.attack} on an untrained {model}, one image a victim and one "
         f"gradient: {number(row.psnr.mean)} dB, {number(row.over_blind.mean, '+.2f')} dB over "
@@ -154,8 +160,8 @@ def _shown_by(row: Row) -> str:
     )
 
 
-def _attack_words(row: Row, works: bool | None) -> str:
-    """Say how an attack did; `works`: whether its positive control did, None without any."""
+def _attack_words(row: Row, positive: Row | None, against: str) -> str:
+    """Say how an attack did; `positive` is the row of its positive control, None without any."""
     low, high = row.identified_bounds
     failed = f", {row.failed} failed" if row.failed else ""
     figures = (
@@ -163,18 +169,17 @@ def _attack_words(row: Row, works: bool | None) -> str:
         f"p = {row.verdict.p_over_blind:.2g} for dB over blind, "
         f"p = {row.verdict.p_identified:.2g} for identification"
     )
-    if row.verdict.better:
-        return f"{row.attack}: better than blind: {figures}."
-    if works is None:
+    if row.doubt is None:
+        return f"{row.attack}{against}: better than blind: {figures}."
+    because = ""
+    if positive is None:
         because = ", and it has no positive control: it needs a defense to undo"
-    elif works:
-        because = ""
-    else:
+    elif positive.doubt == NO_BETTER:
         because = (
             ", and its positive control fails too: try more steps or another attack before "
             "calling the model safe"
         )
-    return f"{row.attack}: {NO_BETTER}: {figures}{because}."
+    return f"{row.attack}{against}: {row.doubt}: {figures}{because}."
 
 
 def _left_out(case: CaseResult) -> list[str]:
@@ -253,7 +258,8 @@ def _attacker_cells(attacker: str, row: Row) -> list[str]:
 
 
 def _scores(row: Row) -> list[str]:
-    mark = f"{row.identified}/{row.n}" + (" ≤" if NO_BETTER in row.flags else "  ")
+    marks = {NO_BETTER: " ≤", TOO_FEW: " ?"}
+    mark = f"{row.identified}/{row.n}" + next((marks[f] for f in row.flags if f in marks), "  ")
     return [number(row.over_blind.mean, "+.1f"), number(row.ssim.mean, ".3f"), mark]
 
 
@@ -282,7 +288,7 @@ def several_in_words(result: AuditResult) -> list[str]:
         "Strongest: the attacker that identifies most images, of equal ones the one with the most "
         "dB over blind.",
         f"Each attacker knows the model, what was shared and {labels[result.settings['labels']]}; "
-        f"what else it is told stands below its name. ≤: {NO_BETTER}.",
+        f"what else it is told stands below its name. ≤: {NO_BETTER}. ?: {TOO_FEW}.",
     ]
     for row in result.cases[0].rows:
         if (row.kind, row.truth) == ("positive", USED):
