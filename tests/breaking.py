@@ -47,9 +47,6 @@ def run(how: str, at: int, arguments: list[str], log: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # typer's own
         from gradveil import cli
-    from gradveil.audits import stage
-
-    stage.CANDIDATES = 20  # quicker
     _replace_functions(boundary)
     status = cli.run(arguments)
     sys.stdout.flush()

@@ -10,6 +10,7 @@ from gradveil.core import GradveilError
 from gradveil.stats import (
     above_chance,
     better_than_blind,
+    can_tell,
     clopper_pearson,
     difference,
     holm,
@@ -89,6 +90,17 @@ def test_a_guess_that_knows_the_label_has_a_higher_chance() -> None:
 @pytest.mark.parametrize("values", [[], [0.0, 0.0], [-1.0] * 50, [3.0]])
 def test_nothing_above_blind_is_no_better(values: list[float]) -> None:
     assert not better_than_blind(values, 0, max(len(values), 1), 1_000).better
+
+
+@pytest.mark.parametrize(
+    ("n", "chance", "enough"),
+    [(4, 0.5, False), (4, 0.3, True), (6, 1.0, True), (5, 1.0, False), (1, 0.025, False)],
+)
+def test_images_tell_where_even_all_of_them_could_pass_a_test(
+    n: int, chance: float, enough: bool
+) -> None:
+    """The smallest p-values are 2^-n of the signed ranks and chance^n of identification."""
+    assert can_tell(n, chance) == enough == (min(0.5**n, chance**n) < 0.025)
 
 
 def test_a_blind_attack_is_called_better_in_at_most_one_case_of_twenty() -> None:

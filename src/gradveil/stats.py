@@ -101,6 +101,14 @@ def above_chance(hits: int, n: int, chance: float) -> float:
     return float(binomtest(hits, n, min(chance, 1.0), alternative="greater").pvalue)
 
 
+def can_tell(n: int, chance: float, tests: int = 2) -> bool:
+    """Whether n images, all identified and all above blind, would show an attack to be better.
+
+    `tests` are made beside each other.
+    """
+    return min(min(chance, 1.0), 0.5) ** n < 2 * EACH / tests
+
+
 def holm(p_values: Sequence[float]) -> list[float]:
     """Adjust p-values so that those below 5% err together in at most 5% of cases (Holm 1979)."""
     order = sorted(range(len(p_values)), key=lambda i: p_values[i])

@@ -35,6 +35,15 @@ def lenet(*before_head: nn.Module) -> nn.Module:
     return model
 
 
+def shallow(*before_head: nn.Module) -> nn.Module:
+    """The same with the first two of its four convolutions: half the time, and no less leaky."""
+    model = toys.leaky()
+    assert isinstance(model.features, nn.Sequential)
+    del model.features[4:8]
+    model.features.extend(before_head)
+    return model
+
+
 class Bottleneck(nn.Module):
     """PRECODE in small: mean and spread of a code, of which a random one is decoded."""
 
@@ -80,7 +89,7 @@ def observe(
 def shortened(name: str, **changes: Any) -> GradientMatching:
     attack = find(name)
     assert isinstance(attack, GradientMatching)
-    return replace(attack, **{"steps": 150, "frames": 0, **changes})
+    return replace(attack, **{"steps": 120, "frames": 0, **changes})
 
 
 def quality(found: list[Reconstruction], truth: Tensor) -> float:
@@ -103,41 +112,41 @@ def test_a_random_bottleneck_defeats_the_plain_attack_and_falls_when_its_layers_
     assert score("adam-cosine", seen, batch.images) < gray
     assert (
         score("without-random-layers", seen, batch.images) > gray + 12
-    )  # measured: 27 against 9 dB
+    )  # measured: 32 against 5 dB, gray 9
 
 
 def test_the_bottlenecks_noise_is_found_along_with_the_images() -> None:
     torch.manual_seed(1)
-    batch, model = fashion(COUNT), lenet(Bottleneck(108, 16).double())
+    batch, model = fashion(COUNT), shallow(Bottleneck(108, 16).double())
     eps = torch.randn(COUNT, 16, generator=generator(3), dtype=torch.double)
-    seen = observe(model, batch, {"features.9.draw": eps}, random_layers=("features.9.*", "head.*"))
-    found = shortened("joint-noise", steps=250)(seen, generator(1))
-    # measured: 19 and 6 dB
+    seen = observe(model, batch, {"features.5.draw": eps}, random_layers=("features.5.*", "head.*"))
+    found = shortened("joint-noise", steps=200)(seen, generator(1))
+    # measured: 18 and 6 dB
     assert quality(found, batch.images) > 15 > 3 + score("adam-cosine", seen, batch.images)
     both = [
-        torch.stack([one.draws["features.9.draw"][0], own])
+        torch.stack([one.draws["features.5.draw"][0], own])
         for one, own in zip(found, eps, strict=True)
     ]
     assert min(float(torch.corrcoef(pair)[0, 1]) for pair in both) > 0.8
 
 
 def test_dropout_masks_are_found_along_with_the_images() -> None:
-    batch, model = fashion(COUNT), lenet(nn.Dropout(0.3))
+    batch, model = fashion(COUNT), shallow(nn.Dropout(0.3))
     masks = (torch.rand(COUNT, 108, generator=generator(5)) < 0.7).double()
-    seen = observe(model, batch, {"features.9": masks}, train=True, train_masks=True)
+    seen = observe(model, batch, {"features.5": masks}, train=True, train_masks=True)
     found = shortened("joint-masks")(seen, generator(1))
     right = torch.stack(
         [
-            (one.draws["features.9"][0] > 0.5) == own.bool()
+            (one.draws["features.5"][0] > 0.5) == own.bool()
             for one, own in zip(found, masks, strict=True)
         ]
     )
     assert (
         float(right.double().mean()) > 0.9
-    )  # measured: 0.99; saying "kept" for all would be right in 0.7 of the cases
+    )  # measured: 0.97; saying "kept" for all would be right in 0.7 of the cases
     assert (
         quality(found, batch.images) > 20 > 10 + score("adam-cosine", seen, batch.images)
-    )  # measured: 33 and 7 dB
+    )  # measured: 23 and 9 dB
 
 
 def pruned(gradients: Gradients, share: float) -> Gradients:
@@ -150,11 +159,10 @@ def pruned(gradients: Gradients, share: float) -> Gradients:
 
 def test_matching_what_pruning_left_beats_plain_matching_at_95_percent() -> None:
     batch = fashion(COUNT)
-    clean = observe(lenet(), batch, pruned=True)
+    clean = observe(MODEL, batch, pruned=True)
     seen = [replace(one, gradients=pruned(one.gradients, 0.95)) for one in clean]
-    assert score("masked", seen, batch.images) > 12 + score(
-        "adam-cosine", seen, batch.images
-    )  # measured: 24 and 6 dB
+    found, plain = (score(n, seen, batch.images, steps=150) for n in ("masked", "adam-cosine"))
+    assert found > 12 + plain  # measured: 21 and 8 dB
 
 
 def rounds(gradients: Gradients, share: float, count: int, momentum: float) -> list[Gradients]:
@@ -177,14 +185,14 @@ def rounds(gradients: Gradients, share: float, count: int, momentum: float) -> l
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_over_several_rounds_what_was_cut_off_comes_back(momentum: float) -> None:
     batch, seen = fashion(COUNT), []
-    for one in observe(lenet(), batch, pruned=True, momentum=momentum):
+    for one in observe(MODEL, batch, pruned=True, momentum=momentum):
         *earlier, last = rounds(one.gradients, 0.98, 6, momentum)
         seen.append(
             replace(one, gradients=last, knowledge=replace(one.knowledge, earlier=tuple(earlier)))
         )
     assert score("masked-rounds", seen, batch.images) > 12 + score(
         "masked", seen, batch.images
-    )  # measured: 27 and 6 dB
+    )  # measured: 22 and 8 dB
 
 
 def noisy(kind: str, share: float, model: nn.Module, batch: Batch) -> list[Observation]:
@@ -214,12 +222,11 @@ def noisy(kind: str, share: float, model: nn.Module, batch: Batch) -> list[Obser
 def test_the_most_likely_image_beats_plain_matching_under_noise(kind: str) -> None:
     batch = fashion(COUNT)
     seen = noisy(kind, 0.5, lenet(), batch)
-    assert score("likelihood", seen, batch.images) > 2 + score(
-        "adam-cosine", seen, batch.images
-    )  # measured: 4 dB and more
+    found, plain = (score(n, seen, batch.images, steps=90) for n in ("likelihood", "adam-cosine"))
+    assert found > 2 + plain  # measured: 4 dB and more
 
 
-def test_the_mean_of_restarts_beats_one_under_noise() -> None:
+def test_the_mean_of_restarts_beats_the_best_under_noise() -> None:
     torch.manual_seed(0)
     layers = [
         nn.Conv2d(1, 16, 3, padding=1),
@@ -236,12 +243,11 @@ def test_the_mean_of_restarts_beats_one_under_noise() -> None:
     ]
     model, batch = nn.Sequential(*layers).double(), fashion(COUNT)
     seen = noisy("gaussian", 0.5, model, batch)
-    single = [
-        quality(shortened("likelihood", steps=100)(seen, generator(seed)), batch.images)
-        for seed in range(3)
-    ]
-    mean = score("averaged", seen, batch.images, steps=100, restarts=6)
-    assert mean > 0.5 + sum(single) / len(single)  # measured: 20.5 and 19.2 dB
+    best, mean = (
+        score("averaged", seen, batch.images, steps=60, restarts=6, averaged=averaged)
+        for averaged in (False, True)
+    )
+    assert mean > 0.5 + best  # measured: 19.6 and 18.8 dB
 
 
 def test_a_restart_that_diverged_is_not_averaged() -> None:
@@ -260,7 +266,7 @@ def test_a_restart_that_diverged_is_not_averaged() -> None:
         averaged=True,
         frames=1,
     )
-    found = attack(observe(lenet(), batch), generator(0))
+    found = attack(observe(MODEL, batch), generator(0))
     assert [one.status for one in found] == ["ok", "failed: every restart diverged", "ok"]
     for victim in (0, 2):
         images, frames = found[victim].images, found[victim].frames
@@ -280,14 +286,14 @@ def transformed(text: str, batch: Batch, padding: int = 2) -> tuple[list[Observa
     return seen, torch.cat(used)
 
 
-MODEL = lenet()
+MODEL = shallow()
 
 
 def test_a_known_transform_leads_back_to_the_original() -> None:
     batch = fashion(COUNT)
     seen, used = transformed("3-1-7+43-18-18", batch)
-    plain = shortened("adam-cosine")(seen, generator(1))
-    aware = shortened("transform-known")(seen, generator(1))
+    plain = shortened("adam-cosine", steps=90)(seen, generator(1))
+    aware = shortened("transform-known", steps=90)(seen, generator(1))
     assert (
         quality(plain, used) > 25
     )  # the policy does not stop the attack, it only hides the original
@@ -306,9 +312,9 @@ def test_a_policy_whose_draws_are_unknown_is_looked_through_too() -> None:
     )
     for name, policy in cases:
         seen, _ = transformed(policy, batch, padding=0)
-        assert score("adam-cosine", seen, batch.images, steps=100) < gray
-        # measured: 19 and 15 against 9 dB
-        assert score(name, seen, batch.images, steps=100) > gray + 3
+        assert score("adam-cosine", seen, batch.images, steps=60) < gray
+        # measured: 15 against 9 dB
+        assert score(name, seen, batch.images, steps=60) > gray + 3
 
 
 def test_transforms_of_any_kind_are_taken_victim_by_victim() -> None:
@@ -319,7 +325,7 @@ def test_transforms_of_any_kind_are_taken_victim_by_victim() -> None:
     for i, dim in enumerate(flips):
         one = Batch(batch.images[i : i + 1].flip(dim), batch.labels[i : i + 1])
         seen += observe(MODEL, one, transform=lambda images, dim=dim: images.flip(dim))
-    assert score("transform-known", seen, batch.images) > 25
+    assert score("transform-known", seen, batch.images, steps=90) > 25
 
 
 def test_a_search_from_class_means_starts_there() -> None:
@@ -339,7 +345,7 @@ def test_a_search_from_class_means_starts_there() -> None:
 
 def test_a_model_with_dropout_on_is_attacked_in_one_pass() -> None:
     """One victim at a time would warn, and a warning is an error here."""
-    model = lenet(nn.Dropout(0.5))
+    model = shallow(nn.Dropout(0.5))
     found = shortened("adam-cosine", steps=2)(
         observe(model, fashion(COUNT), train=True), generator(0)
     )

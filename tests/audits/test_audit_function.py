@@ -372,7 +372,17 @@ def test_a_data_frame_has_a_column_for_each_value(
     pandas = pytest.importorskip("pandas")
     result = audit(model, images, labels, attacks=["closed-form"], out=tmp_path / "run", **QUICK)
     frame = result.to_pandas()
-    assert isinstance(frame, pandas.DataFrame) and set(frame["kind"]) >= {"attack", "blind"}
+    assert isinstance(frame, pandas.DataFrame)
+    (case,) = result.cases
+    assert list(frame["attack"]) == [row.attack for row in case.rows if row.truth == "used"]
+    assert list(frame["psnr"]) == [row.psnr.mean for row in case.rows if row.truth == "used"]
+    for name in ("psnr", "ssim_std", "identified_low"):
+        assert frame[name].dtype == float
+    for name in ("n", "failed", "identified", "candidates"):
+        assert frame[name].dtype == int
+    assert frame["better_than_blind"].dtype == bool
+    means = frame[frame["kind"] == "blind"].groupby("attack")["over_blind"].mean()
+    assert set(means.index) == {"blind: noise", "blind: gray"} and means.notna().all()
 
 
 def test_the_result_lies_in_a_temporary_folder_unless_one_is_named(

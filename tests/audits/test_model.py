@@ -17,12 +17,12 @@ from gradveil.audits.model import (
     plain_model,
     read_facts,
     save_facts,
-    trained_under,
 )
 from gradveil.core import GradveilError
 from gradveil.core.seeds import following, generator
 from gradveil.data import load
 from gradveil.defenses import parse
+from gradveil.defenses.weights import trained_under
 from gradveil.models import build
 from gradveil.models.accuracy import measure_accuracy
 from gradveil.models.checkpoints import save_checkpoint
@@ -32,7 +32,8 @@ from gradveil.training.job import TrainingJob
 def describe(case: Case, model: str = "lenet") -> ModelFacts | None:
     """What an audit knows of the model of this case."""
     job = AuditJob(model, "fashion-mnist-mini", auto=True, cases=(case,))
-    return describe_model(job, case, load("fashion-mnist-mini", "test"), torch.device("cpu"))
+    test, victims = load("fashion-mnist-mini", "test"), torch.arange(1)
+    return describe_model(job, case, test, victims, torch.device("cpu"))
 
 
 def told(folder: Path, **settings: Any) -> ModelFacts:
@@ -147,7 +148,7 @@ def test_a_model_with_a_defense_in_it_is_not_taken_for_a_plain_one(
     job = small(Case(parse("prune:0.5"), checkpoints["precode"]))
     with pytest.raises(
         GradveilError,
-        match="was trained under precode:k=8, a part of the model: audit it with that defense",
+        match="was trained under precode:k=8, a part of the model: take that defense",
     ):
         run_audit(job, tmp_path / "run", progress=False)
     other = small(Case(parse("precode:k=9"), checkpoints["precode"]))
@@ -180,7 +181,7 @@ def test_own_images_without_a_test_split_are_measured_on_those_that_are_no_victi
     own = load("fashion-mnist-mini", "test").select(torch.arange(30))
     case = Case(weights=checkpoints["plain"])
     job = AuditJob("lenet", own, auto=True, cases=(case,), images=images)
-    found = describe_model(job, case, own, torch.device("cpu"))
+    found = describe_model(job, case, own, torch.arange(images), torch.device("cpu"))
     assert found is not None and (found.tested, found.measured_on) == (tested, measured_on)
     rest = own.select(torch.arange(images if measured_on == "others" else 0, 30))
     model = build("lenet", channels=1, size=28, classes=10, seed=5)

@@ -86,6 +86,18 @@ def test_names_that_a_terminal_would_obey_are_shown_as_escapes(result: CaseResul
         assert "\x1b" not in text and r"lenet\x1b]0;title\x07" in text and r"none\x1b[2J" in text
 
 
+def test_names_that_differ_at_their_end_alone_are_told_apart_in_the_table(
+    result: CaseResult,
+) -> None:
+    names = [f"my_company.privacy.defenses:{'Quantize' * 12}(bits={bits})" for bits in (4, 5)]
+    cases = [replace(result, settings={**result.settings, "defense": name}) for name in names]
+    text = str(AuditResult(result.out, {"model": "m", "data": "d", "seed": 0}, tuple(cases)))
+    assert max(map(len, text.splitlines())) <= 110
+    first_cells = [line.split("│")[1].strip() for line in text.splitlines() if "│" in line]
+    for name in names:
+        assert "".join(first_cells).count(name) == sum(row.truth == "used" for row in result.rows)
+
+
 def test_an_audit_of_which_no_case_was_begun_is_empty(done: AuditResult) -> None:
     shutil.rmtree(done.cases[0].out)
     read = AuditResult.read(done.out)
@@ -166,8 +178,8 @@ def test_a_grid_of_the_first_version_becomes_an_audit(
     assert tool.convert(old) and not tool.convert(old)
     read, again = AuditResult.read(old), AuditResult.read(done.out)
     older = {"format": "gradveil audit 2"}
-    assert read.settings == again.settings | older
-    assert read.cases[0].settings == again.cases[0].settings | older
+    assert read.settings == dict(again.settings) | older
+    assert read.cases[0].settings == dict(again.cases[0].settings) | older
     assert read.cases[0].records == again.cases[0].records
 
 

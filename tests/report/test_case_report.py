@@ -133,7 +133,17 @@ def test_an_attack_of_failures_alone_has_no_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("works", "says"),
     [
-        (True, ("the attack works", "adam-cosine: better than blind: rank 1 in 8/8 line-ups")),
+        (
+            True,
+            (
+                "gains against the images that were used are over class mean",
+                "the attack works",
+                "adam-cosine against the images that were used: better than blind: rank 1 in 8/8",
+                "gains against the original images are over class mean, the best on public images, "
+                "which scores 5.00 dB",
+                "adam-cosine against the original images: no better than blind: rank 1 in 0/8",
+            ),
+        ),
         (False, ("it fails even there", "its positive control fails too")),
     ],
 )
@@ -141,10 +151,31 @@ def test_words_say_what_the_controls_mean(
     tmp_path: Path, works: bool, says: tuple[str, ...]
 ) -> None:
     lines = case_in_words(made(tmp_path, works=works))
-    assert len(lines) == 7 and all("\n" not in line for line in lines) and "class mean" in lines[2]
+    assert len(lines) == 8 and all("\n" not in line for line in lines) and "class mean" in lines[2]
     assert "1 class only, 8 images" in lines[0] and "more than 499 others" in lines[1]
-    assert lines[4] == "Better than blind: at 5% over all 8 tests together (Holm)."
+    assert lines[-1] == "Better than blind: at 5% over all 8 tests together (Holm)."
     assert all(any(part in line for line in lines) for part in says)
+
+
+def test_without_a_change_of_the_images_words_do_not_tell_truths_apart(tmp_path: Path) -> None:
+    lines = case_in_words(made(tmp_path, works=True, defense="none"))
+    assert len(lines) == 3 and not any("against" in line for line in lines)
+    assert lines[2].startswith("adam-cosine: better than blind: 8 of 8 identified")
+
+
+def test_images_too_few_for_any_test_are_told_and_no_failure(tmp_path: Path) -> None:
+    """Four right among two candidates happen by chance in one of 16 cases."""
+    result = made(tmp_path, works=False, defense="none")
+    chance = {"used": 0.5, "original": 0.5}
+    few = [one for one in result.records if one.image < 4]
+    records = tuple(replace(one, chance=chance, candidates=2) for one in few)
+    result = replace(result, records=records)
+    text = shown(result, 120)
+    assert text.count("too few to tell") == 2 and "no better" not in text
+    _, positive, attack = case_in_words(result)
+    assert positive.endswith("4 among 2 candidates are too few to tell whether the attack works.")
+    assert attack.startswith("adam-cosine: too few to tell: 0 of 4 identified")
+    assert "positive control" not in attack
 
 
 @pytest.mark.parametrize(

@@ -525,7 +525,7 @@ def test_policies_are_audited_with_crop_and_flip_where_the_search_had_them(
 
 def made_audits(job: SearchJob, out: Path, policies: dict[str, Policy]) -> list[tuple[Case, Path]]:
     """The case and the folder of each confirming audit, after the way to another process."""
-    tasks = audit_tasks(job, out / "weights", out, policies, root=None, device="cpu")
+    tasks = audit_tasks(job, out / "weights", out, policies, apart=(), root=None, device="cpu")
     found = []
     for task in tasks:
         audit, folder, _, _, number = pickle.loads(pickle.dumps(task)).args
@@ -694,3 +694,12 @@ def test_trials_become_a_data_frame_where_pandas_is_installed(
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(GradveilError, match=r"^to_pandas needs pandas: pip install pandas$"):
         whole.to_pandas()
+
+
+def test_a_data_frame_of_trials_has_a_row_for_each(whole: SearchResult) -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = whole.to_pandas()
+    assert isinstance(frame, pandas.DataFrame) and list(frame["trial"]) == list(range(12))
+    kept = {tried.number: tried.quantities["over_blind"].mean for tried in whole.kept}
+    found = frame.set_index("trial")["over_blind_mean"].loc[list(kept)]
+    assert found.dtype == float and list(found) == list(kept.values())

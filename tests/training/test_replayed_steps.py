@@ -11,7 +11,7 @@ from gradveil.core.types import Batch
 from gradveil.defenses import parse
 from gradveil.models import build
 from gradveil.training import step as steps
-from gradveil.training.step import DefendedStep, GraphedStep, Objective, Step, acts_on
+from gradveil.training.step import DefendedStep, GraphedStep, Objective, Step
 
 SIZES = (
     8,
@@ -70,7 +70,7 @@ def stepped(
         return torch.Generator(device).manual_seed(count)
 
     step: Step
-    if acts_on(protection, "gradients"):
+    if protection.changes("gradients"):
         step = DefendedStep(model, objective, optimizer, False, protection, stream, graphs)
     else:
         step = (GraphedStep if graphs else Step)(model, objective, optimizer, False)

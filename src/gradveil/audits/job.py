@@ -58,7 +58,7 @@ class Case:
     @property
     def changes_images(self) -> bool:
         """Whether the images used differ from those that the client has."""
-        return any(part.acts_on == "batch" for part in self.acting.parts())
+        return self.acting.changes("batch")
 
     @property
     def folder(self) -> str:

@@ -1,27 +1,23 @@
 """The model of a case, untrained or from a checkpoint, plain or protected, and its accuracy."""
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from msgspec import to_builtins
-from torch import nn
+from torch import Tensor, nn
 
 from gradveil.audits.job import AuditJob, Case
 from gradveil.audits.records import MODEL
-from gradveil.core.errors import GradveilError
 from gradveil.core.files import digest, write_text
 from gradveil.core.formats import TrainedModel
 from gradveil.core.reading import read_json
 from gradveil.data import Images
-from gradveil.defenses import REGISTRY, Defense
-from gradveil.defenses.chain import THEN
+from gradveil.defenses.weights import load_weights, trained_under
 from gradveil.models import build_for
 from gradveil.models.accuracy import measure_accuracy
-from gradveil.models.checkpoints import load_checkpoint, read_settings
+from gradveil.models.checkpoints import read_settings
 
 
 @dataclass(frozen=True)
@@ -58,17 +54,7 @@ def find_model(job: AuditJob, case: Case, split: Images) -> tuple[nn.Module, boo
     plain = plain_model(job.model, split, job.seed)
     if case.weights is None:
         return plain, False
-    if not changes_model(case.acting):
-        _refuse_protected(case.weights, case.acting)
-        return load_checkpoint(case.weights, plain), False
-    protected = case.acting.protect_model(plain, (split.channels, split.size, split.size))
-    try:
-        return load_checkpoint(case.weights, protected), True
-    except GradveilError as error:
-        try:
-            return load_checkpoint(case.weights, plain), False
-        except GradveilError:
-            raise error from None
+    return load_weights(case.weights, plain, case.acting, (split.channels, split.size, split.size))
 
 
 def plain_model(model: nn.Module | str, split: Images, seed: int) -> nn.Module:
@@ -77,23 +63,24 @@ def plain_model(model: nn.Module | str, split: Images, seed: int) -> nn.Module:
 
 
 def describe_model(
-    job: AuditJob, case: Case, test: Images, device: torch.device
+    job: AuditJob, case: Case, test: Images, victims: Tensor, device: torch.device
 ) -> ModelFacts | None:
     """Return what the checkpoint says of its training, and the accuracy of its weights, measured.
 
     Return None without a checkpoint, and where the defense has parts that were not trained. `test`
-    are the images to measure on; a user's own have no test split, so victims are left out of them.
+    are the images to measure on; a user's own have no test split, so the `victims`, by their
+    numbers, are left out of them.
     """
     if case.weights is None:
         return None
     model, protected = find_model(job, case, test)
-    if changes_model(case.acting) and not protected:
+    if case.acting.changes("model") and not protected:
         return None
     facts = read_settings(case.weights)
     measured_on, images = "test", test
     if isinstance(job.data, Images):
         numbers = torch.arange(len(test))
-        others = numbers[(numbers < job.first) | (numbers >= job.first + job.images)]
+        others = numbers[~torch.isin(numbers, victims)]
         measured_on = "others" if len(others) else "victims"
         images = test.select(others) if len(others) else test
     weights = digest(model.state_dict())
@@ -122,46 +109,3 @@ def read_facts(out: Path) -> ModelFacts | None:
     """Read what `save_facts` wrote."""
     found = read_json(out / MODEL, TrainedModel | None)
     return None if found is None else ModelFacts(**to_builtins(found))
-
-
-def changes_model(defense: Defense) -> bool:
-    """Return whether a part of the defense lies in the model."""
-    return any(part.acts_on == "model" for part in defense.parts())
-
-
-def trained_under(facts: Mapping[str, Any]) -> str | None:
-    """Return the defense, as text, that a checkpoint says it was trained under.
-
-    Early versions wrote a policy beside the defense, and crop and flip as a setting of the run.
-    The text is looked at and never parsed: a file does not decide what is made.
-    """
-    found = facts.get("defense")
-    found = facts.get("policy", found) if found in (None, "none") else found
-    if not isinstance(found, str):
-        return None
-    if facts.get("augment") is not False:
-        return found
-    return THEN.join(map(_without_augment, found.split(THEN)))
-
-
-def _without_augment(part: str) -> str:
-    """Switch crop and flip off in the text of a defense, where it has them."""
-    name, _, settings = part.partition(":")
-    if name not in REGISTRY and ":" not in part:
-        return f"policy:{part},augment=no"
-    if name not in REGISTRY:  # a user's class
-        return part
-    if "augment" not in {f.name for f in fields(REGISTRY[name])} or "augment=" in settings:
-        return part
-    return f"{part}{',' if settings else ':'}augment=no"
-
-
-def _refuse_protected(path: Path, defense: Defense) -> None:
-    """Refuse weights trained under a defense that lies in the model, which is told by its name."""
-    under = trained_under(read_settings(path)) or "none"
-    kinds = [REGISTRY.get(part.partition(":")[0]) for part in under.split(THEN)]
-    if any(kind is not None and kind.acts_on == "model" for kind in kinds):
-        raise GradveilError(
-            f"checkpoint {path} was trained under {under}, a part of the model: audit it with that "
-            f"defense, not {defense}"
-        )

@@ -21,7 +21,15 @@ from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.formats import AuditSettings, CaseSettings
 from gradveil.core.job_folder import Kind
 from gradveil.core.text import SafeConsole, printable
-from gradveil.stats import Summary, Verdict, holm, share_of_updates, signed_rank, summary
+from gradveil.stats import (
+    Summary,
+    Verdict,
+    can_tell,
+    holm,
+    share_of_updates,
+    signed_rank,
+    summary,
+)
 
 FORMAT = "gradveil audit 3"
 OLDER = ("gradveil audit 2",)  # read, and never written or gone on with
@@ -30,6 +38,7 @@ CASE = Kind(
     "a case of an audit", "case of an audit", format=FORMAT, older=OLDER, schema=CaseSettings
 )
 NO_BETTER = "no better than blind"
+TOO_FEW = "too few to tell"
 MEASURES = ("psnr", "over_blind", "ssim", "psnr_affine", "mse")
 COLUMNS = ("defense", "attack", "n", "line-up", "PSNR dB", "over blind", "SSIM", "")
 KINDS = ("attack", "blind", "bar", "ceiling", "sham", "positive")
@@ -67,9 +76,17 @@ class Row:
     verdict: Verdict
 
     @property
+    def doubt(self) -> str | None:
+        """Why the row shows no leak: `NO_BETTER`, `TOO_FEW`, or None where it shows one."""
+        if self.verdict.better:
+            return None
+        told = can_tell(self.n, self.verdict.chance, self.verdict.tests)
+        return NO_BETTER if told else TOO_FEW
+
+    @property
     def flags(self) -> tuple[str, ...]:
-        """The row's warnings: no better than blind, and the images that failed."""
-        flags = [] if self.kind not in JUDGED or self.verdict.better else [NO_BETTER]
+        """The row's warnings: no better than blind or too few to tell; the images that failed."""
+        flags = [] if self.kind not in JUDGED or self.doubt is None else [self.doubt]
         return (*flags, f"{self.failed} failed") if self.failed else tuple(flags)
 
     @property
@@ -326,10 +343,13 @@ class AuditResult:
 
     def __rich__(self) -> Table:
         facts = f"{self.settings['model']} on {self.settings['data']}"
-        title = Text(printable(f"{facts}, seed {self.settings['seed']}"))
+        title = Text(printable(f"{facts}, seed {self.settings['seed']}"), overflow="fold")
         table = Table(title=title, title_justify="left")
         for number, column in enumerate(COLUMNS):
-            table.add_column(column, justify="left" if number in (0, 1, 7) else "right")
+            if number in (0, 1, 7):  # names go on in the next line: cut, two could look alike
+                table.add_column(column, overflow="fold")
+            else:
+                table.add_column(column, justify="right", no_wrap=True)
         for cells in self._cells():
             # Names are a user's: they are no markup, and no codes that a terminal obeys.
             table.add_row(*(Text(printable(cell)) for cell in cells))

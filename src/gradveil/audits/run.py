@@ -445,7 +445,9 @@ class _CaseRun:
         """Write the facts of the model, before any record."""
         prepared, case = self.prepared, self.case.case
         if not facts_hold(self.out, self.case.settings.get("weights_sha256", "")):
-            save_facts(self.out, describe_model(prepared.job, case, prepared.test, prepared.device))
+            victims = self.case.stage.victims.numbers
+            facts = describe_model(prepared.job, case, prepared.test, victims, prepared.device)
+            save_facts(self.out, facts)
 
     def chunk(self, stage: Stage, number: int) -> None:
         """Share, guess blindly and attack; write the records and pictures of each attack.

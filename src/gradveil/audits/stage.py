@@ -88,7 +88,7 @@ class Stage:
     @property
     def changes_images(self) -> bool:
         """Whether the images used differ from those that the client has."""
-        return any(part.acts_on == "batch" for part in self.client.acting.parts())
+        return self.client.acting.changes("batch")
 
     def rows(self, chunk: int) -> Iterator[tuple[Key, Attack]]:
         """Yield the attacks on this chunk with their keys, the controls first."""

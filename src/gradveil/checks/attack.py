@@ -85,7 +85,7 @@ def _reason(subject: Subject) -> str:
         return f" (the weights move in {subject.client.protocol.local_steps} local steps)"
     if last_layer(seen).bias is None:
         return " (the last layer has no bias, so the sums of its rows stand in for it)"
-    if any(part.acts_on == "gradients" for part in subject.client.acting.parts()):
+    if subject.client.acting.changes("gradients"):
         return f" ({subject.client.acting} changes the last layer's gradient)"
     if any(len(set(used.labels.tolist())) < len(used) for _, used in subject.shared):
         return " (batches with several images of one class)"

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradveil.cli.options import DataRoot, Device, Json, Seed, examples, say
+from gradveil.cli import options
+from gradveil.cli.options import examples, say
 from gradveil.core.errors import GradveilError
 
 if TYPE_CHECKING:
@@ -29,15 +30,8 @@ EXAMPLES = examples(
 
 
 def audit_command(
-    data: Annotated[
-        str, typer.Option("--data", help="A data set of `gradveil data list`, or folder:PATH.")
-    ],
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model", help="resnet20-4, convnet, lenet, mlp, vit, or package.module:factory."
-        ),
-    ],
+    data: options.Data,
+    model: options.Model,
     attack: Annotated[
         list[str],
         typer.Option(
@@ -55,9 +49,7 @@ def audit_command(
             "DEFENSE=PATH. Untrained without."
         ),
     ] = None,
-    batch_size: Annotated[
-        int, typer.Option(help="Images of one victim, whose gradient is of their mean loss.")
-    ] = 1,
+    batch_size: options.BatchSize = 1,
     defense: Annotated[
         list[str] | None,
         typer.Option(
@@ -106,17 +98,10 @@ def audit_command(
     restarts: Annotated[
         int | None, typer.Option(help="Searches for each victim. Default: as published.")
     ] = None,
-    labels: Annotated[str, typer.Option(help="known, or inferred from the gradient.")] = "known",
-    local_steps: Annotated[
-        int, typer.Option(help="Steps of SGD that a client makes before it shares.")
-    ] = 1,
-    local_lr: Annotated[float, typer.Option(help="Learning rate of those steps.")] = 0.01,
-    train_mode: Annotated[
-        bool,
-        typer.Option(
-            "--train-mode", help="Batch norm uses the batch's own statistics, dropout is on."
-        ),
-    ] = False,
+    labels: options.Labels = "known",
+    local_steps: options.LocalSteps = 1,
+    local_lr: options.LocalRate = 0.01,
+    train_mode: options.TrainMode = False,
     split: Annotated[str, typer.Option(help="train or test.")] = "test",
     first: Annotated[
         int | None,
@@ -137,13 +122,11 @@ def audit_command(
         int | None,
         typer.Option(help="Victims attacked together. Default: 16 on a CPU, 100 on a GPU."),
     ] = None,
-    image_size: Annotated[
-        int | None, typer.Option(help="Resize the images to this many pixels a side.")
-    ] = None,
-    data_root: DataRoot = None,
-    as_json: Json = False,
-    seed: Seed = 0,
-    device: Device = "auto",
+    image_size: options.ImageSize = None,
+    data_root: options.DataRoot = None,
+    as_json: options.Json = False,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
 ) -> None:
     """Attack the gradients of images, beside blind guesses and an easy model.
 

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradveil.cli.options import DataRoot, Device, Json, Seed, examples, progress, say
+from gradveil.cli import options
+from gradveil.cli.options import examples, progress, say
 from gradveil.core.errors import unknown
 
 if TYPE_CHECKING:
@@ -26,15 +27,8 @@ EXAMPLES = examples(
 
 
 def doctor_command(
-    data: Annotated[
-        str, typer.Option("--data", help="A data set of `gradveil data list`, or folder:PATH.")
-    ],
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model", help="resnet20-4, convnet, lenet, mlp, vit, or package.module:factory."
-        ),
-    ],
+    data: options.Data,
+    model: options.Model,
     checkpoint: Annotated[
         Path | None,
         typer.Option(
@@ -45,20 +39,11 @@ def doctor_command(
         str,
         typer.Option("--defense", help="As `gradveil defenses list` shows, or a policies.toml."),
     ] = "none",
-    batch_size: Annotated[
-        int, typer.Option(help="Images of one victim, whose gradient is of their mean loss.")
-    ] = 1,
-    labels: Annotated[str, typer.Option(help="known, or inferred from the gradient.")] = "known",
-    local_steps: Annotated[
-        int, typer.Option(help="Steps of SGD that a client makes before it shares.")
-    ] = 1,
-    local_lr: Annotated[float, typer.Option(help="Learning rate of those steps.")] = 0.01,
-    train_mode: Annotated[
-        bool,
-        typer.Option(
-            "--train-mode", help="Batch norm uses the batch's own statistics, dropout is on."
-        ),
-    ] = False,
+    batch_size: options.BatchSize = 1,
+    labels: options.Labels = "known",
+    local_steps: options.LocalSteps = 1,
+    local_lr: options.LocalRate = 0.01,
+    train_mode: options.TrainMode = False,
     attack: Annotated[
         str,
         typer.Option(
@@ -70,13 +55,11 @@ def doctor_command(
     steps: Annotated[
         int, typer.Option(min=0, help="Iterations of that attack; 0 leaves it out.")
     ] = 100,
-    image_size: Annotated[
-        int | None, typer.Option(help="Resize the images to this many pixels a side.")
-    ] = None,
-    data_root: DataRoot = None,
-    as_json: Json = False,
-    seed: Seed = 0,
-    device: Device = "auto",
+    image_size: options.ImageSize = None,
+    data_root: options.DataRoot = None,
+    as_json: options.Json = False,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
 ) -> None:
     """Say what an audit of this would meet, what it means and what to do.
 

@@ -30,6 +30,36 @@ DataRoot = Annotated[
     ),
 ]
 
+Data = Annotated[
+    str, typer.Option("--data", help="A data set of `gradveil data list`, or folder:PATH.")
+]
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model", help="resnet20-4, convnet, lenet, mlp, vit, or package.module:factory."
+    ),
+]
+ImageSize = Annotated[
+    int | None, typer.Option(help="Resize the images to this many pixels a side.")
+]
+Augment = Annotated[
+    bool, typer.Option(help="Random crop (padding 4) and mirror image before the policy.")
+]
+
+# The protocol of a client.
+BatchSize = Annotated[
+    int, typer.Option(help="Images of one victim, whose gradient is of their mean loss.")
+]
+Labels = Annotated[str, typer.Option(help="known, or inferred from the gradient.")]
+LocalSteps = Annotated[
+    int, typer.Option(help="Steps of SGD that a client makes, each over all its images.")
+]
+LocalRate = Annotated[float, typer.Option(help="Learning rate of those steps.")]
+TrainMode = Annotated[
+    bool,
+    typer.Option("--train-mode", help="Batch norm uses the batch's own statistics, dropout is on."),
+]
+
 progress = SafeConsole(stderr=True)
 
 

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from gradveil.cli.options import DataRoot, Device, Json, Seed, examples, say
+from gradveil.cli import options
+from gradveil.cli.options import examples, say
 
 EXAMPLES = examples(
     "gradveil reconstruct --before r7.safetensors --after c3.safetensors --data cifar100 "
@@ -31,31 +32,24 @@ def reconstruct_command(
             help="The data set whose image shape, classes and normalization the model has.",
         ),
     ],
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model", help="resnet20-4, convnet, lenet, mlp, vit, or package.module:factory."
-        ),
-    ],
+    model: options.Model,
     out: Annotated[Path, typer.Option("--out", help="The folder for the pictures.")],
     attack: Annotated[
         str, typer.Option("--attack", help="Such as dlg or adam-cosine, or package.module:NAME.")
     ] = "dlg",
     size: Annotated[int, typer.Option(help="Images that the client trained on.")] = 1,
-    local_steps: Annotated[
-        int, typer.Option(help="Steps of SGD that the client made, each over all its images.")
-    ] = 1,
-    local_lr: Annotated[float, typer.Option(help="Learning rate of those steps.")] = 0.01,
+    local_steps: options.LocalSteps = 1,
+    local_lr: options.LocalRate = 0.01,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Iterations of the attack. Default: as published.")
     ] = None,
     image_size: Annotated[
         int | None, typer.Option(help="Pixels a side, where they differ from the data set's.")
     ] = None,
-    data_root: DataRoot = None,
-    as_json: Json = False,
-    seed: Seed = 0,
-    device: Device = "auto",
+    data_root: options.DataRoot = None,
+    as_json: options.Json = False,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
 ) -> None:
     """Reconstruct a client's images from two checkpoints, inferring the labels.
 

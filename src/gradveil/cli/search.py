@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from gradveil.cli.options import DataRoot, Device, Json, Seed, examples, say
+from gradveil.cli import options
+from gradveil.cli.options import examples, say
 
 EXAMPLES = examples(
     "gradveil search --data fashion-mnist-mini --model lenet "
@@ -26,15 +27,8 @@ RACE = (
 
 
 def search_command(
-    data: Annotated[
-        str, typer.Option("--data", help="A data set of `gradveil data list`, or folder:PATH.")
-    ],
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model", help="resnet20-4, convnet, lenet, mlp, vit, or package.module:factory."
-        ),
-    ],
+    data: options.Data,
+    model: options.Model,
     out: Annotated[Path, typer.Option("--out", help="The search's folder.")],
     checkpoint: Annotated[
         Path | None,
@@ -97,16 +91,8 @@ def search_command(
     audit_steps: Annotated[
         int | None, typer.Option(help="Iterations of the confirming audits. Default: as published.")
     ] = None,
-    augment: Annotated[
-        bool,
-        typer.Option(
-            help="Random crop (padding 4) and mirror image before the policy, in training and "
-            "scores."
-        ),
-    ] = True,
-    image_size: Annotated[
-        int | None, typer.Option(help="Resize the images to this many pixels a side.")
-    ] = None,
+    augment: options.Augment = True,
+    image_size: options.ImageSize = None,
     as_published: Annotated[
         bool,
         typer.Option(
@@ -127,10 +113,10 @@ def search_command(
             help="The cluster's address. Default: $RAY_ADDRESS, else one on this machine."
         ),
     ] = None,
-    data_root: DataRoot = None,
-    as_json: Json = False,
-    seed: Seed = 0,
-    device: Device = "auto",
+    data_root: options.DataRoot = None,
+    as_json: options.Json = False,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
 ) -> None:
     """Search for transformation policies and confirm them by audits.
 

@@ -5,7 +5,8 @@ from typing import Annotated
 
 import typer
 
-from gradveil.cli.options import DataRoot, Device, Json, Seed, examples, say
+from gradveil.cli import options
+from gradveil.cli.options import examples, say
 from gradveil.core.errors import GradveilError
 
 EXAMPLES = examples(
@@ -18,15 +19,8 @@ EXAMPLES = examples(
 
 
 def train_command(
-    data: Annotated[
-        str, typer.Option("--data", help="A data set of `gradveil data list`, or folder:PATH.")
-    ],
-    model: Annotated[
-        str,
-        typer.Option(
-            "--model", help="resnet20-4, convnet, lenet, mlp, vit, or package.module:factory."
-        ),
-    ],
+    data: options.Data,
+    model: options.Model,
     out: Annotated[
         Path | None,
         typer.Option("--out", help="The run's folder. Default: runs/train-DATA-MODEL-SEED."),
@@ -60,23 +54,19 @@ def train_command(
         float | None,
         typer.Option(help="Of DP-SGD's epsilon. Default: 1 / the number of training images."),
     ] = None,
-    augment: Annotated[
-        bool, typer.Option(help="Random crop (padding 4) and mirror image before the policy.")
-    ] = True,
+    augment: options.Augment = True,
     fraction: Annotated[
         float, typer.Option(help="Class-balanced share of the training images, such as 0.1.")
     ] = 1.0,
-    image_size: Annotated[
-        int | None, typer.Option(help="Resize the images to this many pixels a side.")
-    ] = None,
+    image_size: options.ImageSize = None,
     save_at: Annotated[
         str, typer.Option(help="Save the weights after these steps too, such as 0,1,10,50.")
     ] = "",
     precision: Annotated[str, typer.Option(help="auto (bf16 on a GPU), 32 or bf16.")] = "auto",
-    data_root: DataRoot = None,
-    as_json: Json = False,
-    seed: Seed = 0,
-    device: Device = "auto",
+    data_root: options.DataRoot = None,
+    as_json: options.Json = False,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
 ) -> None:
     """Train a model.
 

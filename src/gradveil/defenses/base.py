@@ -113,11 +113,7 @@ class Defense:
         return None
 
     def protect_gradients(
-        self,
-        gradients: Gradients,
-        moment: Moment,
-        state: State,
-        rng: Generator,
+        self, gradients: Gradients, moment: Moment, state: State, rng: Generator
     ) -> tuple[Gradients, State]:
         """Return what is shared, under the same names, and what is kept for the next round."""
         return gradients, state
@@ -163,6 +159,10 @@ class Defense:
     def parts(self) -> tuple["Defense", ...]:
         """Return the defenses it is made of, in order; none for one that changes nothing."""
         return () if type(self) is Defense else (self,)
+
+    def changes(self, seam: Seam) -> bool:
+        """Return whether a part of it acts on the model, the batch or the gradients."""
+        return any(part.acts_on == seam for part in self.parts())
 
     def without_gradients(self) -> "Defense":
         """Return what of it acts before gradients are computed.

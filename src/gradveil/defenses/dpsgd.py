@@ -40,11 +40,7 @@ class Clipping(Defense):
         check_positive(self.name, "norm", self.norm)
 
     def protect_gradients(
-        self,
-        gradients: Gradients,
-        moment: Moment,
-        state: State,
-        rng: Generator,
+        self, gradients: Gradients, moment: Moment, state: State, rng: Generator
     ) -> tuple[Gradients, State]:
         factor = factors({name: value[None] for name, value in gradients.items()}, self.norm)[0]
         return {name: value * factor for name, value in gradients.items()}, state
@@ -98,11 +94,7 @@ class DPSGD(Defense):
         return model
 
     def protect_gradients(
-        self,
-        gradients: Gradients,
-        moment: Moment,
-        state: State,
-        rng: Generator,
+        self, gradients: Gradients, moment: Moment, state: State, rng: Generator
     ) -> tuple[Gradients, State]:
         each = Shares(moment.model, moment.loss, told=moment.draws)
         total = {name: torch.zeros_like(value) for name, value in gradients.items()}

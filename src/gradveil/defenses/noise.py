@@ -43,11 +43,7 @@ class Noise(Defense, ABC):
         """Return standard noise of this shape, type and device."""
 
     def protect_gradients(
-        self,
-        gradients: Gradients,
-        moment: Moment,
-        state: State,
-        rng: Generator,
+        self, gradients: Gradients, moment: Moment, state: State, rng: Generator
     ) -> tuple[Gradients, State]:
         return {
             name: value + self.scale * self.draw(value, rng) for name, value in gradients.items()

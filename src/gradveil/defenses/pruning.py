@@ -35,11 +35,7 @@ class Pruning(Defense):
         check_share(self.share, self.name)
 
     def protect_gradients(
-        self,
-        gradients: Gradients,
-        moment: Moment,
-        state: State,
-        rng: Generator,
+        self, gradients: Gradients, moment: Moment, state: State, rng: Generator
     ) -> tuple[Gradients, State]:
         return {name: value * kept(value, self.share) for name, value in gradients.items()}, state
 
@@ -82,11 +78,7 @@ class FeedbackPruning(Pruning):
             )
 
     def protect_gradients(
-        self,
-        gradients: Gradients,
-        moment: Moment,
-        state: State,
-        rng: Generator,
+        self, gradients: Gradients, moment: Moment, state: State, rng: Generator
     ) -> tuple[Gradients, State]:
         before = state if isinstance(state, Residuals) else None
         momentum = {

@@ -50,11 +50,7 @@ class Soteria(Defense):
         check_share(self.share, self.name)
 
     def protect_gradients(
-        self,
-        gradients: Gradients,
-        moment: Moment,
-        state: State,
-        rng: Generator,
+        self, gradients: Gradients, moment: Moment, state: State, rng: Generator
     ) -> tuple[Gradients, State]:
         name, layer = self._layer(moment.model)
         weight = f"{name}.weight" if name else "weight"

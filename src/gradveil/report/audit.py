@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from gradveil.audits import AuditResult, CaseResult, Row
-from gradveil.audits.results import NO_BETTER, PLAIN
+from gradveil.audits.results import NO_BETTER, PLAIN, TOO_FEW
 from gradveil.controls import TRUTHS
 from gradveil.report.layout import Fitted
 from gradveil.stats import EACH, Summary
@@ -72,10 +72,7 @@ CASE_KINDS = {
     USED: ("attack", "blind", *CONTROLS, "positive"),
     ORIGINAL: ("attack", "blind", *CONTROLS),
 }
-CASE_TITLES = {
-    USED: "Against the images that were used: ",
-    ORIGINAL: "Against the original images: ",
-}
+AGAINST = {USED: "against the images that were used", ORIGINAL: "against the original images"}
 
 
 def case_tables(case: CaseResult) -> list[Table]:
@@ -91,7 +88,7 @@ def case_tables(case: CaseResult) -> list[Table]:
     )
     several = len(case.truths) > 1
     return [
-        _case_table(case, truth, (CASE_TITLES[truth] if several else "") + facts)
+        _case_table(case, truth, (f"{AGAINST[truth].capitalize()}: " if several else "") + facts)
         for truth in case.truths
     ]
 
@@ -134,16 +131,22 @@ def case_in_words(case: CaseResult) -> list[str]:
 
     An attack that is no better than blind is judged by its positive control.
     """
-    rows = [row for row in case.rows if row.truth == USED]
-    positives = {row.attack: row for row in rows if row.kind == "positive"}
-    works = {attack: row.verdict.better for attack, row in positives.items()}
+    positives = {
+        row.attack: row for row in case.rows if (row.kind, row.truth) == ("positive", USED)
+    }
+    lines = []
+    for truth in case.truths:
+        rows = [row for row in case.rows if row.truth == truth]
+        against = f" {AGAINST[truth]}" if len(case.truths) > 1 else ""
+        lines += _blind_words(rows, against)
+        lines += map(_positive_words, positives.values()) if truth == USED else []
+        attacks = [row for row in rows if row.kind == "attack"]
+        lines += [_attack_words(row, positives.get(row.attack), against) for row in attacks]
     knows: dict[str, str] = case.settings.get("knows", {})
     return [
         *_victim_words(case),
-        *_blind_words(case),
+        *lines,
         *_control_words(case),
-        *map(_positive_words, positives.values()),
-        *(_attack_words(row, works.get(row.attack)) for row in rows if row.kind == "attack"),
         *(f"{attack} was told: {told}." for attack, told in knows.items() if told != "labels"),
         *(f"Left out: {line}" for line in _left_out(case)),
     ]
@@ -167,20 +170,16 @@ def _victim_words(case: CaseResult) -> list[str]:
     ]
 
 
-def _blind_words(case: CaseResult) -> list[str]:
-    """Say which guess the gains are measured from, for each truth."""
-    lines = []
-    for truth in case.truths:
-        guess = chosen_blind([row for row in case.rows if row.truth == truth])
-        if guess.psnr.mean is None:
-            continue
-        against = f" against the {'images used' if truth == USED else 'originals'}"
-        lines.append(
-            f"Blind guesses look at no gradient: gains{against if len(case.truths) > 1 else ''} "
-            f"are over {guess.attack.removeprefix('blind: ')}, the best on public images, which "
-            f"scores {number(guess.psnr.mean)} dB here; PSNR up to there shows nothing by itself."
-        )
-    return lines
+def _blind_words(rows: Sequence[Row], against: str) -> list[str]:
+    """Say which guess the gains are measured from."""
+    guess = chosen_blind(rows)
+    if guess.psnr.mean is None:
+        return []
+    return [
+        f"Blind guesses look at no gradient: gains{against} are over "
+        f"{guess.attack.removeprefix('blind: ')}, the best on public images, which scores "
+        f"{number(guess.psnr.mean)} dB here; PSNR up to there shows nothing by itself."
+    ]
 
 
 def _control_words(case: CaseResult) -> list[str]:
@@ -209,8 +208,10 @@ def _control_words(case: CaseResult) -> list[str]:
 def _positive_words(row: Row) -> str:
     model = "mlp" if row.attack == "closed-form" else "lenet"
     says = "it fails even there, so low scores of it say nothing about the model"
-    if row.verdict.better:
+    if row.doubt is None:
         says = f"{_shown_by(row)}: the attack works"
+    elif row.doubt == TOO_FEW:
+        says = f"{row.n} among {row.candidates} candidates are {TOO_FEW} whether the attack works"
     return (
         f"Positive control: {row.attack} on an untrained {model}, one image a victim and one "
         f"gradient: {number(row.psnr.mean)} dB, {number(row.over_blind.mean, '+.2f')} dB over "
@@ -230,8 +231,8 @@ def _shown_by(row: Row) -> str:
     )
 
 
-def _attack_words(row: Row, works: bool | None) -> str:
-    """Say how an attack did; `works`: whether its positive control did, None without any."""
+def _attack_words(row: Row, positive: Row | None, against: str) -> str:
+    """Say how an attack did; `positive` is the row of its positive control, None without any."""
     low, high = row.identified_bounds
     failed = f", {row.failed} failed" if row.failed else ""
     figures = (
@@ -239,18 +240,17 @@ def _attack_words(row: Row, works: bool | None) -> str:
         f"p = {row.verdict.p_identified:.2g}){failed}; "
         f"p = {row.verdict.p_over_blind:.2g} for dB over blind"
     )
-    if row.verdict.better:
-        return f"{row.attack}: better than blind: {figures}."
-    if works is None:
+    if row.doubt is None:
+        return f"{row.attack}{against}: better than blind: {figures}."
+    because = ""
+    if positive is None:
         because = ", and it has no positive control: it needs a defense to undo"
-    elif works:
-        because = ""
-    else:
+    elif positive.doubt == NO_BETTER:
         because = (
             ", and its positive control fails too: try more steps or another attack before "
             "calling the model safe"
         )
-    return f"{row.attack}: {NO_BETTER}: {figures}{because}."
+    return f"{row.attack}{against}: {row.doubt}: {figures}{because}."
 
 
 def _left_out(case: CaseResult) -> list[str]:
@@ -336,7 +336,8 @@ def _attacker_cells(attacker: Sequence[str], row: Row) -> list[str | Sequence[st
 
 
 def _mark(row: Row) -> str:
-    return row.lineup + (" ≤" if NO_BETTER in row.flags else "  ")
+    marks = {NO_BETTER: " ≤", TOO_FEW: " ?"}
+    return row.lineup + next((marks[flag] for flag in row.flags if flag in marks), "  ")
 
 
 def _scores(row: Row) -> list[str]:
@@ -370,8 +371,9 @@ def several_in_words(result: AuditResult) -> list[str]:
         "with the most dB over blind.",
         f"Each attacker knows the model, what was shared and {labels[result.settings['labels']]}; "
         f"what else it is told stands below its name. ≤: {NO_BETTER}, at 5% over all "
-        f"{max(row.verdict.tests for row in result.cases[0].rows)} tests together (Holm). dB over "
-        "blind are over the guess below each defense's attackers, chosen on public images.",
+        f"{max(row.verdict.tests for row in result.cases[0].rows)} tests together (Holm); ?: "
+        f"{TOO_FEW}. dB over blind are over the guess below each defense's attackers, chosen on "
+        "public images.",
     ]
     for row in result.cases[0].rows:
         if (row.kind, row.truth) == ("positive", USED):

@@ -95,8 +95,7 @@ def search_in_words(result: SearchResult) -> list[str]:
 
 
 def _cells(name: str, row: Row, blind: Row) -> list[str | Sequence[str]]:
-    flags = [flag for flag in row.flags if flag != NO_BETTER]
-    flags += ["≤blind"] if NO_BETTER in row.flags else []
+    flags = ["≤blind" if flag == NO_BETTER else flag for flag in row.flags]
     return [
         name,
         str(row.n),

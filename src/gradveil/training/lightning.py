@@ -37,7 +37,6 @@ from gradveil.training.step import (
     GraphedStep,
     Objective,
     Step,
-    acts_on,
     hits,
     replays,
 )
@@ -123,14 +122,14 @@ class Training(L.LightningModule):
 
     def _first_step(self, optimizer: torch.optim.Optimizer) -> Step:
         objective = Objective.of(self.defense, self.recipe.loss_scale)
-        if acts_on(self.defense, "gradients"):
+        if self.defense.changes("gradients"):
             step = DefendedStep(
                 self.model, objective, optimizer, self.bf16, self.defense, self._stream, self.graphs
             )
             if self.kept is not None:
                 step.state = self.defense.unpack_state(self.kept, self.device)
             return step
-        loss = objective if acts_on(self.defense, "model") else self.recipe.loss
+        loss = objective if self.defense.changes("model") else self.recipe.loss
         return (GraphedStep if self.graphs else Step)(self.model, loss, optimizer, self.bf16)
 
     def _stream(self) -> Generator:

@@ -20,7 +20,7 @@ from gradveil.data.images import Images, as_images
 from gradveil.defenses import Defense, as_defense
 from gradveil.defenses.applied import protected_batch, protected_model
 from gradveil.engine.device import find_device
-from gradveil.models import build
+from gradveil.models import build_for
 from gradveil.models.accuracy import measure_accuracy
 from gradveil.models.checkpoints import load_checkpoint, read_settings, save_checkpoint
 from gradveil.training.job import (
@@ -34,7 +34,7 @@ from gradveil.training.job import (
     release,
     step_path,
 )
-from gradveil.training.step import DefendedStep, Objective, acts_on, replays
+from gradveil.training.step import DefendedStep, Objective, replays
 from gradveil.transforms import Policy
 
 TRAINING = "training into"  # for who finds the folder held
@@ -142,56 +142,12 @@ def train(
 
 
 def candidate(given: nn.Module | str, split: Images, seed: int) -> nn.Module:
-    """Return a new model for these images, or a copy of a module, on the CPU.
+    """Return a new model for these images, or a copy of a module, on the CPU and in training mode.
 
-    A model that cannot be trained on them is refused: a user's own may be anything.
+    Layers that a module in training mode keeps in eval mode stay so.
     """
-    if isinstance(given, str):
-        name = repr(given)
-        model = build(
-            given,
-            channels=split.channels,
-            size=split.size,
-            classes=len(split.classes),
-            mean=split.mean,
-            std=split.std,
-            seed=seed,
-        )
-    else:
-        name, model = type(given).__name__, _copy(given)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise GradveilError(f"model {name} has no parameters to train")
-    images = split.images[:2].float() / 255
-    found, wanted = _output_shape(name, model, images), (len(images), len(split.classes))
-    if found != wanted:
-        raise GradveilError(
-            f"model {name} gives {found} for images of shape {tuple(images.shape)}: "
-            f"expected {wanted}, a logit per class"
-        )
-    return model
-
-
-def _copy(model: nn.Module) -> nn.Module:
-    """Copy a user's module to the CPU, in training mode; layers it keeps in eval mode stay so."""
-    try:
-        copied = copy.deepcopy(model).cpu()
-    except Exception as error:
-        raise GradveilError(
-            f"model {type(model).__name__} cannot be copied: {one_line(error, 200)}"
-        ) from error
-    return copied if copied.training else copied.train()
-
-
-def _output_shape(name: str, model: nn.Module, images: torch.Tensor) -> tuple[int, ...]:
-    # A copy: its modes and statistics stay as they are.
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            answers = copy.deepcopy(model).eval()(images)
-        return tuple(answers.shape)
-    except Exception as error:
-        raise GradveilError(
-            f"model {name} fails on images of shape {tuple(images.shape)}: {one_line(error)}"
-        ) from error
+    model = build_for(given, split, seed).cpu()
+    return model if model.training else model.train()
 
 
 def try_defense(job: TrainingJob, model: nn.Module, split: Images) -> None:
@@ -210,7 +166,7 @@ def try_defense(job: TrainingJob, model: nn.Module, split: Images) -> None:
                 f"defense {on_batch}: protect_batch gave images with values from {low:g} to "
                 f"{high:g}; expected [0, 1]"
             )
-    if not acts_on(defense, "gradients"):
+    if not defense.changes("gradients"):
         return
     tried = copy.deepcopy(model).train()
     step = DefendedStep(

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from typing import Generic, TypeVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -120,11 +120,6 @@ def repasses(defense: Defense) -> bool:
 def replays(defense: Defense, device: torch.device) -> bool:
     """Whether steps are CUDA graphs: on a GPU, unless the batch passes through the model again."""
     return device.type == "cuda" and not repasses(defense)
-
-
-def acts_on(defense: Defense, seam: Literal["model", "batch", "gradients"]) -> bool:
-    """Whether a part of the defense changes this."""
-    return any(part.acts_on == seam for part in defense.parts())
 
 
 @dataclass(frozen=True)
