@@ -514,13 +514,16 @@ def test_missing_audits_are_one_line_that_says_how_to_make_them_anew(
         search_tables(SearchResult.read(tmp_path / "run"))
 
 
-@pytest.mark.parametrize(("augment", "defense"), [(True, "3-1"), (False, "policy:3-1,augment=no")])
-def test_policies_are_audited_with_crop_and_flip_where_the_search_had_them(
-    job: SearchJob, tmp_path: Path, augment: bool, defense: str
+@pytest.mark.parametrize(
+    ("augment", "defenses"),
+    [(True, ["policy:none", "3-1"]), (False, ["none", "policy:3-1,augment=no"])],
+)
+def test_policies_and_none_are_audited_with_crop_and_flip_where_the_search_had_them(
+    job: SearchJob, tmp_path: Path, augment: bool, defenses: list[str]
 ) -> None:
     policies = {"none": Policy(), "single": Policy.parse("3-1")}
     tasks = made_audits(replace(job, augment=augment), tmp_path, policies)
-    assert [str(case.defense) for case, _ in tasks] == ["none", defense] * 2
+    assert [str(case.defense) for case, _ in tasks] == defenses * 2
 
 
 def made_audits(job: SearchJob, out: Path, policies: dict[str, Policy]) -> list[tuple[Case, Path]]:
