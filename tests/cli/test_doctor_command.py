@@ -1,5 +1,6 @@
 """gradveil doctor: findings for people and programs, its status, and bad input in one line."""
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -7,11 +8,20 @@ import pytest
 import torch
 
 from gradveil.checks import CHECKS
+from gradveil.checks.doctor import self_check
 from gradveil.data import load
 from gradveil.models import build
 from gradveil.models.checkpoints import save_checkpoint
 
 MINI = "doctor --data fashion-mnist-mini --device cpu"
+
+once = cache(self_check)
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the self-check for the first command alone: it takes seconds."""
+    monkeypatch.setattr("gradveil.checks.doctor.self_check", once)
 
 
 def saved(path: Path, **settings: Any) -> Path:

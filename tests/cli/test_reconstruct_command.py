@@ -35,7 +35,7 @@ def test_a_clients_picture_comes_back_from_two_files(
 ) -> None:
     out = tmp_path / "found"
     files = f"--before {update[0]} --after {update[1]} --out {out}"
-    outcome = gradveil(f"reconstruct {files} {MINI} --steps 25 --json")
+    outcome = gradveil(f"reconstruct {files} {MINI} --steps 10 --json")
     assert outcome.status == 0
     assert outcome.result["labels"] == [load("fashion-mnist-mini", "test").classes[0]]
     found = np.array(Image.open(out / "image-0.png")).astype(float)

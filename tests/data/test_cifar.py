@@ -161,7 +161,7 @@ def test_a_malicious_pickle_with_the_right_checksum_runs_nothing(tmp_path: Path)
 @pytest.mark.parametrize(
     ("content", "reason"),
     [
-        ({b"a": np.array([print], dtype=object)}, "array of 'O8'"),
+        ({b"a": np.array([len], dtype=object)}, "array of 'O8'"),
         ({b"a": np.arange(3, dtype=np.int64)}, "array of 'i8'"),
         ({b"a": Path()}, "it asks for pathlib"),
         ({b"a": torch.float32}, "it asks for "),

@@ -1,11 +1,13 @@
 """Products of gradients along lines against the plain loop, and in their special cases."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import toys
 from gradveil.core.errors import GradveilWarning
 from gradveil.engine.gradients import cross_entropy
 from gradveil.engine.lines import LineProducts, Products, loop_products
@@ -42,7 +44,10 @@ def agree(model: nn.Module, images: Tensor, labels: Tensor, tolerance: float = 1
 @pytest.mark.parametrize("name", ["resnet20-4", "convnet", "lenet", "mlp", "vit"])
 def test_products_are_the_loops_for_every_model(name: str) -> None:
     images, labels = lines(2, 2, size=24)
-    agree(build(name, channels=3, size=24, classes=7, seed=0).double().eval(), images, labels)
+    make = partial(build, name, channels=3, size=24, classes=7, seed=0)
+    # One model is as wide as it is meant to be: large layers take another way.
+    model = make() if name == "resnet20-4" else toys.narrow(make)
+    agree(model.double().eval(), images, labels)
 
 
 def test_a_layer_used_twice_is_summed_before_it_is_multiplied() -> None:
