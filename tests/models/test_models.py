@@ -34,8 +34,8 @@ def resnet_count(channels: int, _size: int, classes: int) -> int:
     return total + linear(256, classes)
 
 
-def convnet_count(channels: int, size: int, classes: int) -> int:
-    widths = [channels, 64, 128, 128, 256, 256, 256, 256, 256, 256]
+def convnet_count(channels: int, size: int, classes: int, convolutions: int = 8) -> int:
+    widths = [channels, 64, 128, 128, 256, 256, 256, 256, 256, 256][: convolutions + 1]
     return sum(conv(i, o, 3) + 2 * o for i, o in pairwise(widths)) + linear(
         256 * (size // 3 // 3) ** 2, classes
     )
@@ -58,6 +58,7 @@ def vit_count(channels: int, size: int, classes: int) -> int:
 COUNTS = {
     "resnet20-4": resnet_count,
     "convnet": convnet_count,
+    "convnet-9": lambda *task: convnet_count(*task, convolutions=9),
     "lenet": lenet_count,
     "mlp": mlp_count,
     "vit": vit_count,
@@ -84,6 +85,10 @@ def test_resnet20_4_has_4_35_million_parameters_for_cifar_100() -> None:
     assert sum(p.numel() for p in make("resnet20-4", 3, 32, 100).parameters()) == 4_350_884
 
 
+def test_convnet_has_the_parameters_of_the_papers_eight_layers_for_cifar_100() -> None:
+    assert sum(p.numel() for p in make("convnet", 3, 32, 100).parameters()) == 3_112_420
+
+
 def test_a_checkpoint_carries_the_normalization() -> None:
     saved = models.build("lenet", channels=1, size=8, classes=2, mean=[0.3], std=[0.2]).state_dict()
     fresh = make("lenet", 1, 8, 2, seed=9)
@@ -101,7 +106,8 @@ def test_lenet_weights_and_biases_fill_plus_minus_one_half() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "least"), [("resnet20-4", 4), ("convnet", 9), ("lenet", 4), ("mlp", 1), ("vit", 4)]
+    ("name", "least"),
+    [("resnet20-4", 4), ("convnet", 9), ("convnet-9", 9), ("lenet", 4), ("mlp", 1), ("vit", 4)],
 )
 def test_the_smallest_size_works_and_one_less_names_it(name: str, least: int) -> None:
     assert make(name, 1, least, 2).eval()(torch.rand(2, 1, least, least)).shape == (2, 2)

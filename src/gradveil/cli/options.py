@@ -36,7 +36,8 @@ Data = Annotated[
 Model = Annotated[
     str,
     typer.Option(
-        "--model", help="resnet20-4, convnet, lenet, mlp, vit, or package.module:factory."
+        "--model",
+        help="resnet20-4, convnet, convnet-9, lenet, mlp, vit, or package.module:factory.",
     ),
 ]
 ImageSize = Annotated[

@@ -1,4 +1,4 @@
-"""Models by name: five built-in architectures, or any factory that the user names."""
+"""Models by name: built-in architectures, or any factory that the user names."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,13 +9,14 @@ from gradveil.core.errors import unknown
 from gradveil.core.seeds import derived
 from gradveil.models.base import Classifier, Normalize, Task
 from gradveil.models.factories import Split, check_fit, check_weights_exist, find, own_copy
-from gradveil.models.zoo import convnet, lenet, mlp, resnet20_4, vit
+from gradveil.models.zoo import convnet, convnet_9, lenet, mlp, resnet20_4, vit
 
 __all__ = ["ARCHITECTURES", "Classifier", "Normalize", "Task", "build", "build_for", "names"]
 
 ARCHITECTURES: dict[str, Callable[[Task], tuple[nn.Sequential, nn.Linear]]] = {
     "resnet20-4": resnet20_4,
     "convnet": convnet,
+    "convnet-9": convnet_9,
     "lenet": lenet,
     "mlp": mlp,
     "vit": vit,

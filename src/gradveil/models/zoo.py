@@ -1,11 +1,12 @@
-"""The five built-in architectures, each a function of the task: (features, head).
+"""The built-in architectures, each a function of the task: (features, head).
 
 ResNet20-4 is a CIFAR residual network of 3 stages of 3 basic blocks, four times the usual width.
-ConvNet stacks 9 convolutions; LeNet is the small sigmoid network of the first attacks; MLP has four
-hidden layers; ViT is a small vision transformer.
+ConvNet stacks 8 or 9 convolutions; LeNet is the small sigmoid network of the first attacks; MLP has
+four hidden layers; ViT is a small vision transformer.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +16,8 @@ from gradveil.models.base import Mean, Task
 
 RESNET_WIDTHS = (64, 128, 256)
 RESNET_BLOCKS = 3
-CONVNET_WIDTHS = ((64, 128, 128, 256, 256, 256), (256, 256, 256))
+CONVNET_WIDTHS = ((64, 128, 128, 256, 256, 256), (256, 256))
+CONVNET_9_WIDTHS = ((64, 128, 128, 256, 256, 256), (256, 256, 256))
 CONVNET_POOL = 3
 LENET_WIDTH = 12
 LENET_STRIDES = (2, 2, 1, 1)
@@ -76,18 +78,28 @@ def resnet20_4(task: Task) -> tuple[nn.Sequential, nn.Linear]:
     return features, nn.Linear(RESNET_WIDTHS[-1], task.classes)
 
 
-def convnet(task: Task) -> tuple[nn.Sequential, nn.Linear]:
-    """Start weights from torch's defaults."""
-    task.at_least(CONVNET_POOL ** len(CONVNET_WIDTHS), "convnet")
+def convnet(
+    task: Task, stages: Sequence[Sequence[int]] = CONVNET_WIDTHS, name: str = "convnet"
+) -> tuple[nn.Sequential, nn.Linear]:
+    """Make the paper's eight convolutions. Start weights from torch's defaults.
+
+    The paper's code gives two layers the same name, so that one takes the other's place.
+    """
+    task.at_least(CONVNET_POOL ** len(stages), name)
     layers: list[nn.Module] = []
     width_in, side = task.channels, task.size
-    for widths in CONVNET_WIDTHS:
+    for widths in stages:
         for width in widths:
             layers += [nn.Conv2d(width_in, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU()]
             width_in = width
         layers.append(nn.MaxPool2d(CONVNET_POOL))
         side //= CONVNET_POOL
     return nn.Sequential(*layers, nn.Flatten()), nn.Linear(width_in * side * side, task.classes)
+
+
+def convnet_9(task: Task) -> tuple[nn.Sequential, nn.Linear]:
+    """Make the replication's nine convolutions: three of 256 between the pools."""
+    return convnet(task, CONVNET_9_WIDTHS, "convnet-9")
 
 
 def lenet(task: Task) -> tuple[nn.Sequential, nn.Linear]:
