@@ -9,22 +9,19 @@ import torch
 from torch import Tensor
 
 from gradveil.attacks import GradientMatching
-from gradveil.attacks.blind import (
-    Blind,
-    BlindImage,
-    find_means,
-    make_blind_attacks,
-    stack_guesses,
-)
+from gradveil.attacks.blind import Blind, stack_guesses
 from gradveil.attacks.labels import Counted, Known, LabelFinder, SingleLabel, last_layer
 from gradveil.checks.subject import Finding, Subject, quiet
+from gradveil.controls import Controls
 from gradveil.core.errors import GradveilError
 from gradveil.core.importing import user_code
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Loss, Observation, Reconstruction
+from gradveil.data import Images
 from gradveil.engine.gradients import cross_entropy, per_sample
-from gradveil.scores import assign, identify, over_blind
-from gradveil.stats import better_than_blind
+from gradveil.scores import assign, over_blind
+from gradveil.scores.lineup import SHIFT, Shown, choose, distinct, seen_in_place
+from gradveil.stats import EACH, Share, share_of_updates, signed_rank
 
 
 def labels_not_inferred(subject: Subject) -> Finding | None:
@@ -142,14 +139,18 @@ def _slopes(loss: Loss, answers: Tensor, labels: Tensor) -> Tensor:
 
 
 IMAGES = 4  # that are attacked, unless one victim has more
+LINEUPS = (20, 10, 5, 2)  # candidates, as many as the test images allow
 
 
 def no_better_than_blind(subject: Subject) -> Finding | None:
-    """Find an attack that is no better than blind, by dB over the best guess and identification."""
+    """Find an attack that is no better than blind, by dB over a guess and by a line-up.
+
+    The guess is the best on public images. Where the defense changes images there is no line-up.
+    """
     if subject.attack is None:
         return None
     try:
-        attacked, truths, founds = short_attack(subject)
+        attacked, truths, founds, aims = short_attack(subject)
     except GradveilError as error:
         return Finding(
             "error",
@@ -157,19 +158,24 @@ def no_better_than_blind(subject: Subject) -> Finding | None:
             str(error),
             "choose an attack that suits this model and what is known",
         )
-    guessing = _guessing(subject)
+    acting, size = subject.client.acting, len(subject.few[0])
+    controls = Controls.of(_public(subject), acting, size, subject.seed)
     over: list[float] = []
-    for found, truth, batch in zip(founds, truths, attacked, strict=True):
-        guesses = _guesses(guessing, truth, batch.labels.cpu(), subject.seed)
+    for found, truth, aim, batch in zip(founds, truths, aims, attacked, strict=True):
+        guess = controls.attacks[controls.chosen[aim]]
+        guesses = _guess(guess, truth, batch.labels.cpu(), subject.seed)
         over += over_blind(found, truth, guesses).tolist()
-    hits, candidates = _identified(subject, torch.cat(founds), torch.cat(truths))
-    if median(over) > 0 or better_than_blind(over, hits, len(over), candidates).better:
+    if median(over) > 0 or signed_rank(over) < EACH:
         return None
-    figures = (
-        f"median {median(over):+.1f} dB over the best blind guess, "
-        f"{hits} of {len(over)} identified among {candidates:,}"
-    )
-    means = f"a short attack finds no more than a blind guess ({figures})"
+    figures = f"median {median(over):+.1f} dB over the best blind guess on public images"
+    lined_up = None if acting.changes("batch") else _line_up(subject, attacked, truths, founds)
+    if lined_up is not None:
+        share, among = lined_up
+        if share.p < EACH:
+            return None
+        figures += f", rank 1 in {share.hits} of {share.n} line-ups of {among}"
+    figures = f"({figures})"
+    means = f"a short attack finds no more than a blind guess {figures}"
     do = (
         "before calling that privacy, try more steps, another attack, "
         "and earlier or untrained weights"
@@ -177,8 +183,13 @@ def no_better_than_blind(subject: Subject) -> Finding | None:
     return Finding("warning", "blind", means, do)
 
 
-def short_attack(subject: Subject) -> tuple[list[Batch], list[Tensor], list[Tensor]]:
-    """Attack the first victims; return them, the images aimed at, and those found, in order."""
+def short_attack(
+    subject: Subject,
+) -> tuple[list[Batch], list[Tensor], list[Tensor], list[str]]:
+    """Attack the first victims; return them, the images aimed at, and those found, in order.
+
+    Last comes whether these images are the ones used or the original ones.
+    """
     assert subject.attack is not None
     count = max(1, IMAGES // len(subject.few[0]))
     seen = [subject.attacked(shared.seen) for shared in subject.shared[:count]]
@@ -190,7 +201,7 @@ def short_attack(subject: Subject) -> tuple[list[Batch], list[Tensor], list[Tens
     truths = [_aim(*each) for each in zip(found, used, subject.few, strict=False)]
     images = [each.images.detach().cpu().float().clamp(0, 1) for each in found]
     ordered = [some[assign(some, truth)] for some, truth in zip(images, truths, strict=True)]
-    return used, truths, ordered
+    return used, truths, ordered, [each.aims_at for each in found]
 
 
 def _with_labels(subject: Subject, seen: Sequence[Observation]) -> list[Observation]:
@@ -210,44 +221,44 @@ def _aim(found: Reconstruction, used: Batch, original: Batch) -> Tensor:
     return (used if found.aims_at == "used" else original).images.detach().cpu().float()
 
 
-def _guessing(subject: Subject) -> list[Blind]:
-    """Return the blind attacks: noise, gray, and what public images give.
-
-    These give their mean color, the mean of the label's class and the mean of all.
-    """
+def _public(subject: Subject) -> Images | None:
+    """Return the public images as bytes; None where there are none."""
     if subject.public is None:
-        return [*make_blind_attacks().values()]
-    public = subject.public
-    means = find_means(public.images.cpu().float(), public.labels.cpu(), subject.classes)
-    return [*make_blind_attacks(means).values(), BlindImage("mean image", means.image)]
+        return None
+    classes = tuple(map(str, range(subject.classes)))
+    pixels = (subject.public.images.cpu() * 255).round().to(torch.uint8)
+    level = (0.5,) * pixels.shape[1]
+    return Images("public", "train", pixels, subject.public.labels.cpu(), classes, level, level)
 
 
-def _guesses(attacks: Sequence[Blind], truth: Tensor, labels: Tensor, seed: int) -> Tensor:
-    """Return every attack's guess of each image, (images, attacks, C, H, W); noise is the same."""
+def _guess(attack: Blind, truth: Tensor, labels: Tensor, seed: int) -> Tensor:
+    """Return the attack's guess of each image, (images, 1, C, H, W); noise is the same."""
     shape = truth.shape[1], truth.shape[2], truth.shape[3]
     rngs = [generator(seed, "checks", "guess") for _ in truth]
-    return stack_guesses(attacks, shape, labels, rngs)
+    return stack_guesses([attack], shape, labels, rngs)
 
 
-def _identified(subject: Subject, found: Tensor, truth: Tensor) -> tuple[int, int]:
-    """Count the images identified, and the candidates: the true images and the test images, which
-    the defense changes as it changes the client's.
+def _line_up(
+    subject: Subject, batches: Sequence[Batch], truths: Sequence[Tensor], founds: Sequence[Tensor]
+) -> tuple[Share, int] | None:
+    """Rank the true images among test images of their classes; None where these are too few.
+
+    Also returns the number of candidates of each line-up.
     """
-    others = _changed(subject, subject.test) if subject.test is not None else truth[:0]
-    others = (
-        others[
-            ~torch.stack([(others - one).abs().flatten(1).amax(1) < 1e-6 for one in truth]).any(0)
-        ]
-        if len(others)
-        else others
-    )
-    candidates = torch.cat([truth, others])
-    if len(candidates) < 2:
-        return 0, 1
-    return int(identify(found, candidates, torch.arange(len(found))).sum()), len(candidates)
-
-
-def _changed(subject: Subject, batch: Batch) -> Tensor:
-    rng = generator(subject.seed, "checks", "candidates")
-    pixels = Batch(batch.images.float(), batch.labels)
-    return subject.client.acting.protect_batch(pixels, rng).images
+    if subject.test is None or min(truths[0].shape[2:]) <= 2 * SHIFT:
+        return None
+    images = torch.cat([*truths, subject.test.images.cpu().float()])
+    labels = torch.cat([*(batch.labels.cpu() for batch in batches), subject.test.labels.cpu()])
+    victims = torch.arange(sum(map(len, truths))).split([len(truth) for truth in truths])
+    allowed = distinct((images * 255).round().to(torch.uint8), labels)
+    allowed[: sum(map(len, truths))] = True
+    lineups = choose(labels, victims, allowed, subject.seed, sizes=LINEUPS, spare=0)
+    if lineups is None:
+        return None
+    lot, hits = generator(subject.seed, "checks", "lot"), []
+    for numbers, found in zip(victims, founds, strict=True):
+        candidates = images[lineups.candidates[numbers]]
+        known = seen_in_place(candidates.flatten(0, 1)).view(*candidates.shape[:2], -1)
+        ranks = Shown(known, lineups.true[numbers]).ranks(found, lot)
+        hits.append([rank == 1 for rank in ranks])
+    return share_of_updates(hits, 1 / lineups.size), lineups.size

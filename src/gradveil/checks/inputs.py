@@ -16,7 +16,8 @@ from gradveil.engine.shares import Shares
 from gradveil.models.bottleneck import at_rest, penalties
 from gradveil.models.factories import logits
 
-LEAST_CANDIDATES = 100  # with fewer, chance alone identifies more than 1 in 100
+LEAST_CANDIDATES = 20  # images of a class, the victim among them
+MANY = 1_000  # test images from which on a subject holds only a part of them
 LEAST_RANKED = 6  # with fewer, no signed-rank test reaches 2.5%: the least p is 1 / 2^5
 BYTES = 32  # no usual normalization gives values above this
 SLACK = 1e-4  # for rounding
@@ -79,19 +80,23 @@ def normalized_twice(subject: Subject) -> Finding | None:
 
 
 def few_candidates(subject: Subject) -> Finding | None:
-    """Find too few images for an identification to mean much."""
-    if subject.test is None or len(subject.test) >= LEAST_CANDIDATES:
+    """Find classes with too few test images for a line-up."""
+    if subject.test is None or len(subject.test) >= MANY:
         return None
-    there = len(subject.test)
+    counts = subject.test.labels.bincount(minlength=subject.classes)
+    least = min(int(counts[label]) for batch in subject.few for label in batch.labels.tolist())
+    if least + 1 >= LEAST_CANDIDATES:
+        return None
     means = (
-        f"there are {there} images to identify a reconstruction among: "
-        f"luck alone finds {1 / max(there, 1):.0%}"
+        f"a class of the private images has {least} test images: an audit's line-up needs "
+        f"{LEAST_CANDIDATES} of a class, and says nothing here"
     )
     return Finding(
         "warning",
         "candidates",
         means,
-        f"give {LEAST_CANDIDATES} images or more, 1,000 if you can; else go by dB over blind",
+        "give more images of each class, of the same kind as the private ones; else go by dB over "
+        "blind",
     )
 
 
