@@ -10,7 +10,7 @@ import os
 import stat
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
 
@@ -189,7 +189,8 @@ def refuse_ways_out(folder: Path) -> None:
     root = os.path.realpath(folder)
     waiting = [folder]
     while waiting:
-        with os.scandir(waiting.pop()) as entries:
+        # Another process of the same job may have removed a folder meanwhile.
+        with suppress(FileNotFoundError), os.scandir(waiting.pop()) as entries:
             for entry in entries:
                 if entry.is_symlink():
                     target = os.path.realpath(entry)

@@ -13,7 +13,7 @@ from typing import Any
 
 NAMES = ("SIGINT", "SIGTERM", "SIGHUP")  # Windows has no SIGHUP
 STOPPED = "error: stopped; run the same command again to go on"
-SHOW_CURSOR = "\x1b[?25h"  # which a progress bar has hidden
+SHOW_CURSOR = b"\x1b[?25h"  # which a progress bar has hidden
 
 _received: list[int] = []
 _told: list[bool] = []  # whether the user knows that the program was stopped
@@ -73,11 +73,15 @@ def exit_status() -> int:
 
 def tell() -> None:
     """Say in one line, on the error stream, that the program was stopped; once."""
-    if not _told:
-        _told.append(True)
-        with suppress(OSError, ValueError):  # the terminal may be gone
+    if _told:
+        return
+    _told.append(True)
+    with suppress(OSError, ValueError):  # the terminal may be gone
+        try:
             sys.stderr.write(f"{STOPPED}\n")
             sys.stderr.flush()
+        except RuntimeError:  # the signal came while this very stream was written
+            os.write(2, f"\n{STOPPED}\n".encode())
 
 
 def finish() -> None:
@@ -90,9 +94,9 @@ def end() -> None:
 
     Nothing is cleaned up, and no thread is waited for.
     """
-    if sys.stderr.isatty():
-        with suppress(OSError, ValueError):
-            sys.stderr.write(SHOW_CURSOR)
+    with suppress(OSError):
+        if os.isatty(2):
+            os.write(2, SHOW_CURSOR)
     tell()
     os._exit(exit_status())
 
