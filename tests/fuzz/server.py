@@ -125,7 +125,7 @@ def connect(number: int, file: IO[bytes], kind: str) -> None:
 def stream(number: int, kind: str, encoding: str, errors: str) -> Any:
     if kind == "closed":
         return None
-    raw = io.FileIO(number, "w")
+    raw = io.FileIO(number, "w", closefd=False)
     return io.TextIOWrapper(io.BufferedWriter(raw), encoding, errors, line_buffering=number == 2)
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gradveil.audits.job import slug
 from gradveil.core.errors import GradveilError
-from gradveil.core.files import append_lines, write_bytes
+from gradveil.core.files import append_lines, shown, write_bytes
 from gradveil.core.formats import PictureFacts, RecordLine
 from gradveil.core.job_folder import SETTINGS, remove_empty
 from gradveil.core.reading import parse_json, read_lines
@@ -121,7 +121,16 @@ def _read(path: Path) -> list[tuple[Record, int]]:
     """Return the records, each with the position of its end."""
     if not path.is_file():
         return []
-    return [(_record(line), position) for line, position in read_lines(path, RecordLine)]
+    found = [(_record(line), position) for line, position in read_lines(path, RecordLine)]
+    lines: dict[tuple[Key, int], int] = {}
+    for number, (record, _) in enumerate(found, start=1):
+        first = lines.setdefault((record.key, record.image), number)
+        if first != number:
+            raise GradveilError(
+                f"{shown(path)}, line {number}: image {record.image} of {shown(record.attack)} is "
+                f"there twice, as in line {first}"
+            )
+    return found
 
 
 def _record(line: RecordLine) -> Record:

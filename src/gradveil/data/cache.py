@@ -22,7 +22,7 @@ from gradveil.core.files import regular_file, replacing, write_text
 from gradveil.core.formats import CacheFacts
 from gradveil.core.reading import read_json
 from gradveil.core.tensor_files import array_bytes
-from gradveil.data.base import Source
+from gradveil.data.base import Dataset, Source
 from gradveil.data.images import Images
 
 VERSION = 1  # raise it when the same files would decode to other pixels
@@ -46,7 +46,7 @@ def cached(source: Source, root: Path, split: str, image_size: int | None) -> Im
     slug = re.sub(r"[^A-Za-z0-9.]+", "-", Path(source.name).name or source.name).strip("-.")
     stem = f"{slug}-{split}-{image_size or 'native'}-{key}"
     folder = cache_folder()
-    found = _restored(folder, stem, source.name, split)
+    found = _restored(folder, stem, source, split)
     if found is not None:
         return found
     images = source.read(root, split, image_size)
@@ -56,7 +56,7 @@ def cached(source: Source, root: Path, split: str, image_size: int | None) -> Im
         raise GradveilError(
             f"{error} (GRADVEIL_CACHE can name another folder for the cache)"
         ) from error
-    kept = _restored(folder, stem, source.name, split)
+    kept = _restored(folder, stem, source, split)
     if kept is None:
         raise GradveilError(
             f"the cache entry {folder / stem} was damaged or removed while it was written; "
@@ -96,17 +96,17 @@ def _save(path: Path, array: NDArray[Any]) -> None:
         handle.write(whole.data.cast("B"))
 
 
-def _restored(folder: Path, stem: str, name: str, split: str) -> Images | None:
+def _restored(folder: Path, stem: str, source: Source, split: str) -> Images | None:
     """Return the entry, or None when it is absent or damaged and so must be built."""
     try:
         facts = read_json(folder / f"{stem}.json", CacheFacts)
         pixels, labels = (_array(folder / f"{stem}.{part}.npy") for part in ("images", "labels"))
     except (OSError, ValueError, EOFError):
         return None
-    if not _fits(facts, pixels, labels):
+    if not (_fits(facts, pixels, labels) and _is_of(source, facts)):
         return None
     return Images(
-        name,
+        source.name,
         split,
         torch.from_numpy(pixels),
         torch.from_numpy(np.array(labels)),
@@ -136,3 +136,10 @@ def _fits(facts: CacheFacts, pixels: NDArray[Any], labels: NDArray[Any]) -> bool
         and min(facts.std) > 0
         and (not len(labels) or 0 <= labels.min() <= labels.max() < len(facts.classes))
     )
+
+
+def _is_of(source: Source, facts: CacheFacts) -> bool:
+    """Whether an entry has the mean and standard deviation that are published of its data set."""
+    if not isinstance(source, Dataset):
+        return True
+    return (tuple(facts.mean), tuple(facts.std)) == (source.mean, source.std)

@@ -154,7 +154,8 @@ def draw_timeline(result: AuditResult) -> Path:
     settings = result.settings
     title = (
         f"{settings['model']} on {settings['data']}: leakage over training, "
-        f"n = {settings['images']} images, intervals of 95%"
+        f"n = {max(row.n for case in result.cases for row in _attacked(case))} images, "
+        "intervals of 95%"
     )
     figure.suptitle(on_one_line(title), fontsize=10, parse_math=False)
     figure.legend(*top.get_legend_handles_labels(), loc="outside lower center", ncols=2, fontsize=7)
