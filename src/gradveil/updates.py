@@ -108,7 +108,7 @@ def observe_update(
 
 
 def _safetensors(path: Path, most: int | None) -> dict[str, Tensor]:
-    """Its tensors take no more memory than the file, so `most` is compared with that."""
+    """Read tensors, which take no more memory than the file: that has at most `most` bytes."""
     size = regular_file(path).st_size
     if most is not None and size > most:
         raise GradveilError(f"{shown(path)} is refused: it has {size:,} bytes, at most {most:,}")

@@ -53,9 +53,9 @@ def test_crop_and_flip_are_known_too(text: str, padding: int, flip: bool) -> Non
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_the_slopes_of_stand_ins_are_their_finite_differences(name: str) -> None:
-    exact = pictures(4)[:, :, 8:18, 8:17]
+    exact = pictures(2)[:, :, 8:18, 8:17]
     soft = exact.double().requires_grad_()
-    signs = torch.tensor([1, -1, 1, -1])
+    signs = torch.tensor([1, -1])
     assert torch.autograd.gradcheck(
         lambda values: SLOPES[name](values, exact, OPERATIONS[name].magnitudes[6], signs), soft
     )

@@ -82,10 +82,10 @@ def say(result: Mapping[str, Any], as_json: bool, *shown: Table | str | Sequence
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:
-    """Build a table whose first column is never cut: it holds the names a user types."""
+    """Build a table that cuts no name; the first column, which a user types, is never broken."""
     made = Table(title=Text(on_one_line(title)), title_justify="left")
     for number, column in enumerate(columns):
-        made.add_column(column, no_wrap=number == 0)
+        made.add_column(column, no_wrap=number == 0, overflow="fold")
     for row in rows:
         made.add_row(*(Text(on_one_line(cell)) for cell in row))
     return made

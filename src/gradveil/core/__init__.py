@@ -1,4 +1,4 @@
-"""What every other part stands on: types, errors, seeds, files. Importing it loads no torch."""
+"""Types, errors, seeds and files that every other part needs. Importing it loads no torch."""
 
 from gradveil.core.errors import GradveilError, unknown
 

@@ -51,7 +51,7 @@ class Transforming(Defense, ABC):
     @property
     @abstractmethod
     def preparation(self) -> Preparation:
-        """What is done to each image."""
+        """The preparation of each image."""
 
     def protect_batch(self, batch: Batch, rng: Generator) -> Batch:
         prepared = self.preparation((batch.images * 255).round().to(torch.uint8), rng)

@@ -1,64 +1,28 @@
 """The gradients of many victims in one forward and one backward pass, where the model allows it.
 
-Samples do not interact in a model in eval mode. So one pass of all victims' images gives each
-layer's input and the loss gradient at its output (the blame) for every row, and the rules of
-`layers` turn these into the gradients of each victim. `BatchedGradients` does so, after a trial
-against plain autograd; the functions below it are its steps, shared with `lines`.
+Samples do not interact in a model in eval mode, so one pass of all victims' images (`passes`) gives
+the gradients of each victim. `BatchedGradients` makes it, after a trial against plain autograd.
 """
 
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.autograd.graph import GradientEdge, get_gradient_edge
-from torch.func import functional_call
 
 from gradveil.core.errors import GradveilError, one_line
 from gradveil.core.types import Gradients, Loss
-from gradveil.engine.device import suits
 from gradveil.engine.draws import DROPOUTS, Draws, given
-from gradveil.engine.gradients import check_victims, gradient, per_sample, trainable
-from gradveil.engine.layers import BATCH_NORMS, FORWARDS, RULES, Rule, linear_bias, outer_rows
-from gradveil.engine.products import Aim, DotAndSquare, total
-
-Forwards = Mapping[type[nn.Module], Callable[[Any, Tensor], Tensor]]
-"""By the type of a layer: (layer, input) -> output, called in place of its `forward`."""
+from gradveil.engine.gradients import check_victims, gradient, trainable
+from gradveil.engine.layers import BATCH_NORMS, RULES
+from gradveil.engine.passes import Pass, collect, compare, forward
+from gradveil.engine.products import Aim, DotAndSquare
 
 ALL_DROPOUTS = (*DROPOUTS, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
 class NotBatchableError(GradveilError):
     """The model's victims cannot share a pass; the plain loop still works."""
-
-
-@dataclass(frozen=True)
-class Tap:
-    """One use of one layer: its input, and the edge that marks its output in the graph.
-
-    The edge holds even if the output tensor is later changed in place.
-    """
-
-    layer: nn.Module
-    inputs: Tensor
-    edge: GradientEdge
-
-
-@dataclass(frozen=True)
-class Pass:
-    """A forward pass of all victims' rows: (rows, ...) images, (rows,) losses, the layers' uses.
-
-    `copies` holds, by name, each parameter of `direct` with a copy for every row.
-    """
-
-    rows: Tensor
-    losses: Tensor
-    taps: list[Tap]
-    copies: dict[str, Tensor]
 
 
 class BatchedGradients:
@@ -149,94 +113,6 @@ class BatchedGradients:
             yield forward(self._model, self._loss, images, labels, frozen)
 
 
-def forward(
-    model: nn.Module,
-    loss: Loss,
-    images: Tensor,
-    labels: Tensor,
-    parameters: dict[str, Tensor],
-    forwards: Forwards = FORWARDS,
-) -> Pass:
-    """Pass all victims' images through the model, with `parameters` in place of the model's.
-
-    Layers of a type in `forwards` run that function; the default ones differentiate fast twice.
-    """
-    rows = images.flatten(0, 1)
-    if not rows.requires_grad:  # or nothing before the first layer would have a graph
-        rows = rows.detach().requires_grad_()
-    copies = {
-        name: parameters[name].expand(len(rows), *parameters[name].shape[1:])
-        for name in direct(model)
-    }
-    copies = {
-        name: copy if copy.requires_grad else copy.requires_grad_() for name, copy in copies.items()
-    }
-    with _taps(model, forwards) as taps:
-        logits = functional_call(model, {**parameters, **copies}, (rows,))
-    return Pass(rows, per_sample(loss, logits, labels.flatten(0, 1)), taps, copies)
-
-
-def find_blames(done: Pass, victims: int, differentiable: bool) -> tuple[Tensor, ...]:
-    """Return the gradients of the victims' mean losses at the taps' outputs, then at the copies."""
-    edges = [tap.edge for tap in done.taps]
-    edges += [get_gradient_edge(copy) for copy in done.copies.values()]
-    summed = done.losses.sum() * (victims / len(done.losses))
-    return torch.autograd.grad(summed, edges, create_graph=differentiable, materialize_grads=True)
-
-
-def collect(
-    model: nn.Module, done: Pass, victims: int, differentiable: bool, *, short: bool = False
-) -> Gradients:
-    """Return the gradients of each victim's mean loss, (victims, *parameter shape) by name."""
-    blames = find_blames(done, victims, differentiable)
-    with torch.set_grad_enabled(differentiable):
-        return _products(model, done, blames, victims, short)
-
-
-def compare(
-    model: nn.Module,
-    done: Pass,
-    victims: int,
-    differentiable: bool,
-    aim: Aim,
-    *,
-    short: bool = False,
-) -> DotAndSquare:
-    """Return those gradients' inner products with the aim and with themselves, (victims,) each.
-
-    The weight gradients of linear layers with few rows are never written out.
-    """
-    blames = find_blames(done, victims, differentiable)
-    with torch.set_grad_enabled(differentiable):
-        thin = _thin_weights(model, done, blames, victims, aim)
-        pairs = []
-        for name, number in thin.items():
-            blame = blames[number]
-            rows = outer_rows(done.taps[number].inputs.to(blame.dtype), blame, victims)
-            pairs.append(aim.outer_pair(name, *rows))
-        others = [name for name in aim.factors if name not in thin]
-        if others:
-            gradients = _products(model, done, blames, victims, short, without=thin)
-            pairs.append(aim.pair(gradients, others))
-        return total([dot for dot, _ in pairs]), total([square for _, square in pairs])
-
-
-def copied(blame: Tensor, victims: int) -> Tensor:
-    """Return the gradient of a parameter that each row had a copy of, (victims, *its shape)."""
-    return blame.reshape(victims, -1, 1, *blame.shape[1:]).sum(1)
-
-
-def direct(model: nn.Module) -> set[str]:
-    """Name the trainable parameters used by no layer with a rule: class tokens, positions."""
-    return {
-        f"{prefix}.{name}" if prefix else name
-        for prefix, module in model.named_modules()
-        if type(module) not in RULES
-        for name, parameter in module.named_parameters(recurse=False)
-        if parameter.requires_grad
-    }
-
-
 def obstacle(model: nn.Module, told: Collection[str] = ()) -> str | None:
     """Name, in one line, the first module that prevents batching, and why; None without any.
 
@@ -281,100 +157,9 @@ def _without_rule(module: nn.Module) -> str | None:
     return None
 
 
-@contextmanager
-def _taps(model: nn.Module, forwards: Forwards) -> Iterator[list[Tap]]:
-    """Record each use of the layers with trainable parameters, and run `forwards`, for a while."""
-    taps: list[Tap] = []
-
-    def record(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        taps.append(Tap(layer, inputs[0], get_gradient_edge(output)))
-
-    layers = [
-        m
-        for m in model.modules()
-        if type(m) in RULES and any(p.requires_grad for p in m.parameters(recurse=False))
-    ]
-    faster = {m: forwards[type(m)] for m in model.modules() if type(m) in forwards}
-    handles = [layer.register_forward_hook(record) for layer in layers]
-    try:
-        for layer, run in faster.items():
-            layer.forward = partial(run, layer)
-        yield taps
-    finally:
-        for handle in handles:
-            handle.remove()
-        for layer in faster:
-            layer.__dict__.pop("forward", None)
-
-
 def _rows_given(model: nn.Module, draws: Draws) -> AbstractContextManager[None]:
     """Hand in (victims, batch, ...) draws for a pass of all victims' rows at once."""
     return given(model, {name: value.flatten(0, 1) for name, value in draws.items()})
-
-
-def _thin_weights(
-    model: nn.Module, done: Pass, blames: tuple[Tensor, ...], victims: int, aim: Aim
-) -> dict[str, int]:
-    """Find the weights used once whose gradient is a product of few rows: name -> tap number.
-
-    On a GPU there are none: its kernels for whole gradients are fast, and this has no measurement.
-    """
-    names: dict[Tensor, str] = {parameter: name for name, parameter in trainable(model).items()}
-    uses: Counter[Tensor] = Counter(
-        parameter for tap in done.taps for parameter in tap.layer.parameters(recurse=False)
-    )
-    found = {}
-    for number, (tap, blame) in enumerate(zip(done.taps, blames, strict=False)):
-        if type(tap.layer) is nn.Linear and not blame.is_cuda:
-            weight, rows = tap.layer.weight, blame[..., 0].numel() // victims
-            name = names.get(weight, "")
-            few = rows * sum(weight.shape) <= weight.numel()
-            if name in aim.factors and uses[weight] == 1 and few:
-                found[name] = number
-    return found
-
-
-def _products(
-    model: nn.Module,
-    done: Pass,
-    blames: tuple[Tensor, ...],
-    victims: int,
-    short: bool,
-    without: Collection[str] = (),
-) -> Gradients:
-    """Return the gradients of all parameters, `without` these weights of linear layers.
-
-    They are summed over the uses of a parameter, so shared weights and repeated layers are right.
-    """
-    parameters = trainable(model)
-    names = {parameter: name for name, parameter in parameters.items()}
-    found: dict[str, Tensor] = {}
-    for tap, blame in zip(done.taps, blames, strict=False):
-        thin = without and any(
-            names.get(parameter) in without for parameter in tap.layer.parameters(recurse=False)
-        )
-        rule: Rule = linear_bias if thin else RULES[type(tap.layer)]
-        for key, part in rule(tap.layer, *_formatted(tap, blame, short), victims).items():
-            name = names.get(getattr(tap.layer, key))
-            if name is not None:
-                found[name] = found[name] + part if name in found else part
-    for name, blame in zip(done.copies, blames[len(done.taps) :], strict=True):
-        found[name] = copied(blame, victims)
-    return {
-        name: found[name] if name in found else parameter.new_zeros(victims, *parameter.shape)
-        for name, parameter in parameters.items()
-        if name not in without
-    }
-
-
-def _formatted(tap: Tap, blame: Tensor, short: bool) -> tuple[Tensor, Tensor]:
-    """Return input and blame in the blame's format.
-
-    It is bf16 for a convolution's large products, where `short` allows it and the GPU gains by it.
-    """
-    faster = short and type(tap.layer) is nn.Conv2d and suits(blame)
-    dtype = torch.bfloat16 if faster else blame.dtype
-    return tap.inputs.to(dtype), blame.to(dtype)
 
 
 def _trial(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor) -> str | None:

@@ -15,19 +15,13 @@ from torch import Tensor, nn
 
 from gradveil.core.errors import GradveilWarning
 from gradveil.core.types import Gradients, Loss
-from gradveil.engine.batched import (
-    BatchedGradients,
-    NotBatchableError,
-    Pass,
-    copied,
-    find_blames,
-    forward,
-)
+from gradveil.engine.batched import BatchedGradients, NotBatchableError
 from gradveil.engine.convolutions import line_products as convolution_products
 from gradveil.engine.convolutions import suits_one_by_one, weights_one_by_one
 from gradveil.engine.device import load_kernels, suits
 from gradveil.engine.gradients import gradient, trainable
 from gradveil.engine.layers import RULES, SHORT_FORWARDS, normalized_sums
+from gradveil.engine.passes import Pass, copied, find_blames, forward
 from gradveil.engine.products import DotAndSquare
 
 CACHED_ENTRIES = 8192  # of each gradient, multiplied in one call on a CPU

@@ -1,1 +1,1 @@
-"""What people look at."""
+"""Tables, sentences and pictures of results, for people."""

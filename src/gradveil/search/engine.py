@@ -88,4 +88,4 @@ class LocalEngine(Engine):
             task(progress)
 
     def close(self) -> None:
-        """It holds nothing."""
+        """Do nothing: this engine holds nothing."""

@@ -1,4 +1,4 @@
-"""What a search is asked for: everything that decides its result, and the folder it goes into."""
+"""The settings of a search: everything that decides its result, and the folder it goes into."""
 
 import math
 import re

@@ -44,7 +44,7 @@ Values = dict[str, list[float]]
 
 
 def worse(values: Tensor, rival: Tensor, confidence: float) -> Tensor:
-    """(policies) booleans: whose mean is above the rival's, by a one-sided paired t-test.
+    """Tell of each policy whether its mean is above the rival's, by a one-sided paired t-test.
 
     `values` are (policies, images), `rival` (images); lower is better. On fewer than five images
     nobody is called worse. Differences that are all equal need no test: above 0 they are worse.
@@ -118,7 +118,7 @@ def _rank(job: SearchJob, trial: FinishedTrial) -> tuple[float, ...]:
 
 
 def _different(scored: Sequence[FinishedTrial]) -> list[FinishedTrial]:
-    """Of trials with the same functions, or the same leakage on every image, the first."""
+    """Return the first of trials with the same functions or the same leakage on every image."""
     first: dict[object, FinishedTrial] = {}
     for index in distinct(trial.policy for trial in scored):
         trial = scored[index]

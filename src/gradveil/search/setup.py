@@ -1,4 +1,4 @@
-"""What a search scores with: images, the untrained and the semi-trained model, and two scorers."""
+"""Images, the untrained and the semi-trained model, and two scorers: all that a search needs."""
 
 from dataclasses import dataclass
 from pathlib import Path

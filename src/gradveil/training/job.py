@@ -1,4 +1,4 @@
-"""What a training run is asked for, what it gives, and its folder. Nothing here needs Lightning."""
+"""The settings of a training run, its result and its folder. Nothing here needs Lightning."""
 
 import shutil
 from collections.abc import Callable, Mapping

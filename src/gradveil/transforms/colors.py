@@ -48,12 +48,12 @@ def equalize(images: Tensor, _magnitude: float, _signs: Tensor) -> Tensor:
 
 
 def brightness(images: Tensor, magnitude: float, signs: Tensor) -> Tensor:
-    """Move towards black, or away from it."""
+    """Move toward black, or away from it."""
     return _blend(torch.zeros((), device=images.device), images, magnitude, signs)
 
 
 def contrast(images: Tensor, magnitude: float, signs: Tensor) -> Tensor:
-    """Move towards the image's mean luminance, or away from it."""
+    """Move toward the image's mean luminance, or away from it."""
     total = _luminance(images).sum(dim=(1, 2, 3), keepdim=True, dtype=torch.long)
     pixels = images.shape[2] * images.shape[3]
     mean = (2 * total + pixels) // (2 * pixels)
@@ -61,12 +61,12 @@ def contrast(images: Tensor, magnitude: float, signs: Tensor) -> Tensor:
 
 
 def color(images: Tensor, magnitude: float, signs: Tensor) -> Tensor:
-    """Move towards gray, or away from it."""
+    """Move toward gray, or away from it."""
     return _blend(_luminance(images).float(), images, magnitude, signs)
 
 
 def sharpness(images: Tensor, magnitude: float, signs: Tensor) -> Tensor:
-    """Move towards a smoothed copy, or away from it. The outermost pixels are not smoothed."""
+    """Move toward a smoothed copy, or away from it. The outermost pixels are not smoothed."""
     smooth = images.float()
     if min(images.shape[2:]) >= 3:
         center = smooth[:, :, 1:-1, 1:-1]

@@ -237,7 +237,7 @@ def _on_picture(picture: Image.Image, change: Callable[[Tensor], Tensor]) -> Ima
 
 
 def load_policy(path: Path, which: str = "hybrid") -> Policy:
-    """`hybrid`, `best`, or a rank from 1 on.
+    """Load a policy of a search by `hybrid`, `best`, or a rank from 1 on.
 
     A search without a hybrid gives its best policy, and a warning says so.
     """
