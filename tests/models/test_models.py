@@ -41,6 +41,10 @@ def convnet_count(channels: int, size: int, classes: int, convolutions: int = 8)
     )
 
 
+def convnet_9_count(channels: int, size: int, classes: int) -> int:
+    return convnet_count(channels, size, classes, convolutions=9)
+
+
 def lenet_count(channels: int, size: int, classes: int) -> int:
     return conv(channels, 12, 5) + 3 * conv(12, 12, 5) + linear(12 * (size // 4) ** 2, classes)
 
@@ -58,7 +62,7 @@ def vit_count(channels: int, size: int, classes: int) -> int:
 COUNTS = {
     "resnet20-4": resnet_count,
     "convnet": convnet_count,
-    "convnet-9": lambda *task: convnet_count(*task, convolutions=9),
+    "convnet-9": convnet_9_count,
     "lenet": lenet_count,
     "mlp": mlp_count,
     "vit": vit_count,
