@@ -41,7 +41,9 @@ def reconstruct_command(
     attack: Annotated[
         str, typer.Option("--attack", help="Such as dlg or adam-cosine, or package.module:NAME.")
     ] = "dlg",
-    size: Annotated[int, typer.Option(help="Images that the client trained on.")] = 1,
+    size: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Images that the client trained on.")
+    ] = 1,
     local_steps: Annotated[
         int, typer.Option(help="Steps of SGD that the client made, each over all its images.")
     ] = 1,
