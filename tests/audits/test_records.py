@@ -41,6 +41,15 @@ def path(tmp_path: Path) -> Path:
     return file
 
 
+def test_a_record_that_is_there_twice_is_refused(path: Path) -> None:
+    append(path, [record(1)])
+    for read in (read_records, lambda path: recover(path, SIZES)):
+        before = path.read_bytes()
+        with pytest.raises(GradveilError, match=r"line 5: image 1 of a is there twice.* line 2$"):
+            read(path)
+        assert path.read_bytes() == before
+
+
 def test_what_was_written_is_read_back(path: Path) -> None:
     assert read_records(path) == [record(i) for i in range(4)] == recover(path, SIZES)
 

@@ -24,8 +24,8 @@ from fuzz.hostile import COMMANDS, Command, make_files, values
 from gradveil.models import build
 from gradveil.models.checkpoints import save_checkpoint
 
-QUICK, LONG = 16, 2_000  # runs with hostile arguments
-FOLDERS = (6, 400)  # runs on folders with a changed file
+QUICK, LONG = 16, 1_000  # runs with hostile arguments
+FOLDERS = (6, 150)  # runs on folders with a changed file
 SECONDS = 60.0
 REFUSED_IN = 10.0  # seconds, on a machine that does other work too
 MEGABYTES = 1_500

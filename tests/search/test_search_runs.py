@@ -556,10 +556,26 @@ def test_a_folder_of_something_else_is_refused(
 
 def test_a_damaged_result_is_one_line(whole: SearchResult, tmp_path: Path) -> None:
     (tmp_path / "settings.json").write_bytes((whole.out / "settings.json").read_bytes())
-    for text in ("{}", "[1]", '{"trials": 3', '{"trials": [{"number": 1}]}'):
+    plain = json.loads((whole.out / "search.json").read_text())
+    first = plain["trials"][0]
+    for text, says in (
+        ("{}", "format: missing"),
+        ("[1]", "expected object, got array"),
+        ('{"trials": [', "truncated"),
+        ("[" * 100_000, "brackets nested"),
+        (json.dumps(plain | {"format": "gradveil search 9"}), "its format is 'gradveil search 9'"),
+        (json.dumps(plain | {"kept": []}), "kept: expected array of length >= 1"),
+        (json.dumps(plain | {"kept": [999]}), "kept: expected numbers of trials, each once"),
+        (json.dumps(plain | {"trials": [first, first]}), "trials: a number is there twice"),
+        (json.dumps(plain | {"trials": [first | {"state": "x"}]}), r"trials\[0\].state"),
+        (json.dumps(plain | {"confirmed": {"a": {}}}), r"confirmed\.a\.none: missing"),
+        (json.dumps(plain | {"settings": {}}), "settings: data: missing"),
+        (json.dumps(plain | {"hybrid": "99"}), "policy '99'"),
+    ):
         (tmp_path / "search.json").write_text(text)
-        with pytest.raises(GradveilError, match=r"search\.json is damaged"):
+        with pytest.raises(GradveilError, match=rf"search\.json is damaged \(.*{says}") as caught:
             SearchResult.read(tmp_path)
+        assert "\n" not in str(caught.value)
     with pytest.raises(GradveilError, match="no search"):
         SearchResult.read(whole.out / "confirm")
 

@@ -1,6 +1,8 @@
 """A study hands out trials in order, keeps their results exactly, and can be resumed."""
 
+import json
 import math
+import os
 import time
 from pathlib import Path
 from types import ModuleType
@@ -265,6 +267,75 @@ def test_a_path_that_is_no_journal_is_refused(tmp_path: Path, searching: ModuleT
         with pytest.raises(GradveilError, match=words) as caught:
             searching.join(tmp_path / name)
         assert "\n" not in str(caught.value)
+
+
+def test_a_database_that_is_no_regular_file_is_refused_and_not_opened(
+    tmp_path: Path, searching: ModuleType
+) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    for path, kind in ((tmp_path / "fifo", "FIFO"), (tmp_path, "folder"), ("/dev/zero", "device")):
+        with pytest.raises(GradveilError, match=f"it is a {kind}, no regular file"):
+            searching.join(f"sqlite:///{path}")
+
+
+def change(path: Path, number: int, **values: Any) -> None:
+    """Change fields of the user attribute in a line of a journal that sets `result` or an owner."""
+    lines = path.read_text().splitlines()
+    entry = json.loads(lines[number])
+    (found,) = entry["user_attr"].values()
+    found.update(values)
+    lines[number] = json.dumps(entry)
+    path.write_text("\n".join(lines) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("of", "values", "says"),
+    [
+        ("result", {"state": "good"}, r"trial 0: result\.state: invalid enum value 'good'"),
+        ("result", {"values": {"privacy": "x"}}, r"trial 0: result\.values\[...\]: expected array"),
+        ("result", {"values": {}}, r"trial 0: result\.values\.privacy: missing"),
+        ("owner", {"pid": "x"}, r"owner:\w+: pid: expected int, got str"),
+        ("owner", {"beat": "now"}, r"owner:\w+: beat: expected float \| null, got str"),
+    ],
+)
+def test_an_attribute_of_another_type_is_named(
+    path: Path, searching: ModuleType, of: str, values: dict[str, Any], says: str
+) -> None:
+    study = searching.join(path)
+    (trial,) = study.claim(1, 2)
+    study.finish(trial, "scored", searching.toy(trial.policy))
+    study.close()
+    lines = path.read_text().splitlines()
+    number = max(at for at, line in enumerate(lines) if f'"user_attr":{{"{of}' in line)
+    change(path, number, **values)
+    again = searching.join(path)
+    before = path.read_bytes()
+    with pytest.raises(GradveilError, match=rf"^{path}: {says}"):
+        again.finished(2) if of == "result" else again.claim(1, 2)
+    assert path.read_bytes() == before
+    again.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ('{"op_code": 99}', "invalid value 99"),
+        ('{"op_code": 8, "worker_id": "a", "trial_id": -1, "user_attr": {"a": 1}}', "trial_id"),
+        ('{"op_code": 8, "worker_id": "a", "trial_id": 0}', "user_attr: missing"),
+        ('{"op_code": 4, "worker_id": "a", "study_id": 0, "datetime_start": "then"}', "isoformat"),
+        ("[" * 100_000, "brackets nested"),
+        ("9" * 5_000, "4300 digits"),
+    ],
+)
+def test_an_entry_of_another_type_is_named_by_its_line(
+    path: Path, searching: ModuleType, line: str, says: str
+) -> None:
+    searching.join(path).close()
+    whole = path.read_text()
+    path.write_text(f"{whole}{line}\n{whole}")
+    with pytest.raises(GradveilError, match=says) as caught:
+        searching.join(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_other_settings_are_refused_by_name(path: Path, searching: ModuleType) -> None:

@@ -37,7 +37,9 @@ def reconstruct_command(
     attack: Annotated[
         str, typer.Option("--attack", help="Such as dlg or adam-cosine, or package.module:NAME.")
     ] = "dlg",
-    size: Annotated[int, typer.Option(help="Images that the client trained on.")] = 1,
+    size: Annotated[
+        int, typer.Option(min=1, max=10_000, help="Images that the client trained on.")
+    ] = 1,
     local_steps: options.LocalSteps = 1,
     local_lr: options.LocalRate = 0.01,
     steps: Annotated[

@@ -66,7 +66,7 @@ def cached(source: Source, root: Path, split: str, image_size: int | None) -> Im
 
 
 def _key(source: Source, root: Path, split: str) -> str:
-    digest = hashlib.sha256(repr((VERSION, source, str(root.resolve()), split)).encode())
+    digest = hashlib.sha256(repr((VERSION, source, os.path.realpath(root), split)).encode())
     for path in source.sources(root, split):
         try:
             state = path.stat()

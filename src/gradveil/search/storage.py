@@ -304,6 +304,8 @@ def _open_database(url: str) -> OpenStorage:
             f"storage {name!r} ends with the process, and nobody can share it: give a file such "
             "as sqlite:///study.db"
         )
+    if sqlite and parts.database and Path(parts.database).exists():
+        regular_file(Path(parts.database))  # a FIFO would not open before somebody writes to it
     with _explained(name, secrets):
         database = _connect(url, parts)
     lock = _file_lock(Path(f"{parts.database}.claims")) if sqlite else partial(_row_lock, database)
