@@ -13,6 +13,7 @@ from gradveil.audits.model import ModelFacts
 from gradveil.audits.records import Record
 from gradveil.audits.results import CaseResult
 from gradveil.core.errors import GradveilError, unknown
+from gradveil.core.text import read_number
 from gradveil.stats import Difference, difference, lower_bound, upper_bound
 
 LEVEL = 0.95  # one-sided, of each statement
@@ -56,7 +57,7 @@ class Threshold:
                 "metric of certify", metric.strip(), (f"{name}=NUMBER" for name in METRICS)
             )
         try:
-            return cls(metric.strip(), float(value), delta, gamma)
+            return cls(metric.strip(), read_number(value, float), delta, gamma)
         except GradveilError:
             raise
         except ValueError:

@@ -19,6 +19,7 @@ from gradveil.core.reading import read_json
 from gradveil.core.seeds import following, generator
 from gradveil.data import Images
 from gradveil.defenses import REGISTRY, Defense
+from gradveil.defenses.applied import protected_model
 from gradveil.defenses.chain import THEN
 from gradveil.models import build_for
 from gradveil.models.bottleneck import at_rest
@@ -60,7 +61,8 @@ def find_model(job: AuditJob, case: Case, split: Images) -> tuple[nn.Module, boo
     if not changes_model(case.acting):
         _refuse_protected(case.weights, case.acting)
         return load_checkpoint(case.weights, plain), False
-    protected = case.acting.protect_model(plain, (split.channels, split.size, split.size))
+    shape = split.channels, split.size, split.size
+    protected = protected_model(case.acting, plain, shape)
     try:
         return load_checkpoint(case.weights, protected), True
     except GradveilError as error:

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import platform
-import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from gradveil import __version__
 from gradveil.attacks import Attack
@@ -42,16 +41,19 @@ from gradveil.audits.stage import (
 )
 from gradveil.checks.doctor import before_audit
 from gradveil.clients import Client
-from gradveil.core.errors import GradveilError
+from gradveil.core.boundary import public
+from gradveil.core.errors import GradveilError, kind_of
 from gradveil.core.files import digest
+from gradveil.core.importing import RAISED
 from gradveil.core.job_folder import SETTINGS, claim, locked, remove_empty
 from gradveil.core.progress import Bar
 from gradveil.core.seeds import generator
 from gradveil.core.types import Protocol, Reconstruction
 from gradveil.data import Images, load
 from gradveil.data.images import as_images
-from gradveil.defenses import Defense, parse
+from gradveil.defenses import Defense, as_defense
 from gradveil.engine.device import find_device
+from gradveil.transforms import Policy
 
 LOOKED_AT = 4  # victims, for what should be known before an audit
 
@@ -59,13 +61,14 @@ TRIED = ("left_out", "knows", "protected")
 """Settings of a case that are known only after its attacks were tried out."""
 
 
+@public
 def audit(
     model: nn.Module | str,
     images: Any,
-    labels: Tensor | None = None,
+    labels: Any = None,
     *,
     public: Any = None,
-    defenses: Sequence[Defense | str] = ("none",),
+    defenses: Sequence[Defense | Policy | str] = ("none",),
     attacks: Sequence[str | Attack | tuple[str, Attack]] = ("auto",),
     checkpoint: str | Path | None = None,
     victims: int | None = None,
@@ -95,14 +98,8 @@ def audit(
     set. The result lies in `out`, a new temporary folder by default; a folder with the same audit
     is gone on with. `gradveil audit --help` explains the rest.
     """
-    if not isinstance(model, nn.Module | str):
-        raise GradveilError(
-            f"model: a {type(model).__name__}; expected a torch.nn.Module or the name of a model"
-        )
-    found = [
-        defense if isinstance(defense, Defense) else _parsed(defense)
-        for defense in _several(defenses, "defenses", "prune:0.95")
-    ]
+    given = _several(defenses, "defenses", "prune:0.95")
+    found = [as_defense(defense, "defenses") for defense in given]
     auto, named = name_attacks(_several(attacks, "attacks", "dlg"))
     root = None if data_root is None else Path(data_root)
     data = _victims(images, labels, model, classes)
@@ -138,28 +135,15 @@ def _several(values: object, name: str, example: str) -> Sequence[Any]:
     """Return the values of an argument that takes a list, or refuse it."""
     if isinstance(values, list | tuple):
         return values
-    raise GradveilError(
-        f"{name}: a {type(values).__name__}; expected a list, such as [{example!r}]"
-    )
+    raise GradveilError(f"{name}: {kind_of(values)}; expected a list, such as [{example!r}]")
 
 
-def _parsed(defense: object) -> Defense:
-    if not isinstance(defense, str):
-        raise GradveilError(
-            f"defenses: a {type(defense).__name__}; expected a Defense or its name, such as "
-            "prune:0.95"
-        )
-    return parse(defense)
-
-
-def _victims(
-    images: Any, labels: Tensor | None, model: nn.Module | str, classes: int | None
-) -> Images | str:
+def _victims(images: Any, labels: Any, model: nn.Module | str, classes: int | None) -> Images | str:
     """Return the images to attack, with as many classes as the model has logits, or their name."""
     if isinstance(images, str):
         if labels is not None or classes is not None:
             given = "classes" if labels is None else "labels"
-            raise GradveilError(f"{given}: the data set {images} has its own; leave them out")
+            raise GradveilError(f"{given}: the data set {images[:100]} has its own; leave them out")
         return images
     found = as_images(images, labels, name="images", classes=classes)
     if classes is None and isinstance(model, nn.Module) and not isinstance(images, Images):
@@ -279,8 +263,8 @@ def _prepare_case(
 
 
 def _written(attacks: Mapping[str, Attack]) -> dict[str, str]:
-    """Return the attacks' settings, without addresses in memory, which differ by process."""
-    return {name: re.sub(r" at 0x[0-9a-f]+", "", repr(attack)) for name, attack in attacks.items()}
+    """Return the attacks' settings as text."""
+    return {name: repr(attack) for name, attack in attacks.items()}
 
 
 @contextmanager
@@ -318,6 +302,7 @@ def _facts(stage: Stage, device: torch.device) -> dict[str, Any]:
     }
 
 
+@public
 def run_audit(
     job: AuditJob,
     out: Path,
@@ -343,7 +328,7 @@ def run_audit(
         for run in runs:
             with _naming(run.case.case, len(job.cases)):
                 run.go()
-    except Exception:
+    except RAISED:
         if not any((out / case.folder).exists() for case in job.cases):
             (out / SETTINGS).unlink(missing_ok=True)
             remove_empty(out)
@@ -398,7 +383,7 @@ class _CaseRun:
                     for number in range(len(stage.chunks)):
                         if any(key not in self.done for key, _ in stage.rows(number)):
                             self.chunk(stage, number)
-            except Exception:
+            except RAISED:
                 release(self.out)
                 raise
         for stage in self.stages:

@@ -24,6 +24,7 @@ from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Gradients, Knowledge, Observation, Reconstruction
 from gradveil.data import Images
 from gradveil.defenses import Defense
+from gradveil.defenses.applied import protected_batch
 from gradveil.scores import assign, rank_among, signatures
 
 POSITIVES = 4  # images of a positive control
@@ -122,7 +123,7 @@ def preparation(defense: Defense) -> Callable[[Tensor, Generator], Tensor]:
 
     def prepare(images: Tensor, rng: Generator) -> Tensor:
         batch = Batch(images.float() / 255, torch.zeros(len(images), dtype=torch.long))
-        return (defense.protect_batch(batch, rng).images * 255).round().to(torch.uint8)
+        return (protected_batch(defense, batch, rng).images * 255).round().to(torch.uint8)
 
     return prepare
 

@@ -22,6 +22,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.importing import user_code
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Loss, Observation, Reconstruction
+from gradveil.defenses.applied import protected_batch
 from gradveil.engine.gradients import cross_entropy, per_sample
 from gradveil.scores import assign, identify, over_blind
 from gradveil.stats import better_than_blind
@@ -250,4 +251,4 @@ def _identified(subject: Subject, found: Tensor, truth: Tensor) -> tuple[int, in
 def _changed(subject: Subject, batch: Batch) -> Tensor:
     rng = generator(subject.seed, "checks", "candidates")
     pixels = Batch(batch.images.float(), batch.labels)
-    return subject.client.acting.protect_batch(pixels, rng).images
+    return protected_batch(subject.client.acting, pixels, rng).images

@@ -1,9 +1,13 @@
-"""Text from outside (names of files and classes, other programs' messages), made safe to print."""
+"""Text from outside: made safe to print, and numbers read from it."""
 
+import re
 from collections.abc import Iterator
+from typing import TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+
+N = TypeVar("N", int, float)
 
 
 def printable(text: str) -> str:
@@ -15,6 +19,16 @@ def printable(text: str) -> str:
     return "".join(
         letter if letter == "\n" or letter.isprintable() else _escaped(letter) for letter in text
     )
+
+
+def read_number(text: str, kind: type[N]) -> N:
+    """Read a number that a user writes: digits 0 to 9, nothing that only Python knows.
+
+    Python also takes `1_000` and the digits of every script. ValueError: it is no number.
+    """
+    if not re.fullmatch(r"[+-]?([0-9.]+([eE][+-]?[0-9]+)?|inf|nan)", text.strip()):
+        raise ValueError(f"{text!r} is no number")
+    return kind(text)
 
 
 def _escaped(letter: str) -> str:

@@ -22,7 +22,13 @@ from gradveil.core.errors import GradveilError, one_line
 from gradveil.core.types import Gradients, Loss
 from gradveil.engine.device import suits
 from gradveil.engine.draws import DROPOUTS, Draws, given
-from gradveil.engine.gradients import check_victims, gradient, per_sample, trainable
+from gradveil.engine.gradients import (
+    check_victims,
+    gradient,
+    per_sample,
+    trainable,
+    with_slope,
+)
 from gradveil.engine.layers import BATCH_NORMS, FORWARDS, RULES, Rule, linear_bias, outer_rows
 from gradveil.engine.products import Aim, DotAndSquare, total
 
@@ -173,7 +179,8 @@ def forward(
     }
     with _taps(model, forwards) as taps:
         logits = functional_call(model, {**parameters, **copies}, (rows,))
-    return Pass(rows, per_sample(loss, logits, labels.flatten(0, 1)), taps, copies)
+    losses = with_slope(per_sample(loss, logits, labels.flatten(0, 1)))
+    return Pass(rows, losses, taps, copies)
 
 
 def find_blames(done: Pass, victims: int, differentiable: bool) -> tuple[Tensor, ...]:

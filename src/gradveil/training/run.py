@@ -11,15 +11,19 @@ import torch
 from torch import nn
 
 from gradveil import __version__
+from gradveil.core.boundary import public
 from gradveil.core.errors import GradveilError, GradveilWarning, one_line
+from gradveil.core.importing import RAISED
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch
 from gradveil.data.images import Images, as_images
 from gradveil.defenses import Defense, as_defense
 from gradveil.defenses.applied import protected_batch, protected_model
 from gradveil.engine.device import find_device
-from gradveil.models import build
+from gradveil.models import build_for
+from gradveil.models.bottleneck import penalties
 from gradveil.models.checkpoints import load_checkpoint, read_settings, save_checkpoint
+from gradveil.models.factories import check_fit
 from gradveil.training.job import (
     FINAL,
     RESUME,
@@ -36,6 +40,7 @@ from gradveil.training.step import DefendedStep, Objective, acts_on, replays
 from gradveil.transforms import Policy
 
 
+@public
 def train_model(
     model: nn.Module | str,
     images: object,
@@ -72,7 +77,7 @@ def train_model(
     was stopped goes on there.
     """
     if isinstance(images, str) and labels is not None:
-        raise GradveilError(f"labels: the data set {images!r} has its own; leave them out")
+        raise GradveilError(f"labels: the data set {images[:100]!r} has its own; leave them out")
     data = images if isinstance(images, str) else as_images(images, labels, classes=classes)
     tested = (
         test
@@ -97,6 +102,7 @@ def train_model(
     return train(job, folder, root=root, device=device, progress=progress)
 
 
+@public
 def train(
     job: TrainingJob,
     out: Path | str,
@@ -114,7 +120,10 @@ def train(
     train_split, test_split = job.splits(None if root is None else Path(root))
     steps = job.steps(len(train_split))
     shape = train_split.channels, train_split.size, train_split.size
-    model = protected_model(job.defense, candidate(job.model, train_split, job.seed), shape)
+    plain = candidate(job.model, train_split, job.seed)
+    model = protected_model(job.defense, plain, shape)
+    if model is not plain:
+        check_fit(model, train_split, f"of defense {job.defense}", penalties(model))
     if (out / FINAL).is_file():
         return _read_back(out, model)
     job.spent(len(train_split), max(steps, 1))  # now it shows whether an accountant is there
@@ -127,7 +136,7 @@ def train(
         try:
             facts = _fitted(job, model, (train_split, test_split), out, place, progress)
             save_checkpoint(out / FINAL, model, facts)
-        except Exception:
+        except RAISED:
             release(out)
             raise
         (out / RESUME).unlink(missing_ok=True)
@@ -139,52 +148,9 @@ def candidate(given: nn.Module | str, split: Images, seed: int) -> nn.Module:
 
     A model that cannot be trained on them is refused: a user's own may be anything.
     """
-    if isinstance(given, str):
-        name = repr(given)
-        model = build(
-            given,
-            channels=split.channels,
-            size=split.size,
-            classes=len(split.classes),
-            mean=split.mean,
-            std=split.std,
-            seed=seed,
-        )
-    else:
-        name, model = type(given).__name__, _copy(given)
-    if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise GradveilError(f"model {name} has no parameters to train")
-    images = split.images[:2].float() / 255
-    found, wanted = _output_shape(name, model, images), (len(images), len(split.classes))
-    if found != wanted:
-        raise GradveilError(
-            f"model {name} gives {found} for images of shape {tuple(images.shape)}: "
-            f"expected {wanted}, a logit per class"
-        )
-    return model
-
-
-def _copy(model: nn.Module) -> nn.Module:
-    """Copy a user's module to the CPU, in training mode; layers it keeps in eval mode stay so."""
-    try:
-        copied = copy.deepcopy(model).cpu()
-    except Exception as error:
-        raise GradveilError(
-            f"model {type(model).__name__} cannot be copied: {one_line(error, 200)}"
-        ) from error
-    return copied if copied.training else copied.train()
-
-
-def _output_shape(name: str, model: nn.Module, images: torch.Tensor) -> tuple[int, ...]:
-    # A copy: its modes and statistics stay as they are.
-    try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            answers = copy.deepcopy(model).eval()(images)
-        return tuple(answers.shape)
-    except Exception as error:
-        raise GradveilError(
-            f"model {name} fails on images of shape {tuple(images.shape)}: {one_line(error)}"
-        ) from error
+    model = build_for(given, split, seed).cpu()
+    # Layers that a user keeps in eval mode stay so.
+    return model if model.training or isinstance(given, str) else model.train()
 
 
 def try_defense(job: TrainingJob, model: nn.Module, split: Images) -> None:
