@@ -12,12 +12,20 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from gradveil import attacks, data, defenses, models, scores, transforms
-    from gradveil.attacks import Attack, GradientMatching
+    from gradveil.attacks import Attack, GradientMatching, Progress
     from gradveil.audits import AuditJob, AuditResult, Case, CaseResult, audit, run_audit
     from gradveil.checks.doctor import doctor
     from gradveil.clients import Client, Shared
     from gradveil.core.errors import GradveilError, GradveilWarning
-    from gradveil.core.types import Batch, Knowledge, Observation, Protocol, Reconstruction
+    from gradveil.core.types import (
+        Batch,
+        Gradients,
+        Knowledge,
+        Loss,
+        Observation,
+        Protocol,
+        Reconstruction,
+    )
     from gradveil.data.images import Images, as_images
     from gradveil.defenses import (
         DPSGD,
@@ -27,11 +35,14 @@ if TYPE_CHECKING:
         FeedbackPruning,
         GaussianNoise,
         LaplacianNoise,
+        Moment,
         PolicyDefense,
         Precode,
         Pruning,
         RandomPolicies,
+        Seam,
         Soteria,
+        State,
     )
     from gradveil.scores import identify, mse, psnr, psnr_affine, ssim
     from gradveil.search.job import SearchJob
@@ -57,24 +68,30 @@ __all__ = [
     "FeedbackPruning",
     "GaussianNoise",
     "GradientMatching",
+    "Gradients",
     "GradveilError",
     "GradveilWarning",
     "Images",
     "Knowledge",
     "LaplacianNoise",
+    "Loss",
+    "Moment",
     "Observation",
     "Policy",
     "PolicyDefense",
     "Precode",
+    "Progress",
     "Protocol",
     "Pruning",
     "RandomPolicies",
     "Recipe",
     "Reconstruction",
+    "Seam",
     "SearchJob",
     "SearchResult",
     "Shared",
     "Soteria",
+    "State",
     "TrainingJob",
     "TrainingResult",
     "__version__",
@@ -101,12 +118,20 @@ __all__ = [
 
 _PACKAGES = ("attacks", "data", "defenses", "models", "scores", "transforms")
 _HOMES = {
-    "gradveil.attacks": ("Attack", "GradientMatching"),
+    "gradveil.attacks": ("Attack", "GradientMatching", "Progress"),
     "gradveil.audits": ("AuditJob", "AuditResult", "Case", "CaseResult", "audit", "run_audit"),
     "gradveil.checks.doctor": ("doctor",),
     "gradveil.clients": ("Client", "Shared"),
     "gradveil.core.errors": ("GradveilError", "GradveilWarning"),
-    "gradveil.core.types": ("Batch", "Knowledge", "Observation", "Protocol", "Reconstruction"),
+    "gradveil.core.types": (
+        "Batch",
+        "Gradients",
+        "Knowledge",
+        "Loss",
+        "Observation",
+        "Protocol",
+        "Reconstruction",
+    ),
     "gradveil.data.images": ("Images", "as_images"),
     "gradveil.defenses": (
         "DPSGD",
@@ -116,11 +141,14 @@ _HOMES = {
         "FeedbackPruning",
         "GaussianNoise",
         "LaplacianNoise",
+        "Moment",
         "PolicyDefense",
         "Precode",
         "Pruning",
         "RandomPolicies",
+        "Seam",
         "Soteria",
+        "State",
     ),
     "gradveil.scores": ("identify", "mse", "psnr", "psnr_affine", "ssim"),
     "gradveil.search.job": ("SearchJob",),

@@ -9,16 +9,25 @@ from typing import NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
-from gradveil.core.errors import GradveilError, one_line
+from gradveil.core.boundary import check_fields, public
+from gradveil.core.errors import GradveilError, kind_of, text_of
+from gradveil.core.importing import user_code
 from gradveil.core.seeds import as_generator, drawn_seed, following, forked
 from gradveil.core.types import Batch, Gradients, Knowledge, Loss, Observation, Protocol
-from gradveil.defenses.applied import protected_batch, protected_gradients, protected_model
+from gradveil.defenses.applied import (
+    check_defense,
+    protected_batch,
+    protected_gradients,
+    protected_model,
+    told_knowledge,
+)
 from gradveil.defenses.base import Defense, Moment
 from gradveil.defenses.insertion import parameters_from
 from gradveil.engine.draws import DROPOUTS, Draws, draw, draw_shapes, drawing
-from gradveil.engine.gradients import cross_entropy, in_mode, trainable
+from gradveil.engine.gradients import cross_entropy, in_mode, trainable, try_pass
 from gradveil.engine.shares import Shares
 from gradveil.models.bottleneck import penalties
+from gradveil.models.factories import check_weights_exist
 
 MOST_VICTIMS = 64
 MOST_IMAGES = 512  # in one pass, so that its memory has a bound
@@ -162,14 +171,10 @@ class Client:
     _models: dict[tuple[int, ...], nn.Module] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        for name, kind in (("model", nn.Module), ("defense", Defense), ("protocol", Protocol)):
-            value = getattr(self, name)
-            if not isinstance(value, kind):
-                raise GradveilError(
-                    f"{name}: a {type(value).__name__}; expected a {kind.__module__.split('.')[0]} "
-                    f"{kind.__name__}"
-                )
+        check_fields(self)
+        check_defense(self.defense)
 
+    @public
     def share(
         self, images: Tensor, labels: Tensor, seed: int | Generator = 0, *, tell: bool = True
     ) -> Shared:
@@ -182,10 +187,12 @@ class Client:
         (shared,) = self.share_batches([batch], rng, tell_defense=tell)
         return shared
 
+    @public
     def share_each(
         self, images: Tensor, labels: Tensor, seed: int | Generator = 0, *, tell: bool = True
     ) -> list[Shared]:
         """Share an update for each image, as clients with a single image each would."""
+        _check_form(Batch(images, labels), "images")
         batches = [
             Batch(image[None], label[None]) for image, label in zip(images, labels, strict=True)
         ]
@@ -211,6 +218,8 @@ class Client:
         """
         if not batches:
             return []
+        for number, batch in enumerate(batches):
+            _check_form(batch, f"victim {number}")
         rngs = [rng] * len(batches) if isinstance(rng, Generator) else list(rng)
         classes = self.count_classes(batches[0].images)
         self._check(batches, classes, rounds)
@@ -218,10 +227,10 @@ class Client:
         used = [victim.batch for victim in victims]
         model, loss = self.protected_model(used[0].images), self.acting.protect_loss(self.loss)
         with forked():
+            self._check_model(model, loss, used[0].images, classes)
             shared = Rounds(
                 model, loss, self.protocol, self.acting, used, [victim.stream for victim in victims]
             )
-            shared.shares.check(used[0].images, classes + penalties(model))
             found = [shared.next() for _ in range(rounds)]
         updates = []
         for victim, (*earlier, last) in zip(victims, zip(*found, strict=True), strict=True):
@@ -237,21 +246,16 @@ class Client:
 
     def count_classes(self, images: Tensor) -> int:
         """Return the number of classes: as given, or the logits of the model for such an image."""
+        check_weights_exist(self.model)
         if self.classes is not None:
             return self.classes
-        example = next(iter(trainable(self.model).values()))
-        with forked(), in_mode(self.model, False), torch.no_grad():
-            try:
-                answers = self.model(images[:1].to(example))
-            except Exception as error:  # the model may be anyone's
-                raise GradveilError(
-                    f"{type(self.model).__name__} and images of shape {tuple(images.shape)} do not "
-                    f"fit: {one_line(error, 200)}"
-                ) from error
-        if not isinstance(answers, Tensor) or answers.dim() != 2:
-            kind = tuple(answers.shape) if isinstance(answers, Tensor) else type(answers).__name__
+        example, name = next(iter(trainable(self.model).values())), type(self.model).__name__
+        with forked(), in_mode(self.model, False):
+            failing = f"{name} and images of shape {tuple(images.shape)} do not fit"
+            answers = try_pass(self.model, images[:1].to(example), failing)
+        if answers.dim() != 2 or len(answers) != 1:
             raise GradveilError(
-                f"{type(self.model).__name__} gave {kind} for one image: expected (1, classes)"
+                f"{name} gave {tuple(answers.shape)} for one image: expected (1, classes)"
             )
         return answers.shape[1] - penalties(self.model)
 
@@ -260,7 +264,7 @@ class Client:
 
         The server has the model, so it knows of layers that draw without any defense too.
         """
-        known = self.acting.tell(known, model)
+        known = told_knowledge(self.acting, known, model)
         with in_mode(model, self.protocol.train_mode):
             drawn = drawing(model)
         if not drawn:
@@ -293,6 +297,17 @@ class Client:
             self._models[shape] = made
         return self._models[shape]
 
+    def _check_model(self, model: nn.Module, loss: Loss, images: Tensor, classes: int) -> None:
+        """Refuse a model that cannot share; one that the defense made is named with it."""
+        try:
+            check_weights_exist(model)
+            trainable(model)
+            Shares(model, loss, self.protocol).check(images, classes + penalties(model))
+        except GradveilError as error:
+            if model is self.model:
+                raise
+            raise GradveilError(f"defense {self.acting}: its model: {error}") from error
+
     def _check(self, batches: Sequence[Batch], classes: int, rounds: int) -> None:
         check_weights(self.model)
         for number, batch in enumerate(batches):
@@ -316,7 +331,10 @@ class Client:
             given = Batch(
                 batch.images.detach().to(example), batch.labels.to(example.device, torch.long)
             )
-            transform = self.acting.reveal(given.images, rng.clone_state())
+            with user_code(
+                f"defense {text_of(self.acting, type(self.acting).__name__)}: reveal failed"
+            ):
+                transform = self.acting.reveal(given.images, rng.clone_state())
             used = protected_batch(self.acting, given, rng)
             if used is not given:
                 check_batch(used, classes, f"victim {number}, after {self.acting}")
@@ -345,12 +363,8 @@ def _stream(rng: Generator) -> Generator:
 
 def check_batch(batch: Batch, classes: int, name: str) -> None:
     """Refuse a batch that is not NCHW floats in [0, 1] with a class index for each image."""
+    _check_form(batch, name)
     images, labels = batch.images, batch.labels
-    if images.dim() != 4 or 0 in images.shape or labels.shape != images.shape[:1]:
-        shapes = f"images of shape {tuple(images.shape)} and labels of shape {tuple(labels.shape)}"
-        raise GradveilError(
-            f"{name}: {shapes}; expected images (N, C, H, W) and N labels, N at least 1"
-        )
     if not images.is_floating_point():
         raise GradveilError(
             f"{name}: images of type {images.dtype}; expected floating point in [0, 1], such as "
@@ -370,6 +384,18 @@ def check_batch(batch: Batch, classes: int, name: str) -> None:
         wrong = next(label for label in labels.tolist() if not 0 <= label < classes)
         raise GradveilError(
             f"{name}: label {wrong}; there are {classes} classes, 0 to {classes - 1}"
+        )
+
+
+def _check_form(batch: Batch, name: str) -> None:
+    for part, value in (("images", batch.images), ("labels", batch.labels)):
+        if not isinstance(value, Tensor):
+            raise GradveilError(f"{name}: {part}: {kind_of(value)}; expected a torch.Tensor")
+    images, labels = tuple(batch.images.shape), tuple(batch.labels.shape)
+    if len(images) != 4 or 0 in images or labels != images[:1]:
+        raise GradveilError(
+            f"{name}: images of shape {images} and labels of shape {labels}; expected images "
+            "(N, C, H, W) and N labels, N at least 1"
         )
 
 

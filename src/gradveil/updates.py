@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from torch import Generator, Tensor, nn
 
-from gradveil.attacks import Attack, GradientMatching, find
+from gradveil.attacks import Attack, GradientMatching
 from gradveil.attacks.labels import Counted
+from gradveil.attacks.presets import find_attack
+from gradveil.core.boundary import public
 from gradveil.core.errors import GradveilError, GradveilWarning, one_line
 from gradveil.core.files import MissingFileError, regular_file, shown
 from gradveil.core.seeds import as_generator
@@ -264,6 +266,7 @@ def _tell_left_out(
         warnings.warn(text, GradveilWarning, stacklevel=3)
 
 
+@public
 def reconstruct(
     before: Path | str,
     after: Path | str,
@@ -291,7 +294,7 @@ def reconstruct(
     steps of SGD with rate `local_lr` over its `size` images. Labels are inferred.
     """
     where = find_device(device)
-    chosen = _prepared(find(attack) if isinstance(attack, str) else attack, steps)
+    chosen = _prepared(find_attack(attack), steps)
     if isinstance(images, str):
         root = None if data_root is None else Path(data_root)
         images = load(images, "test", root=root, image_size=image_size)
@@ -305,7 +308,15 @@ def reconstruct(
         )
     else:
         made = own_copy(model)
-        classes = logits(made, torch.zeros(1, *image_shape), type(model).__name__).shape[-1]
+        if min(image_shape) < 1:
+            raise GradveilError(f"image shape {image_shape}: expected (C, H, W), at least 1 each")
+        answers = logits(made, torch.zeros(1, *image_shape), type(model).__name__)
+        if answers.dim() != 2 or len(answers) != 1:
+            raise GradveilError(
+                f"model {type(model).__name__} gave {tuple(answers.shape)} for one image: expected "
+                "(1, classes)"
+            )
+        classes = answers.shape[1]
     seen = observe_update(
         Path(before),
         Path(after),
@@ -320,10 +331,8 @@ def reconstruct(
     return found
 
 
-def _prepared(attack: object, steps: int | None) -> Attack:
+def _prepared(attack: Attack, steps: int | None) -> Attack:
     """Let the attack infer the labels, and give it this number of iterations."""
-    if not isinstance(attack, Attack):
-        raise GradveilError(f"attack: a {type(attack).__name__}; expected an Attack or its name")
     if steps is not None and steps < 1:
         raise GradveilError(f"steps {steps}: there must be at least 1")
     if isinstance(attack, GradientMatching):

@@ -40,8 +40,9 @@ class Rounding(Defense):
         return rounded, state
 
 
+@dataclass(frozen=True)
 class Checkered(Attack):
-    """Always the same picture; no dataclass, so its repr is an address."""
+    """Always the same picture."""
 
     def reconstruct(
         self, seen: Sequence[Observation], rng: Generator, progress: Progress
@@ -113,7 +114,7 @@ def test_values_that_no_registry_knows_give_a_table(
     assert torch.equal(found["original"], found["used"])
     assert float((found["original"] - images[:2]).abs().max()) <= 0.5 / 255 + 1e-6
     assert torch.equal(result.images("short", Pruning(0.5))["original"], found["original"])
-    again = audit(  # in the same folder nothing is attacked again, though a repr is an address
+    again = audit(  # in the same folder nothing is attacked again
         model,
         images,
         labels,
@@ -256,15 +257,15 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"model": 3}, "model: a int; expected a torch.nn.Module or the name of a model"),
-    ({"model": nn.Linear}, "model: a type; expected a torch.nn.Module"),
+    ({"model": 3}, "model: a int; expected a torch.nn.Module or its name"),
+    ({"model": nn.Linear}, "model: the class Linear; expected a torch.nn.Module"),
     ({"model": "nope"}, "unknown model 'nope'"),
     ({"model": nn.Sequential(nn.Flatten(), nn.Linear(3, 4))}, "do not fit"),
     ({"model": nn.Identity()}, "no parameter"),
     ({"model": nn.Conv2d(1, 4, 3)}, "expected (1, classes)"),
     ({"model": Uncopyable()}, "Uncopyable cannot be copied"),
     ({"images": [1, 2]}, "images: a list; expected a tensor (N, C, H, W)"),
-    ({"images": None}, "images: a NoneType; expected a tensor (N, C, H, W)"),
+    ({"images": None}, "images: None; expected a tensor (N, C, H, W)"),
     ({"images": torch.rand(6, 8, 8)}, "images: images of shape (6, 8, 8)"),
     ({"images": torch.rand(6, 1, 8, 7)}, "8 x 7 pixels; expected square"),
     ({"images": torch.rand(0, 1, 8, 8)}, "N at least 1"),
@@ -281,15 +282,24 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"classes": 2}, "label 2; there are 2 classes, 0 to 1"),
     ({"classes": 9}, "one logit for each of 9 classes"),
     ({"attacks": "dlg"}, "attacks: a str; expected a list, such as ['dlg']"),
-    ({"attacks": [3]}, "attacks: a int; expected the name of an attack, an Attack"),
+    (
+        {"attacks": [3]},
+        "attacks: a int; expected an Attack, such as gradveil.attacks.dlg, or its name",
+    ),
     ({"attacks": find("dlg")}, "attacks: a GradientMatching; expected a list"),
     ({"attacks": ["nope"]}, "unknown attack 'nope'"),
     ({"attacks": []}, "no attack was named"),
     ({"attacks": ["class-mean"]}, "attack class-mean needs class means: give public images"),
     ({"defenses": "none"}, "defenses: a str; expected a list, such as ['prune:0.95']"),
     ({"defenses": Pruning(0.5)}, "defenses: a Pruning; expected a list"),
-    ({"defenses": [0.95]}, "defenses: a float; expected a Defense or its name"),
-    ({"defenses": [Pruning]}, "defenses: a type; expected a Defense or its name"),
+    (
+        {"defenses": [0.95]},
+        "defenses: a float; expected a Defense, such as Pruning(0.95), or its text",
+    ),
+    (
+        {"defenses": [Pruning]},
+        "defenses: the class Pruning; expected a Defense, such as Pruning(...)",
+    ),
     ({"defenses": ["nope"]}, "unknown defense 'nope'"),
     ({"defenses": []}, "no defense was named"),
     ({"public": torch.rand(2, 1, 8, 8)}, "public: a tensor of images without labels"),
@@ -298,7 +308,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"public": "nope"}, "unknown dataset 'nope'"),
     ({"victims": 7}, "images 0 to 6: images train has 6, from 0"),
     ({"victims": 0}, "images 0: it must be at least 1"),
-    ({"victims": "3"}, "images '3': expected a whole number"),
+    ({"victims": "3"}, "victims '3': expected a whole number"),
     ({"first": 6}, "images 6 to 6: images train has 6, from 0"),
     ({"batch_size": 0}, "batch size 0: it must be at least 1"),
     ({"batch_size": 4, "victims": 6}, "6 images in batches of 4: choose a multiple"),

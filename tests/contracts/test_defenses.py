@@ -418,7 +418,7 @@ WRONG: dict[str, tuple[str, Callable[[Any], object], str]] = {
         lambda gradients: gradients,
         "gave a dict; expected a dict of gradients and what is kept for the next round",
     ),
-    "nothing": ("protect_gradients", lambda _: None, "gave a NoneType; expected a dict"),
+    "nothing": ("protect_gradients", lambda _: None, "gave None; expected a dict"),
     "raises": (
         "protect_gradients",
         lambda gradients: gradients["absent"],

@@ -88,7 +88,7 @@ def test_a_loader_that_shuffles_gives_one_order_and_leaves_torch_s_generator_alo
     [
         ([1, 2, 3], None, "mine: item 0 is int; expected an image tensor (C, H, W) and its label"),
         ("cifar100", None, "mine: a str; expected a tensor (N, C, H, W), a pair of images"),
-        (None, None, "mine: a NoneType; expected a tensor"),
+        (None, None, "mine: None; expected a tensor"),
         (PIXELS.numpy(), LABELS, "mine: a ndarray; expected a tensor"),
         (PIXELS, None, "mine: a tensor of images without labels; give labels too"),
         (PIXELS[0], LABELS, "mine: images of shape (3, 4, 4); expected (N, C, H, W)"),

@@ -225,7 +225,7 @@ def test_a_position_may_be_a_number() -> None:
         ("random:10001", "count 10001; there may be at most 10,000"),
         ("foo:3", "unknown defense 'foo': choose from none"),
         ("nowhere.to:Class(4)", "there is no module 'nowhere'"),
-        ("own_defenses:Absent", "'own_defenses' has no 'Absent'; it has dataclass, "),
+        ("own_defenses:Absent", "'own_defenses' has no 'Absent'; it has Level, Failing"),
         ("own_defenses:Level(1, 2, 3)", "takes from 2 to 3 positional arguments but 4 were given"),
         ("own_defenses:Level(size=3)", "unexpected keyword argument 'size'; it takes (bits: int"),
         ("own_defenses:Level", "missing 1 required positional argument: 'bits'"),

@@ -400,6 +400,6 @@ def test_a_model_that_does_not_fit_images_or_classes_is_refused() -> None:
         match=r"Sequential and images of shape \(2, 1, 8, 8\) do not fit: RuntimeError: .*channels",
     ):
         shares.check(images[:, :1], CLASSES)
-    with pytest.raises(GradveilError, match="gave a tuple"):
+    with pytest.raises(GradveilError, match="gives a tuple"):
         Shares(nn.LSTM(SIZE, SIZE).double(), cross_entropy, Protocol()).check(images[0], CLASSES)
     assert_untouched(model, before)

@@ -1,5 +1,6 @@
 """The built-in models: their sizes, their weights at the start, and their refusals."""
 
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -59,7 +60,7 @@ def vit_count(channels: int, size: int, classes: int) -> int:
     return conv(channels, 192, 4) + 192 * (size // 4) ** 2 + 6 * layer + norm + linear(192, classes)
 
 
-COUNTS = {
+COUNTS: dict[str, Callable[[int, int, int], int]] = {
     "resnet20-4": resnet_count,
     "convnet": convnet_count,
     "convnet-9": convnet_9_count,

@@ -337,7 +337,7 @@ def test_a_defense_that_does_not_fit_is_refused_before_anything_is_written(
     [
         ({"defense": "prune:0.5"}, "defense: a str; expected Defense"),
         ({"data": 3}, "data: a int; expected str or Images"),
-        ({"model": None}, "model: a NoneType; expected str or Module"),
+        ({"model": None}, "model: None; expected a torch.nn.Module or its name"),
         ({"test": b"x"}, "test: a bytes; expected str or Images"),
         (
             {"defense": parse("prune:0.5"), "delta": 1e-3},

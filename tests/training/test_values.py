@@ -164,7 +164,7 @@ def test_a_second_call_reads_the_run_back(tmp_path: Path) -> None:
     [
         ((net(), pictures()[0]), {}, "images: a tensor of images without labels"),
         ((net(), "fashion-mnist-mini", pictures()[1]), {}, "labels: the data set 'fashion-"),
-        ((net, *pictures()), {}, "model: a function; expected str or Module"),
+        ((net, *pictures()), {}, "model: a function; expected a torch.nn.Module or its name"),
         ((nn.Linear(5, 3), *pictures()), {}, "model Linear fails on images of shape (2, 1, 8, 8)"),
         ((net(), *pictures()), {"classes": 5}, "model Sequential gives (2, 3) for images"),
         ((net(), *pictures()), {"classes": 2}, "images: label 2; there are 2 classes, 0 to 1"),

@@ -2,13 +2,17 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 from typing import final, overload
 
-from torch import Generator
+import torch
+from torch import Generator, Tensor
 
-from gradveil.core.errors import GradveilError
+from gradveil.core.boundary import check_value, contained
+from gradveil.core.errors import GradveilError, kind_of, text_of
+from gradveil.core.importing import user_code
 from gradveil.core.seeds import as_generator
-from gradveil.core.types import Observation, Reconstruction
+from gradveil.core.types import Knowledge, Observation, Reconstruction
 
 Progress = Callable[[int, int], None]
 """Called with (iterations done, iterations in all), for a progress bar."""
@@ -54,21 +58,48 @@ class Attack(ABC):
         All victims must share one model, one batch size and one protocol. A generator given as
         `seed` is used as it is, and moves on.
         """
-        if isinstance(seed, bool) or not isinstance(seed, int | Generator):
-            raise GradveilError(f"seed {seed!r}: expected an int or a torch.Generator")
+        check_value(seed, int | Generator, "seed")
+        check_value(progress, Progress | None, "progress")
         victims = _victims(seen)
-        for victim in victims:
-            victim.knowledge.need(*self.needs, by=self.title)
-        rng = as_generator(seed, "attack")
-        found = self.reconstruct(victims, rng, progress or _ignore) if victims else []
-        assert len(found) == len(victims)
-        return found[0] if isinstance(seen, Observation) else found
+        with contained():
+            check_attack(self)
+            for victim in victims:
+                victim.knowledge.need(*self.needs, by=self.title)
+            rng = as_generator(seed, "attack")
+            found: object = self.reconstruct(victims, rng, progress or _ignore) if victims else []
+        checked = _reconstructions(found, victims, type(self).__name__)
+        return checked[0] if isinstance(seen, Observation) else checked
 
     @abstractmethod
     def reconstruct(
         self, seen: Sequence[Observation], rng: Generator, progress: Progress
     ) -> list[Reconstruction]:
         """Return one reconstruction for each victim, in their order; there is at least one."""
+
+
+def check_attack(attack: Attack) -> None:
+    """Refuse a class whose members are not what `Attack` says of them, before it is called."""
+    name = type(attack).__name__
+    with user_code(f"attack {name}: its needs and title cannot be read"):
+        needs: object = attack.needs
+        title: object = attack.title
+    if not isinstance(needs, tuple) or not all(each in KNOWN for each in needs):
+        raise GradveilError(
+            f"attack {name}: its needs are {_short(needs)}; expected a tuple of any of "
+            f"{', '.join(KNOWN)}"
+        )
+    if not isinstance(title, str):
+        raise GradveilError(f"attack {name}: its title is {kind_of(title)}; expected a text")
+
+
+def not_an_attack(value: object, name: str, more: str = "") -> GradveilError:
+    """Return the error for an argument that is no attack; `more` says what else it may be."""
+    example = "gradveil.attacks.dlg"
+    if isinstance(value, type) and issubclass(value, Attack):
+        example = f"{value.__name__}(...)"
+    return GradveilError(
+        f"{name}: {kind_of(value)}; expected an Attack, such as {example}, or its name{more}"
+    )
 
 
 def _victims(seen: object) -> list[Observation]:
@@ -92,6 +123,65 @@ def _victims(seen: object) -> list[Observation]:
                 "victims attacked together must share one model, one batch size and one protocol"
             )
     return victims
+
+
+KNOWN = tuple(field.name for field in fields(Knowledge))
+
+
+def _reconstructions(
+    found: object, victims: Sequence[Observation], name: str
+) -> list[Reconstruction]:
+    """Return what an attack found of each victim; refuse what is none: the attack may be anyone's.
+
+    Values that are not finite are no fault: who scores them says that the attack failed.
+    """
+    wanted = f"a list with one for each of {len(victims)} victim(s)"
+    if not isinstance(found, list | tuple):
+        raise _wrong(name, kind_of(found), wanted)
+    if len(found) != len(victims):
+        raise _wrong(name, f"{len(found)} reconstruction(s)", wanted)
+    for each, victim in zip(found, victims, strict=True):
+        if not isinstance(each, Reconstruction):
+            raise _wrong(name, f"{kind_of(each)} for a victim", "a Reconstruction")
+        shape = (victim.size, *victim.image_shape)
+        _check_tensor(name, "images", each.images, shape, whole=False)
+        if each.labels is not None:
+            _check_tensor(name, "labels", each.labels, (victim.size,), whole=True)
+        if each.frames is not None:
+            steps = (len(each.frame_steps), *shape)
+            _check_tensor(name, "frames", each.frames, steps, whole=False)
+        for part, kind in (("distance", float | int), ("status", str)):
+            if not isinstance(getattr(each, part), kind):
+                got = f"a {part} that is {kind_of(getattr(each, part))}"
+                raise _wrong(name, got, "a number" if part == "distance" else "a text")
+        if each.aims_at not in AIMS:
+            raise _wrong(name, f"aims_at {each.aims_at!r}", " or ".join(AIMS))
+    return list(found)
+
+
+AIMS = ("used", "original")
+
+
+def _check_tensor(
+    attack: str, name: str, value: object, shape: tuple[int, ...], *, whole: bool
+) -> None:
+    wanted = f"{'class indices' if whole else 'floats in [0, 1]'} of shape {shape}"
+    if not isinstance(value, Tensor):
+        raise _wrong(attack, f"{name} that are {kind_of(value)}", wanted)
+    right = value.dtype in INDICES if whole else value.is_floating_point()
+    if not right or tuple(value.shape) != shape:
+        raise _wrong(attack, f"{name} of type {value.dtype}, shape {tuple(value.shape)}", wanted)
+
+
+INDICES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
+
+
+def _wrong(attack: str, found: str, expected: str) -> GradveilError:
+    return GradveilError(f"attack {attack}: reconstruct gave {found}; expected {expected}")
+
+
+def _short(value: object) -> str:
+    return text_of(value, kind_of(value))[:200]
 
 
 def _not_seen(value: object) -> GradveilError:

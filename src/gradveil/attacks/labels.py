@@ -18,7 +18,7 @@ from torch.func import functional_call
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import following
 from gradveil.core.types import Gradients, Observation
-from gradveil.engine.gradients import in_mode, per_sample
+from gradveil.engine.gradients import in_mode, per_sample, with_slope
 
 
 @dataclass(frozen=True)
@@ -219,7 +219,7 @@ def _slopes(victim: Observation, logits: Tensor, label: int) -> Tensor:
     logits = logits.detach().requires_grad_()
     labels = torch.full((len(logits),), label, device=logits.device)
     with torch.enable_grad():
-        losses = per_sample(victim.loss, logits, labels)
+        losses = with_slope(per_sample(victim.loss, logits, labels))
         (slopes,) = torch.autograd.grad(losses.sum(), logits)
     return slopes[:, : victim.classes].mean(0)  # a model may append penalties to the logits
 

@@ -19,6 +19,7 @@ from gradveil.attacks.optimizers import Adam, Optimizer, Search, Slopes
 from gradveil.attacks.policy_views import Itself, PolicyView
 from gradveil.attacks.priors import Prior, PriorState
 from gradveil.attacks.starts import Normal, Start, find_frame
+from gradveil.core.boundary import check_fields
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Observation, Reconstruction
 from gradveil.engine.device import keep_freed_memory, tf32
@@ -61,6 +62,7 @@ class GradientMatching(Attack):
     averaged: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name in ("steps", "restarts"):
             if getattr(self, name) < 1:
                 raise GradveilError(f"{name} {getattr(self, name)}: an attack needs at least 1")

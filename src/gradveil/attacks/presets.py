@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
-from gradveil.attacks.base import Attack
+from gradveil.attacks.base import Attack, not_an_attack
 from gradveil.attacks.distances import Cosine, Distance, Likelihood, cosine, l1, l2
 from gradveil.attacks.hidden_draws import JointMasks, JointNoise
 from gradveil.attacks.linear import LinearInversion
@@ -17,7 +17,7 @@ from gradveil.attacks.optimizers import LBFGS, SGD, Adam
 from gradveil.attacks.policy_views import ExpectedTransform, GuessedTransform, KnownTransform
 from gradveil.attacks.priors import LabelTerm, Smoothness, TotalVariation
 from gradveil.attacks.starts import ClassMean, Patterned
-from gradveil.core.errors import GradveilError, unknown
+from gradveil.core.errors import GradveilError, kind_of, unknown
 from gradveil.core.importing import import_named
 
 TV = TotalVariation(1e-4)
@@ -103,17 +103,26 @@ def find(name: str, also: Iterable[str] = ()) -> Attack:
     return attacks[name] if len(parts) == 1 else _combine(attacks, name)
 
 
+def find_attack(given: Attack | str, name: str = "attack") -> Attack:
+    """Return an attack itself, or the one of this name; `name` is the argument's, for messages."""
+    if isinstance(given, str):
+        return find(given)
+    if isinstance(given, Attack):
+        return given
+    raise not_an_attack(given, name)
+
+
 def _import(reference: str) -> Attack:
-    value = import_named(reference, "attack")
+    value = import_named(reference, "attack", lambda value: isinstance(value, Attack))
     if isinstance(value, Attack):
         return value
     if isinstance(value, type) and issubclass(value, Attack):
         kind = value.__name__
         raise GradveilError(
-            f"attack {reference!r} is a class: name a value of it, such as NAME = {kind}()"
+            f"attack {reference!r} is a class: name a value of it, such as NAME = {kind}(...)"
         )
     raise GradveilError(
-        f"attack {reference!r} is of type {type(value).__name__}: expected a value of a subclass "
+        f"attack {reference!r} is {kind_of(value)}: expected a value of a subclass "
         "of gradveil.attacks.Attack"
     )
 

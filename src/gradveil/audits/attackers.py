@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from gradveil.attacks import Attack, find
 from gradveil.core.errors import GradveilError
+from gradveil.core.importing import RAISED
 from gradveil.core.types import MEANINGS, Knowledge, Observation
 from gradveil.defenses import REGISTRY, Defense, DropoutDefense, Precode, chain
+from gradveil.defenses.applied import told_knowledge
 from gradveil.engine.draws import DROPOUTS, Draw, drawing
 from gradveil.engine.gradients import in_mode
 
@@ -94,7 +96,7 @@ class _Told:
         drawn = any(
             part.acts_on == "model" and (isinstance(part, type) or part.random) for part in parts
         )
-        return cls(chain(telling).tell(Knowledge(), nn.Module()), unsure, not drawn)
+        return cls(told_knowledge(chain(telling), Knowledge(), nn.Module()), unsure, not drawn)
 
     def suffices(self, name: str, part: Defense | type[Defense]) -> bool:
         """Whether the attack can be told all that it needs, under a part that declares it."""
@@ -111,8 +113,8 @@ class _Told:
 def _tells(part: Defense) -> bool:
     """Whether the part can tell what it does without a model."""
     try:
-        part.tell(Knowledge(), nn.Module())
-    except Exception:  # by whatever it misses in the model: the class may be anyone's
+        told_knowledge(part, Knowledge(), nn.Module())
+    except RAISED:  # by whatever it misses in the model: the class may be anyone's
         return False
     return True
 
@@ -203,7 +205,7 @@ def granted(seen: Observation, attack: Attack, means: Tensor | None) -> Observat
 
 def in_words(attack: Attack, defense: Defense, model: nn.Module, size: int, labels: str) -> str:
     """Say what the attack is told of a victim of `size` images, as `labels, what is pruned`."""
-    told = defense.tell(Knowledge(torch.zeros(size, dtype=torch.long)), model)
+    told = told_knowledge(defense, Knowledge(torch.zeros(size, dtype=torch.long)), model)
     words = ["labels" if labels == "known" else "labels it inferred"]
     for name in dict.fromkeys(attack.needs):
         if name == "noise" and told.noise is not None:

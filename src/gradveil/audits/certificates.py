@@ -13,6 +13,7 @@ from gradveil.audits.model import ModelFacts
 from gradveil.audits.records import Record
 from gradveil.audits.results import CaseResult
 from gradveil.core.errors import GradveilError, unknown
+from gradveil.core.text import read_number
 from gradveil.stats import Difference, difference, lower_bound, upper_bound
 
 LEVEL = 0.95  # of the bounds on delta and gamma together
@@ -64,7 +65,7 @@ class Threshold:
                 raise GradveilError(f"certify {text!r}: a line-up has no threshold; write lineup")
             return cls(LINEUP, 1.0, delta, gamma)
         try:
-            return cls(metric.strip(), float(value), delta, gamma)
+            return cls(metric.strip(), read_number(value, float), delta, gamma)
         except GradveilError:
             raise
         except ValueError:

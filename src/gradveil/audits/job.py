@@ -11,11 +11,15 @@ import torch
 from torch import nn
 
 from gradveil.attacks import Attack, find, names
+from gradveil.attacks.base import check_attack, not_an_attack
 from gradveil.audits.attackers import AUTO, LONGEST, automatic
+from gradveil.core.boundary import check_fields, check_shown
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.types import Protocol
 from gradveil.data import Images
 from gradveil.defenses import Defense
+from gradveil.defenses.applied import check_defense
+from gradveil.models.factories import check_weights_exist
 
 LABELS = ("known", "inferred")
 CLEAN = {"no": (False,), "yes": (True,), "both": (True, False)}
@@ -121,13 +125,10 @@ class AuditJob:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name, least in LEAST.items():
             value = getattr(self, name)
-            if value is None and name in OPTIONAL:
-                continue
-            if not isinstance(value, int):
-                raise GradveilError(f"{name.replace('_', ' ')} {value!r}: expected a whole number")
-            if value < least:
+            if value is not None and value < least:
                 raise GradveilError(
                     f"{name.replace('_', ' ')} {value}: it must be at least {least}"
                 )
@@ -140,8 +141,12 @@ class AuditJob:
             raise unknown("labels", self.labels, LABELS)
         if not self.attacks and not self.auto:
             raise GradveilError("no attack was named: choose at least one")
-        for name in self.attacks:
+        for name, attack in self.attacks.items():
             _check_name(name)
+            check_attack(attack)
+            check_shown(attack, "__repr__", "attack")
+        if isinstance(self.model, nn.Module):
+            check_weights_exist(self.model)
         self._check_cases()
         for case in self.cases:
             self.attacks_on(case)
@@ -151,6 +156,8 @@ class AuditJob:
             raise GradveilError("no defense was named: choose at least one, such as none")
         folders: dict[str, Case] = {}
         for case in self.cases:
+            check_defense(case.defense)
+            check_shown(case.defense, "__str__", "defense")
             other = folders.setdefault(case.folder, case)
             if other is case:
                 continue
@@ -205,7 +212,6 @@ LEAST = {
     "steps": 1,
     "restarts": 1,
 }
-OPTIONAL = ("first", "victims_at_once", "steps", "restarts")
 
 
 def data_name(data: Images | str) -> str:
@@ -252,10 +258,7 @@ def _named(attack: object) -> tuple[str, Attack]:
             return _name_of(attack), attack
         case (str() as name, Attack() as value):
             return name, value
-    raise GradveilError(
-        f"attacks: a {type(attack).__name__}; expected the name of an attack, an Attack, or a pair "
-        "of a name and an Attack"
-    )
+    raise not_an_attack(attack, "attacks", " or a pair of a name and an Attack")
 
 
 def _name_of(attack: Attack) -> str:
@@ -331,7 +334,7 @@ def make_cases(
         )
     found = []
     for defense in defenses:
-        text = str(defense)
+        text = check_shown(defense, "__str__", "defense")
         acts_on_gradients = str(defense.without_gradients()) != text
         for cleaned in CLEAN[clean] if acts_on_gradients else (False,):
             if at:

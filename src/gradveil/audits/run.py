@@ -4,7 +4,6 @@ import hashlib
 import json
 import math
 import platform
-import re
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,8 +52,10 @@ from gradveil.audits.victims import Victims, find_victims
 from gradveil.checks.doctor import before_audit
 from gradveil.clients import Client
 from gradveil.controls import Controls
-from gradveil.core.errors import GradveilError
+from gradveil.core.boundary import public
+from gradveil.core.errors import GradveilError, kind_of
 from gradveil.core.files import digest
+from gradveil.core.importing import RAISED
 from gradveil.core.job_folder import SETTINGS, claim, remove_empty
 from gradveil.core.locks import alone, held, refuse_held
 from gradveil.core.progress import Bar
@@ -62,8 +63,9 @@ from gradveil.core.seeds import generator
 from gradveil.core.types import Protocol, Reconstruction
 from gradveil.data import Images, load
 from gradveil.data.images import as_images
-from gradveil.defenses import Defense, parse
+from gradveil.defenses import Defense, as_defense
 from gradveil.engine.device import find_device
+from gradveil.transforms import Policy
 
 LOOKED_AT = 4  # victims, for what should be known before an audit
 AUDITING = "auditing into"  # for who finds the folder held
@@ -72,13 +74,14 @@ TRIED = ("left_out", "knows", "protected")
 """Settings of a case that are known only after its attacks were tried out."""
 
 
+@public
 def audit(
     model: nn.Module | str,
     images: Any,
-    labels: Tensor | None = None,
+    labels: Any = None,
     *,
     public: Any = None,
-    defenses: Sequence[Defense | str] = ("none",),
+    defenses: Sequence[Defense | Policy | str] = ("none",),
     attacks: Sequence[str | Attack | tuple[str, Attack]] = ("auto",),
     checkpoint: str | Path | None = None,
     victims: int | None = None,
@@ -110,14 +113,8 @@ def audit(
     temporary folder by default; a folder with the same audit is gone on with. `gradveil audit
     --help` explains the rest.
     """
-    if not isinstance(model, nn.Module | str):
-        raise GradveilError(
-            f"model: a {type(model).__name__}; expected a torch.nn.Module or the name of a model"
-        )
-    found = [
-        defense if isinstance(defense, Defense) else _parsed(defense)
-        for defense in _several(defenses, "defenses", "prune:0.95")
-    ]
+    given = _several(defenses, "defenses", "prune:0.95")
+    found = [as_defense(defense, "defenses") for defense in given]
     auto, named = name_attacks(_several(attacks, "attacks", "dlg"))
     root = None if data_root is None else Path(data_root)
     data = _victims(images, labels, model, classes)
@@ -154,28 +151,15 @@ def _several(values: object, name: str, example: str) -> Sequence[Any]:
     """Return the values of an argument that takes a list, or refuse it."""
     if isinstance(values, list | tuple):
         return values
-    raise GradveilError(
-        f"{name}: a {type(values).__name__}; expected a list, such as [{example!r}]"
-    )
+    raise GradveilError(f"{name}: {kind_of(values)}; expected a list, such as [{example!r}]")
 
 
-def _parsed(defense: object) -> Defense:
-    if not isinstance(defense, str):
-        raise GradveilError(
-            f"defenses: a {type(defense).__name__}; expected a Defense or its name, such as "
-            "prune:0.95"
-        )
-    return parse(defense)
-
-
-def _victims(
-    images: Any, labels: Tensor | None, model: nn.Module | str, classes: int | None
-) -> Images | str:
+def _victims(images: Any, labels: Any, model: nn.Module | str, classes: int | None) -> Images | str:
     """Return the images to attack, with as many classes as the model has logits, or their name."""
     if isinstance(images, str):
         if labels is not None or classes is not None:
             given = "classes" if labels is None else "labels"
-            raise GradveilError(f"{given}: the data set {images} has its own; leave them out")
+            raise GradveilError(f"{given}: the data set {images[:100]} has its own; leave them out")
         return images
     found = as_images(images, labels, name="images", classes=classes)
     if classes is None and isinstance(model, nn.Module) and not isinstance(images, Images):
@@ -296,8 +280,8 @@ def _prepare_case(
 
 
 def _written(attacks: Mapping[str, Attack]) -> dict[str, str]:
-    """Return the attacks' settings, without addresses in memory, which differ by process."""
-    return {name: re.sub(r" at 0x[0-9a-f]+", "", repr(attack)) for name, attack in attacks.items()}
+    """Return the attacks' settings as text."""
+    return {name: repr(attack) for name, attack in attacks.items()}
 
 
 @contextmanager
@@ -342,6 +326,7 @@ def _candidates(victims: Victims) -> int:
     return 0 if victims.lineups is None else victims.lineups.size
 
 
+@public
 def run_audit(
     job: AuditJob,
     out: Path,
@@ -373,7 +358,7 @@ def run_audit(
             for run in runs:
                 with _naming(run.case.case, len(job.cases)):
                     run.go()
-        except Exception:
+        except RAISED:
             if not any((out / case.folder).exists() for case in job.cases):
                 (out / SETTINGS).unlink(missing_ok=True)
                 remove_empty(out)
@@ -437,7 +422,7 @@ class _CaseRun:
                         if keys - self.done:
                             self.chunk(stage, number)
                 self.close(self.case.stage)
-            except Exception:
+            except RAISED:
                 release(self.out)
                 raise
 

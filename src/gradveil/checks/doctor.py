@@ -11,18 +11,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from gradveil.attacks import Attack, GradientMatching, dlg, find
+from gradveil.attacks import Attack, GradientMatching, dlg
+from gradveil.attacks.presets import find_attack
 from gradveil.checks import attack as attacker
 from gradveil.checks import inputs, model
 from gradveil.checks.attack import ScaledCrossEntropy
 from gradveil.checks.subject import VICTIMS, Diagnosis, Finding, Subject
 from gradveil.clients import Client
+from gradveil.core.boundary import public
 from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.seeds import following, generator
 from gradveil.core.types import Batch, Loss, Protocol
 from gradveil.data import Images, load
 from gradveil.data.images import as_images
-from gradveil.defenses import Defense, parse
+from gradveil.defenses import Defense, as_defense
 from gradveil.defenses.weights import load_weights
 from gradveil.engine.device import find_device
 from gradveil.engine.gradients import cross_entropy
@@ -71,10 +73,11 @@ STANDARD = "adam-cosine"
 SHORT = 100  # steps of an attack that is given by name
 
 
+@public
 def doctor(
     model: nn.Module | str,
     images: Any,
-    labels: Tensor | None = None,
+    labels: Any = None,
     *,
     public: Any = None,
     test: Any = None,
@@ -108,7 +111,7 @@ def doctor(
     the rest.
     """
     where = find_device(device)
-    protection = parse(defense) if isinstance(defense, str) else defense
+    protection = as_defense(defense)
     tried = _tried(attack, steps)
     root = None if data_root is None else Path(data_root)
     if isinstance(images, str):
@@ -149,7 +152,7 @@ def doctor(
 
 
 def own_images(
-    images: Any, labels: Tensor | None, model: nn.Module | str, classes: int | None = None
+    images: Any, labels: Any, model: nn.Module | str, classes: int | None = None
 ) -> Images:
     """Make `Images` of a user's, by default with as many classes as a module has logits."""
     found = as_images(images, labels, name="images", split="test", classes=classes)
@@ -162,10 +165,9 @@ def own_images(
 
 
 def _tried(attack: Attack | str | None, steps: int | None) -> Attack | None:
-    if isinstance(attack, str):
-        attack, steps = find(attack), SHORT if steps is None else steps
-    if attack is not None and not isinstance(attack, Attack):
-        raise GradveilError(f"attack: a {type(attack).__name__}; expected an Attack or its name")
+    if isinstance(attack, str) and steps is None:
+        steps = SHORT
+    attack = None if attack is None else find_attack(attack)
     if steps is not None and steps < 0:
         raise GradveilError(f"steps {steps}: there must be at least 0")
     if steps is None or not isinstance(attack, GradientMatching):

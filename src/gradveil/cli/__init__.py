@@ -1,8 +1,10 @@
 """The command line: every command, and how errors reach the user, as one line and a status."""
 
+import copy
 import sys
 import traceback
 import warnings
+from functools import partial
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +15,7 @@ from gradveil.core.errors import GradveilError, GradveilWarning, one_line
 from gradveil.core.importing import RAISED
 from gradveil.core.stopping import exit_status, signaled, stop_on_signals, tell
 from gradveil.core.streams import OutputLostError
-from gradveil.core.text import printable, shortened
+from gradveil.core.text import printable, read_number, shortened
 
 BAD_INPUT = 2
 UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h: an error in the program itself
@@ -87,7 +89,8 @@ def run(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     debug = DEBUG in given
     try:
-        status = app([word for word in given if word != DEBUG], standalone_mode=False)
+        command = _strict(typer.main.get_command(app))
+        status = command([word for word in given if word != DEBUG], standalone_mode=False)
         if status == INTERRUPTED:  # what typer makes of KeyboardInterrupt
             raise KeyboardInterrupt
         if sys.stdout is not None:
@@ -107,6 +110,30 @@ def run(arguments: list[str] | None = None) -> int:
             line = shortened(" ".join(message.split()), LONGEST)
             typer.echo(f"error: {printable(line)}", err=True)
         return status
+
+
+def _strict(command: Any) -> Any:
+    """Let every option of the command that takes a number read it by `read_number`."""
+    for parameter in command.params:
+        kind = {"integer": int, "float": float}.get(parameter.type.name.split()[0])
+        if kind is not None:
+            parameter.type = copy.copy(parameter.type)  # click shares one for all programs
+            parameter.type.convert = partial(_number, parameter.type, kind)
+    for part in getattr(command, "commands", {}).values():
+        _strict(part)
+    return command
+
+
+def _number(plain: Any, kind: type[int] | type[float], value: Any, *where: Any) -> Any:
+    """Convert as click does, after a look at the text."""
+    if isinstance(value, str):
+        try:
+            read_number(value, kind)
+        except ValueError:
+            return type(plain).fail(
+                plain, f"{value!r} is not a valid {plain.name.split()[0]}.", *where
+            )
+    return type(plain).convert(plain, value, *where)
 
 
 def _stopped() -> int:

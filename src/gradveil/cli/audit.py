@@ -79,12 +79,12 @@ def audit_command(
         str, typer.Option(help="Audit the weights after these training steps, such as 0,1,10,end.")
     ] = "",
     certify: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="lineup, psnr=15 or ssim=0.5: exact bound on the share of images reconstructed "
             "so well; lineup: with rank 1."
         ),
-    ] = "",
+    ] = None,
     delta: Annotated[
         float | None, typer.Option(help="For --certify: decide whether that share is at most this.")
     ] = None,
@@ -263,10 +263,10 @@ def _split(value: str, defenses: Sequence[str], option: str) -> tuple[str, Path]
     return "", Path(value)
 
 
-def _threshold(text: str, delta: float | None, gamma: float | None) -> "Threshold | None":
+def _threshold(text: str | None, delta: float | None, gamma: float | None) -> "Threshold | None":
     from gradveil.audits import Threshold
 
-    if text:
+    if text is not None:
         return Threshold.parse(text, delta, gamma)
     for name, value in (("delta", delta), ("gamma", gamma)):
         if value is not None:

@@ -8,6 +8,7 @@ import typer
 from gradveil.cli import options
 from gradveil.cli.options import examples, say
 from gradveil.core.errors import GradveilError
+from gradveil.core.text import read_number
 
 EXAMPLES = examples(
     "gradveil train --data fashion-mnist-mini --model mlp --epochs 10 --lr 0.05",
@@ -125,7 +126,7 @@ def train_command(
 
 def _steps(text: str) -> tuple[int, ...]:
     try:
-        return tuple(sorted({int(part) for part in text.split(",") if part.strip()}))
+        return tuple(sorted({read_number(part, int) for part in text.split(",") if part.strip()}))
     except ValueError:
         raise GradveilError(
             f"save-at {text!r}: write whole numbers with commas, such as 0,1,10,50"

@@ -5,6 +5,8 @@ The command line prints the error as a single line and exits with status 2.
 
 from collections.abc import Iterable
 
+LONGEST_NAME = 200  # letters of an unknown name that are shown
+
 
 class GradveilError(ValueError):
     """Bad input: the message names the value received and the choices."""
@@ -16,9 +18,9 @@ class GradveilWarning(UserWarning):
 
 def unknown(kind: str, name: object, choices: Iterable[object]) -> GradveilError:
     """Return the error for a name that is none of the choices."""
-    return GradveilError(
-        f"unknown {kind} {str(name)!r}: choose from {', '.join(map(str, choices))}"
-    )
+    text = text_of(name, kind_of(name))
+    text = text if len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]}..."
+    return GradveilError(f"unknown {kind} {text!r}: choose from {', '.join(map(str, choices))}")
 
 
 def one_line(error: BaseException, longest: int | None = None) -> str:
@@ -26,7 +28,24 @@ def one_line(error: BaseException, longest: int | None = None) -> str:
 
     `longest` counts characters of its text; None keeps all.
     """
-    text = " ".join(str(error).split())
+    from gradveil.core.text import printable  # rich takes a moment to import
+
+    text = printable(" ".join(text_of(error, "its text cannot be read").split()))
     if longest is not None and len(text) > longest:
         text = f"{text[:longest]}..."
     return f"{type(error).__name__}: {text}"
+
+
+def text_of(value: object, otherwise: str) -> str:
+    """Return `str(value)`; a user's class may fail at it, and `otherwise` then stands for it."""
+    try:
+        return str(value)
+    except (Exception, SystemExit):
+        return otherwise
+
+
+def kind_of(value: object) -> str:
+    """Say what a value is that is not what was expected: `a list`, `the class Net`, `None`."""
+    if value is None:
+        return "None"
+    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"

@@ -1,9 +1,13 @@
-"""Text from outside (names of files and classes, other programs' messages), made safe to print."""
+"""Text from outside: made safe to print, and numbers read from it."""
 
+import re
 from collections.abc import Iterator
+from typing import TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
+
+N = TypeVar("N", int, float)
 
 
 def printable(text: str) -> str:
@@ -18,7 +22,7 @@ def printable(text: str) -> str:
 
 
 def on_one_line(text: object) -> str:
-    r"""Return the text `printable` with its line ends as \\n, so that a name stays in its line."""
+    r"""Return the text `printable` with its line ends as \n, so that a name stays in its line."""
     return printable(str(text)).replace("\n", r"\n")
 
 
@@ -27,6 +31,16 @@ def shortened(text: str, longest: int) -> str:
     if len(text) <= longest:
         return text
     return f"{text[: longest // 2]}...{text[-(longest // 2) :]}"
+
+
+def read_number(text: str, kind: type[N]) -> N:
+    """Read a number that a user writes: digits 0 to 9, nothing that only Python knows.
+
+    Python also takes `1_000` and the digits of every script. ValueError: it is no number.
+    """
+    if not re.fullmatch(r"[+-]?([0-9.]+([eE][+-]?[0-9]+)?|inf|nan)", text.strip()):
+        raise ValueError(f"{text!r} is no number")
+    return kind(text)
 
 
 def _escaped(letter: str) -> str:

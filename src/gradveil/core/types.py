@@ -7,6 +7,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Generator, Tensor, nn
 
+from gradveil.core.boundary import check_fields
 from gradveil.core.errors import GradveilError
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -130,6 +131,7 @@ class Protocol:
     train_mode: bool = False
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.local_steps < 1:
             raise GradveilError(f"local steps {self.local_steps}: there must be at least 1")
         if not 0 < self.local_lr < float("inf"):

@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from gradveil.core.errors import GradveilError, one_line
+from gradveil.core.boundary import public
+from gradveil.core.errors import GradveilError, kind_of, one_line
 from gradveil.core.seeds import forked, generator
 from gradveil.core.types import Batch
 from gradveil.data.decode import in_test, statistics
@@ -63,6 +64,7 @@ class Images:
         return replace(self, images=self.images[chosen], labels=self.labels[chosen])
 
 
+@public
 def as_images(
     images: object,
     labels: object = None,
@@ -91,7 +93,7 @@ def as_images(
     indices = _indices(labels, len(pixels), name)
     if classes is None:
         classes = int(indices.max()) + 1
-    given = Images(name, split, pixels, indices, _class_names(classes), (), ())
+    given = Images(name, split, pixels, indices, _class_names(classes, name), (), ())
     if mean is None or std is None:
         found = statistics(pixels.numpy())
         mean, std = found[0] if mean is None else mean, found[1] if std is None else std
@@ -111,7 +113,7 @@ def _replaced(
         images,
         images=pixels,
         labels=_indices(labels, len(pixels), name),
-        classes=images.classes if classes is None else _class_names(classes),
+        classes=images.classes if classes is None else _class_names(classes, name),
         mean=images.mean if mean is None else tuple(mean),
         std=images.std if std is None else tuple(std),
     )
@@ -124,15 +126,22 @@ def _replaced(
     return made
 
 
-def _class_names(classes: int | Sequence[str]) -> tuple[str, ...]:
-    return tuple(map(str, range(classes))) if isinstance(classes, int) else tuple(classes)
+MOST_CLASSES = 1_000_000  # each has a name, and so takes memory
+
+
+def _class_names(classes: int | Sequence[str], name: str) -> tuple[str, ...]:
+    if not isinstance(classes, int):
+        return tuple(classes)
+    if not 1 <= classes <= MOST_CLASSES:
+        raise GradveilError(f"{name}: {classes:,} classes; expected 1 to {MOST_CLASSES:,}")
+    return tuple(map(str, range(classes)))
 
 
 def _pixels(images: object, name: str) -> Tensor:
     """Return images as uint8 NCHW on the CPU, or say what is wrong with them."""
     if not isinstance(images, Tensor):
         raise GradveilError(
-            f"{name}: a {type(images).__name__}; expected a tensor (N, C, H, W), a pair of images "
+            f"{name}: {kind_of(images)}; expected a tensor (N, C, H, W), a pair of images "
             "and labels, a Dataset or DataLoader of such pairs, or Images"
         )
     if images.dim() != 4 or 0 in images.shape:

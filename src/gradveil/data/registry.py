@@ -1,6 +1,7 @@
 """The table of data sets, and loading or verifying one by name."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from gradveil.core.errors import GradveilError, unknown
@@ -44,8 +45,9 @@ def find(name: str) -> Source:
         if not rest:
             raise GradveilError(f"dataset {name!r} names no folder: write folder:PATH")
         return _folder(rest)
-    if name and Path(name).expanduser().is_dir():
-        return _folder(name)
+    with suppress(OSError, ValueError):  # no path at all: too long, or with a zero byte
+        if name and Path(name).expanduser().is_dir():
+            return _folder(name)
     raise unknown("dataset", name, [*(dataset.name for dataset in DATASETS), "folder:PATH"])
 
 

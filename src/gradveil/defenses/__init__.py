@@ -1,6 +1,6 @@
 """Defenses: what a client does to its model, images and gradients before it shares them."""
 
-from gradveil.defenses.base import Defense, Moment, State
+from gradveil.defenses.base import Defense, Moment, Seam, State
 from gradveil.defenses.chain import Chain, chain
 from gradveil.defenses.dpsgd import DPSGD, Clipping
 from gradveil.defenses.dropout import DropoutDefense
@@ -26,6 +26,7 @@ __all__ = [
     "Precode",
     "Pruning",
     "RandomPolicies",
+    "Seam",
     "Soteria",
     "State",
     "as_defense",

@@ -4,17 +4,55 @@ Clients, chains and training call a defense through these functions, so a mistak
 line that names it, wherever it shows.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
+from typing import get_args
 
 import torch
 from torch import Generator, Tensor, nn
 
-from gradveil.core.errors import GradveilError, one_line
-from gradveil.core.types import Batch, Gradients
-from gradveil.defenses.base import Defense, ImageShape, Moment, State, is_built_in
+from gradveil.core.errors import GradveilError, kind_of, text_of
+from gradveil.core.importing import user_code
+from gradveil.core.types import Batch, Gradients, Knowledge
+from gradveil.defenses.base import Defense, ImageShape, Moment, Seam, State, is_built_in
+from gradveil.engine.gradients import cross_entropy
 
 NAMED = 3  # names in an error
+
+
+def check_defense(defense: Defense) -> None:
+    """Refuse a class whose members are not what `Defense` says of them, before it is applied."""
+    if is_built_in(type(defense)) and type(defense).__name__ != "Chain":
+        return
+    with _explained(defense, "parts"):
+        parts: object = defense.parts()
+    if not isinstance(parts, tuple) or not all(isinstance(part, Defense) for part in parts):
+        raise _wrong(defense, "parts", _kind(parts), "a tuple of defenses")
+    for part in (defense, *parts):
+        if part.acts_on not in get_args(Seam):
+            said = f"acts_on is {part.acts_on!r}; choose from {', '.join(get_args(Seam))}"
+            raise GradveilError(f"defense {_text(part)}: {said}")
+        for name in ("breakers", "strongest", "instead"):
+            value = getattr(part, name)
+            if not isinstance(value, tuple):
+                said = f"{name} is {kind_of(value)}; expected a tuple of names of attacks"
+                raise GradveilError(f"defense {_text(part)}: {said}")
+        with _explained(part, "protect_loss"):
+            loss: object = part.protect_loss(cross_entropy)
+        if not callable(loss):
+            raise _wrong(part, "protect_loss", _kind(loss), "a function of logits and labels")
+        with _explained(part, "without_gradients"):
+            rest: object = part.without_gradients()
+        if not isinstance(rest, Defense):
+            raise _wrong(part, "without_gradients", _kind(rest), "a Defense")
+
+
+def told_knowledge(defense: Defense, knowledge: Knowledge, model: nn.Module) -> Knowledge:
+    """Return what an attacker knows who knows the defense, beside what it knew before."""
+    with _explained(defense, "tell"):
+        found: object = defense.tell(knowledge, model)
+    if not isinstance(found, Knowledge):
+        raise _wrong(defense, "tell", _kind(found), "a Knowledge")
+    return found
 
 
 def protected_model(
@@ -39,7 +77,7 @@ def protected_batch(defense: Defense, batch: Batch, rng: Generator) -> Batch:
         ("labels", made.labels, batch.labels),
     ):
         if not _alike(value, given):
-            found = _form(value) if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            found = _form(value) if isinstance(value, Tensor) else kind_of(value)
             raise _wrong(defense, "protect_batch", f"{name} of {found}", _form(given))
     return made
 
@@ -73,7 +111,7 @@ def protected_gradients(
     for name, given in gradients.items():
         value = shared[name]
         if not _alike(value, given):
-            form = _form(value) if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            form = _form(value) if isinstance(value, Tensor) else kind_of(value)
             found = f"a gradient of {name!r} of {form}"
             raise _wrong(defense, "protect_gradients", found, _form(given))
     if finite and shared:
@@ -90,23 +128,19 @@ def _check_finite(defense: Defense, shared: Gradients) -> None:
         )
 
 
-@contextmanager
-def _explained(defense: Defense, method: str) -> Iterator[None]:
+def _explained(defense: Defense, method: str) -> AbstractContextManager[None]:
     """Tell in a line what a user's own class raised; an error in this package stays as it is."""
-    try:
-        yield
-    except (GradveilError, torch.OutOfMemoryError):
-        raise
-    except Exception as error:
-        if is_built_in(type(defense)):
-            raise
-        raise GradveilError(
-            f"defense {defense}: {method} failed: {one_line(error, 200)}"
-        ) from error
+    if is_built_in(type(defense)):
+        return nullcontext()
+    return user_code(f"defense {_text(defense)}: {method} failed", torch.OutOfMemoryError)
 
 
 def _wrong(defense: Defense, method: str, found: str, expected: str) -> GradveilError:
-    return GradveilError(f"defense {defense}: {method} gave {found}; expected {expected}")
+    return GradveilError(f"defense {_text(defense)}: {method} gave {found}; expected {expected}")
+
+
+def _text(defense: Defense) -> str:
+    return text_of(defense, type(defense).__name__)
 
 
 def _alike(value: object, given: Tensor) -> bool:
@@ -130,7 +164,7 @@ def _form(value: Tensor) -> str:
 def _kind(answer: object) -> str:
     if isinstance(answer, tuple):
         return f"({', '.join(type(part).__name__ for part in answer)})"
-    return f"a {type(answer).__name__}"
+    return kind_of(answer)
 
 
 def _few(names: list[str]) -> str:

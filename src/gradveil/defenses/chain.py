@@ -9,9 +9,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator, Tensor, nn
 
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import GradveilError, kind_of
 from gradveil.core.types import Batch, Gradients, Knowledge, Loss
-from gradveil.defenses.applied import protected_batch, protected_gradients, protected_model
+from gradveil.defenses.applied import (
+    check_defense,
+    protected_batch,
+    protected_gradients,
+    protected_model,
+    told_knowledge,
+)
 from gradveil.defenses.base import Defense, ImageShape, Moment, Seam, State
 
 THEN = ",then,"
@@ -31,7 +37,8 @@ class Chain(Defense):
     def __post_init__(self) -> None:
         for member in self.members:
             if not isinstance(member, Defense):
-                raise GradveilError(f"a chain with a {type(member).__name__}: expected defenses")
+                raise GradveilError(f"a chain with {kind_of(member)}: expected defenses")
+            check_defense(member)
         opened = tuple(part for member in self.members for part in member.parts())
         object.__setattr__(self, "members", opened)
         check_length(len(self.members))
@@ -90,7 +97,7 @@ class Chain(Defense):
         added_up = True
         for member in self.members:
             fed_back = knowledge.momentum is not None
-            knowledge = member.tell(knowledge, model)
+            knowledge = told_knowledge(member, knowledge, model)
             covers = member.clips or member.prunes or (member.noisy and member.random)
             added_up = added_up and not (fed_back and covers)
         return knowledge if added_up else replace(knowledge, earlier=None, momentum=None)

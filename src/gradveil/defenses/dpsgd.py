@@ -10,6 +10,7 @@ from torch import Generator, Tensor, nn
 # The base of all batch norms, SyncBatchNorm and lazy ones too: torch has no public name for it.
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from gradveil.core.boundary import check_fields
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Gradients, Knowledge
 from gradveil.defenses.base import Defense, ImageShape, Moment, Seam, State
@@ -37,6 +38,7 @@ class Clipping(Defense):
     norm: float
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_positive(self.name, "norm", self.norm)
 
     def protect_gradients(
@@ -73,6 +75,7 @@ class DPSGD(Defense):
     sample_rate: float | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_positive(self.name, "norm", self.norm)
         check_positive(self.name, "multiplier", self.multiplier)
         if self.sample_rate is not None:

@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from torch import nn
 
+from gradveil.core.boundary import check_fields
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Knowledge
 from gradveil.defenses.base import Defense, ImageShape, Seam
@@ -35,6 +36,7 @@ class DropoutDefense(Defense):
     position: str = FEATURES
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0 <= self.p < 1:
             raise GradveilError(f"defense dropout: p {self.p:g}; it must be from 0 to below 1")
         object.__setattr__(self, "position", str(self.position))

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor, nn
 
+from gradveil.core.boundary import check_fields
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Gradients, Knowledge
 from gradveil.defenses.base import Defense, Moment, Seam, State
@@ -29,6 +30,7 @@ class Noise(Defense, ABC):
     scale: float
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if not 0 <= self.scale < float("inf"):
             raise GradveilError(
                 f"defense {self.name}: scale {self.scale:g}; it must be 0 or more, and finite"

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor, nn
 
+from gradveil.core.boundary import check_fields
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Knowledge
@@ -122,6 +123,7 @@ class RandomPolicies(Transforming):
     augment: bool = True
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.count < 1:
             raise GradveilError(
                 f"defense random: count {self.count}; there must be at least 1 policy"

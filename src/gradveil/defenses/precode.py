@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
+from gradveil.core.boundary import check_fields
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Knowledge, Loss
 from gradveil.defenses.base import Defense, ImageShape, Seam
@@ -45,6 +46,7 @@ class Precode(Defense):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         if self.k < 1:
             raise GradveilError(
                 f"defense precode: k {self.k}; the bottleneck needs at least 1 value"

@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Generator, Tensor, nn
 
+from gradveil.core.boundary import check_fields
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Gradients, Knowledge
 from gradveil.defenses.base import Defense, Moment, Seam, State
@@ -32,6 +33,7 @@ class Pruning(Defense):
     share: float
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_share(self.share, self.name)
 
     def protect_gradients(

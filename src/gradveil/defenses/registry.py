@@ -10,8 +10,10 @@ import re
 from dataclasses import MISSING, fields
 from typing import Any, get_args, get_type_hints
 
-from gradveil.core.errors import GradveilError, one_line, unknown
+from gradveil.core.boundary import check_shown
+from gradveil.core.errors import GradveilError, kind_of, one_line, unknown
 from gradveil.core.importing import RAISED, current_folder_importable, import_named
+from gradveil.core.text import read_number
 from gradveil.defenses.base import Defense
 from gradveil.defenses.chain import THEN, chain, check_length
 from gradveil.defenses.dpsgd import DPSGD, Clipping
@@ -60,9 +62,12 @@ def as_defense(given: "Defense | Policy | str", name: str = "defense") -> Defens
         return PolicyDefense(given)
     if isinstance(given, Defense):
         return given
-    kind = f"the class {given.__name__}" if isinstance(given, type) else f"a {type(given).__name__}"
+    example = "Pruning(0.95)"
+    if isinstance(given, type) and issubclass(given, Defense):
+        example = f"{given.__name__}(...)"
     raise GradveilError(
-        f"{name}: {kind}; expected a Defense, such as Pruning(0.95), or its text, as prune:0.95"
+        f"{name}: {kind_of(given)}; expected a Defense, such as {example}, or its text, such as "
+        "prune:0.95"
     )
 
 
@@ -104,7 +109,7 @@ def _own(text: str) -> Defense:
     if len(named) < len(made.keywords):
         raise GradveilError(f"defense {text!r}: write each argument by itself, without **")
     reference = f"{module}:{ast.get_source_segment(call, made.func)}"
-    kind = import_named(reference, "defense")
+    kind = import_named(reference, "defense", _is_defense)
     if not isinstance(kind, type) or not issubclass(kind, Defense):
         found = "a class" if isinstance(kind, type) else f"a {type(kind).__name__}"
         raise GradveilError(
@@ -112,7 +117,7 @@ def _own(text: str) -> Defense:
         )
     try:
         with current_folder_importable():
-            return kind(*values, **named)
+            made_defense = kind(*values, **named)
     except GradveilError:
         raise
     except RAISED as error:
@@ -120,6 +125,12 @@ def _own(text: str) -> Defense:
             f"defense {text!r} could not be made: {one_line(error, 200)}; "
             f"it takes {_signature(kind)}"
         ) from error
+    check_shown(made_defense, "__str__", "defense")
+    return made_defense
+
+
+def _is_defense(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, Defense) and value is not Defense
 
 
 def _literal(node: ast.expr, call: str, text: str) -> Any:
@@ -185,6 +196,8 @@ def _value(kind: Any, text: str, key: str, whole: str) -> Any:
     try:
         if kind is bool:
             return {"yes": True, "no": False}[text.lower()]
+        if kind in (int, float):
+            return read_number(text, kind)
         return Policy.find(text) if kind is Policy else kind(text)
     except GradveilError:
         raise

@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Generator, Tensor, nn
 
+from gradveil.core.boundary import check_fields
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.types import Gradients, Knowledge
 from gradveil.defenses.base import Defense, Moment, Seam, State
@@ -47,6 +48,7 @@ class Soteria(Defense):
     layer: str | None = None
 
     def __post_init__(self) -> None:
+        check_fields(self)
         check_share(self.share, self.name)
 
     def protect_gradients(

@@ -12,7 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import GradveilError, kind_of
+from gradveil.core.importing import user_code
 from gradveil.core.types import Gradients, Loss
 from gradveil.engine.draws import Draws, given
 
@@ -38,12 +39,52 @@ def gradient(
     with torch.enable_grad():
         logits = functional_call(model, _copied_buffers(model), (images,))
         found = torch.autograd.grad(
-            per_sample(loss, logits, labels).mean(),
+            with_slope(per_sample(loss, logits, labels)).mean(),
             list(parameters.values()),
             create_graph=differentiable,
             materialize_grads=True,
         )
     return dict(zip(parameters, found, strict=True))
+
+
+def try_pass(model: nn.Module, images: Tensor, failing: str) -> Tensor:
+    """Return the logits of these images in the model's present mode; the model may be anyone's.
+
+    Refuse a model that fails (the line starts with `failing`), that changes the images or its
+    weights, or whose answers are no real numbers with a gradient. Running statistics stay as they
+    are.
+    """
+    name = f"model {type(model).__name__}"
+    buffers = {key: buffer.clone() for key, buffer in model.named_buffers()}
+    weights = {key: weight.detach().clone() for key, weight in model.named_parameters()}
+    given = images.detach().clone()
+    with user_code(failing, torch.OutOfMemoryError), torch.enable_grad():
+        found: object = functional_call(model, buffers, (given,))
+    if not isinstance(found, Tensor) or found.layout != torch.strided:
+        got = f"a {found.layout} tensor" if isinstance(found, Tensor) else kind_of(found)
+        raise GradveilError(
+            f"{name} gives {got} for images of shape {tuple(images.shape)}: "
+            "expected a tensor of logits"
+        )
+    if not found.is_floating_point():
+        raise GradveilError(
+            f"{name} gives values of type {found.dtype}: expected logits, floating point"
+        )
+    if not torch.equal(given.nan_to_num(), images.detach().nan_to_num()):
+        raise GradveilError(
+            f"{name} changes its images in place, and with them the caller's: let forward work on "
+            "new tensors, such as x = x * 2 in place of x *= 2"
+        )
+    now = dict(model.named_parameters())
+    for key, weight in weights.items():
+        if not torch.equal(weight.nan_to_num(), now[key].detach().nan_to_num()):
+            raise GradveilError(f"{name} changes its {key!r} in forward: it has no gradient")
+    if not found.requires_grad:
+        raise GradveilError(
+            f"{name}: no gradient flows from its answers to its weights, so nothing can be shared; "
+            "forward must not use no_grad, inference_mode, detach or numpy"
+        )
+    return found
 
 
 def loop_gradients(
@@ -83,11 +124,28 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
 
 def per_sample(loss: Loss, logits: Tensor, labels: Tensor) -> Tensor:
     """Return the loss of each sample; refuse a reduced one, which would mix victims."""
-    losses = loss(logits, labels)
+    if len(logits) != len(labels):
+        raise GradveilError(
+            f"the model gave {len(logits)} answer(s) for {len(labels)} image(s): expected one each"
+        )
+    losses: object = loss(logits, labels)
+    if not isinstance(losses, Tensor) or losses.is_complex():
+        got = f"values of type {losses.dtype}" if isinstance(losses, Tensor) else kind_of(losses)
+        raise GradveilError(f"the loss gave {got}: expected a tensor with a real number a sample")
     if losses.shape != logits.shape[:1]:
         raise GradveilError(
             f"the loss gave shape {tuple(losses.shape)} for {len(logits)} sample(s): "
             "expected one value each, unreduced"
+        )
+    return losses
+
+
+def with_slope(losses: Tensor) -> Tensor:
+    """Return the losses; refuse those that autograd cannot follow back to the weights."""
+    if not losses.requires_grad:
+        raise GradveilError(
+            "no gradient flows from the loss to the weights: neither the model's forward nor the "
+            "loss may use no_grad, detach, numpy or whole numbers"
         )
     return losses
 

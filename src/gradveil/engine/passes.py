@@ -18,7 +18,7 @@ from torch.func import functional_call
 
 from gradveil.core.types import Gradients, Loss
 from gradveil.engine.device import suits
-from gradveil.engine.gradients import per_sample, trainable
+from gradveil.engine.gradients import per_sample, trainable, with_slope
 from gradveil.engine.layers import FORWARDS, RULES, Rule, linear_bias, outer_rows
 from gradveil.engine.products import Aim, DotAndSquare, total
 
@@ -75,7 +75,8 @@ def forward(
     }
     with _taps(model, forwards) as taps:
         logits = functional_call(model, {**parameters, **copies}, (rows,))
-    return Pass(rows, per_sample(loss, logits, labels.flatten(0, 1)), taps, copies)
+    losses = with_slope(per_sample(loss, logits, labels.flatten(0, 1)))
+    return Pass(rows, losses, taps, copies)
 
 
 def find_blames(done: Pass, victims: int, differentiable: bool) -> tuple[Tensor, ...]:

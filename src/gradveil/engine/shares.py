@@ -20,7 +20,15 @@ from gradveil.core.seeds import forked
 from gradveil.core.types import Gradients, Loss, Protocol
 from gradveil.engine.batched import BatchedGradients, NotBatchableError
 from gradveil.engine.draws import Draws
-from gradveil.engine.gradients import check_victims, in_mode, loop_gradients, per_sample, trainable
+from gradveil.engine.gradients import (
+    check_victims,
+    in_mode,
+    loop_gradients,
+    per_sample,
+    trainable,
+    try_pass,
+    with_slope,
+)
 from gradveil.engine.layers import BATCH_NORMS
 from gradveil.engine.products import Aim, DotAndSquare
 
@@ -113,23 +121,13 @@ class Shares:
     def check(self, images: Tensor, classes: int) -> None:
         """Refuse a model that does not turn a batch of such images into a logit for each class."""
         taken = f"{type(self._model).__name__} and images of shape {tuple(images.shape)}"
-        buffers = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
-        try:
-            with self._mode(), torch.no_grad():
-                logits = functional_call(self._model, buffers, (images,))
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # the model may be anyone's
-            raise GradveilError(f"{taken} do not fit: {one_line(error, 200)}") from error
-        got = f"a {type(logits).__name__}"
-        if isinstance(logits, Tensor):
-            if logits.shape == (len(images), classes):
-                return
-            got = f"shape {tuple(logits.shape)}"
-        raise GradveilError(
-            f"{taken}: the model gave {got}; expected {(len(images), classes)}, "
-            f"one logit for each of {classes} classes"
-        )
+        with self._mode():
+            logits = try_pass(self._model, images, f"{taken} do not fit")
+        if logits.shape != (len(images), classes):
+            raise GradveilError(
+                f"{taken}: the model gave shape {tuple(logits.shape)}; expected "
+                f"{(len(images), classes)}, one logit for each of {classes} classes"
+            )
 
     def _mode(self) -> AbstractContextManager[None]:
         if self._protocol is None:
@@ -248,7 +246,7 @@ def loop_updates(
             }
             logits = functional_call(model, {**buffers, **weights}, (images,))
             slopes = torch.autograd.grad(
-                per_sample(loss, logits, labels).mean(),
+                with_slope(per_sample(loss, logits, labels)).mean(),
                 list(weights.values()),
                 create_graph=differentiable,
                 materialize_grads=True,

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import GradveilError, kind_of
 from gradveil.core.importing import current_folder_importable, import_named, user_code
+from gradveil.engine.gradients import trainable, try_pass
 from gradveil.models.base import Task
 
 
@@ -57,7 +58,7 @@ def find(reference: str) -> Callable[[Task], nn.Module]:
             model = factory(**_accepted(factory, offered))
         if not isinstance(model, nn.Module):
             raise GradveilError(
-                f"model {reference!r} gave a {type(model).__name__}: "
+                f"model {reference!r} gave {kind_of(model)}: "
                 "the factory must return a torch.nn.Module"
             )
         return model
@@ -69,16 +70,19 @@ def own_copy(model: object) -> nn.Module:
     """Copy a user's module, so that the user's stays as it is; refuse what is none."""
     if not isinstance(model, nn.Module):
         raise GradveilError(
-            f"model: a {type(model).__name__}; expected a torch.nn.Module, the name of a model, "
+            f"model: {kind_of(model)}; expected a torch.nn.Module, the name of a model, "
             "or package.module:factory"
         )
     check_weights_exist(model)
     with user_code(f"model {type(model).__name__} cannot be copied"):
-        return copy.deepcopy(model)
+        copied = copy.deepcopy(model)
+    if not isinstance(copied, nn.Module):
+        raise GradveilError(f"model {type(model).__name__}: its copy is {kind_of(copied)}")
+    return copied
 
 
 def check_weights_exist(model: nn.Module) -> None:
-    """Refuse weights that are still to be made: lazy layers, and those of the meta device."""
+    """Refuse weights that are still to be made (lazy layers, the meta device) or are complex."""
     kind = type(model).__name__
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(value):
@@ -89,14 +93,19 @@ def check_weights_exist(model: nn.Module) -> None:
             raise GradveilError(
                 f"model {kind}: {name!r} has no values (device meta); load its weights first"
             )
+        if value.is_complex():
+            raise GradveilError(f"model {kind}: {name!r} is complex; expected real weights")
 
 
-def check_fit(model: nn.Module, split: Split, name: str) -> None:
-    """Refuse a model that has nothing to train, or gives no logit for each class of the split."""
+def check_fit(model: nn.Module, split: Split, name: str, more: int = 0) -> None:
+    """Refuse a model that has nothing to train, or gives no logit for each class of the split.
+
+    `more` columns are expected beside the logits.
+    """
     if not any(parameter.requires_grad for parameter in model.parameters()):
         raise GradveilError(f"model {name} has no parameters to train")
     images = split.images[:2].float() / 255
-    shape, wanted = tuple(images.shape), (len(images), len(split.classes))
+    shape, wanted = tuple(images.shape), (len(images), len(split.classes) + more)
     given = logits(model, images, name)
     if tuple(given.shape) != wanted:
         raise GradveilError(
@@ -106,25 +115,13 @@ def check_fit(model: nn.Module, split: Split, name: str) -> None:
 
 
 def logits(model: nn.Module, images: Tensor, name: str) -> Tensor:
-    """What a copy of the model answers to images in eval mode; refuse what is no real numbers."""
-    example = next(iter(model.parameters()), images)
-    shape = tuple(images.shape)
-    with (
-        user_code(f"model {name} fails on images of shape {shape}"),
-        torch.no_grad(),
-        torch.random.fork_rng(devices=[]),
-    ):
-        given: object = copy.deepcopy(model).eval()(images.to(example))
-    if not isinstance(given, Tensor):
-        raise GradveilError(
-            f"model {name} gives a {type(given).__name__} for images of shape {shape}: "
-            "expected a tensor of logits"
-        )
-    if not given.is_floating_point():
-        raise GradveilError(
-            f"model {name} gives values of type {given.dtype}: expected logits, floating point"
-        )
-    return given
+    """What a copy of the model answers to images in eval mode; see `try_pass` for refusals."""
+    example = next(iter(trainable(model).values()))
+    with torch.random.fork_rng(devices=[]):
+        with user_code(f"model {name} cannot be copied"):
+            copied = copy.deepcopy(model).eval()
+        failing = f"model {name} fails on images of shape {tuple(images.shape)}"
+        return try_pass(copied, images.to(example), failing).detach()
 
 
 def _load(reference: str) -> Callable[..., object]:

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import GradveilError, kind_of
 from gradveil.scores.images import pair, smooth
 
 SMOOTHING = 0.7  # sigma in pixels of the first, slight smoothing
@@ -123,6 +123,9 @@ def _luminance(images: Tensor) -> Tensor:
 
 
 def _check(found: Tensor, candidates: Tensor, index: Tensor) -> None:
+    for name, value in (("found", found), ("candidates", candidates), ("index", index)):
+        if not isinstance(value, Tensor):
+            raise GradveilError(f"{name}: {kind_of(value)}; expected a torch.Tensor")
     if found.shape[1:] != candidates.shape[1:] or len(candidates) < 2:
         raise GradveilError(
             f"found has shape {tuple(found.shape)} and candidates {tuple(candidates.shape)}: "

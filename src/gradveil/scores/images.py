@@ -8,7 +8,7 @@ found image gives NaN or the worst value, never an error.
 import torch
 from torch import Tensor
 
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import GradveilError, kind_of
 
 SSIM_WINDOW = 11
 SSIM_SIGMA = 1.5
@@ -73,6 +73,8 @@ def decibels(error: Tensor) -> Tensor:
 def pair(found: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
     """Return both in float64, after a check that they are images of the same shape."""
     for name, images in (("found", found), ("truth", truth)):
+        if not isinstance(images, Tensor):
+            raise GradveilError(f"{name}: {kind_of(images)}; expected a torch.Tensor")
         if images.ndim != 4 or not images.is_floating_point():
             kind = f"{str(images.dtype).removeprefix('torch.')} of shape {tuple(images.shape)}"
             raise GradveilError(

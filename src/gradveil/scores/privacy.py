@@ -98,10 +98,11 @@ class PrivacyScorer(Scorer):
         first, size = sum(self.blocks[:block]), self.blocks[block]
         images = self.images[first : first + size].to(self._device)
         noise = torch.rand(images.shape, generator=generator(self.seed, "noise", block))
-        noise = noise.to(self._device).repeat(len(policies), 1, 1, 1)
+        dtype = next(self.model.parameters()).dtype
+        noise = noise.to(self._device, dtype).repeat(len(policies), 1, 1, 1)
         used = prepared(images, policies, self.seed, block, self.augment).flatten(0, 1)
         labels = self.labels[first : first + size].to(self._device).long().repeat(len(policies))
-        found = self.lines(used.float() / 255, labels, noise)
+        found = self.lines(used.to(dtype) / 255, labels, noise)
         return {"privacy": found.double().cpu().view(len(policies), size)}
 
     def lines(self, images: Tensor, labels: Tensor, noise: Tensor) -> Tensor:
@@ -127,7 +128,7 @@ class PrivacyScorer(Scorer):
 
     @cached_property
     def _most(self) -> int:
-        first = self.images[:1].to(self._device).float()
+        first = self.images[:1].to(next(self.model.parameters()))
         return images_at_once(self.model, first, short=self.fast and first.is_cuda)
 
 

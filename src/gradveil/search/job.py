@@ -10,10 +10,13 @@ from typing import Any
 from torch import nn
 
 from gradveil.attacks import PRESETS, Attack, find
+from gradveil.attacks.base import check_attack
+from gradveil.core.boundary import check_fields, check_shown
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.files import digest
 from gradveil.core.job_folder import Kind
 from gradveil.data import Images
+from gradveil.models.factories import check_weights_exist
 from gradveil.scores.privacy import AREA_RULES
 from gradveil.search.space import SAMPLERS
 
@@ -85,7 +88,12 @@ class SearchJob:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self._check_types()
+        check_fields(self)
+        check_attack(self.attack)
+        check_shown(self.attack, "__repr__", "attack")
+        if isinstance(self.model, nn.Module):
+            check_weights_exist(self.model)
+        self._check_data()
         for name, least in LEAST.items():
             value = getattr(self, name)
             if value is not None and value < least:
@@ -116,8 +124,7 @@ class SearchJob:
         self._check_race()
         self._check_audits()
 
-    def _check_types(self) -> None:
-        """Refuse in one line what a type checker would: not every caller uses one."""
+    def _check_data(self) -> None:
         pair = isinstance(self.data, tuple) and len(self.data) == 2
         if not isinstance(self.data, str) and not (
             pair and all(isinstance(split, Images) for split in self.data)
@@ -125,15 +132,6 @@ class SearchJob:
             raise GradveilError(
                 f"data of type {type(self.data).__name__}: give the name of a data set, "
                 "or a pair of Images, for training and for testing"
-            )
-        if not isinstance(self.model, str | nn.Module):
-            raise GradveilError(
-                f"model of type {type(self.model).__name__}: give a name or a torch.nn.Module"
-            )
-        if not isinstance(self.attack, Attack):
-            raise GradveilError(
-                f"attack of type {type(self.attack).__name__}: give an Attack, such as "
-                "gradveil.attacks.find('adam-cosine')"
             )
         if pair and self.image_size is not None:
             raise GradveilError(

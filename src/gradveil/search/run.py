@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from gradveil.attacks import Attack, find
+from gradveil.attacks import Attack
+from gradveil.attacks.presets import find_attack
+from gradveil.core.boundary import public
 from gradveil.core.errors import GradveilError, unknown
+from gradveil.core.importing import RAISED
 from gradveil.core.job_folder import SETTINGS, claim, remove_empty
 from gradveil.core.locks import held
 from gradveil.core.progress import Bar
@@ -43,6 +46,7 @@ CALM = 60.0  # seconds of speed that the time left is reckoned from: groups of t
 SURE = 0.999  # confidence of a race that kept the same ten policies, as `loop` has measured
 
 
+@public
 def search_policies(
     model: nn.Module | str,
     data: tuple[Images, Images] | str,
@@ -92,7 +96,7 @@ def search_policies(
         race=race,
         race_confidence=race_confidence,
         images=images,
-        attack=find(attack) if isinstance(attack, str) else attack,
+        attack=find_attack(attack),
         attack_name=attack if isinstance(attack, str) else None,
         probe_steps=probe_steps,
         hybrid=hybrid,
@@ -105,6 +109,7 @@ def search_policies(
     return run_search(job, out, root=root, device=device, progress=progress)
 
 
+@public
 def run_search(
     job: SearchJob,
     out: str | Path,
@@ -229,7 +234,7 @@ def _claimed(out: Path, settings: Mapping[str, Any]) -> Iterator[None]:
             new = claim(out, settings, parts=(PARTS,))
     try:
         yield
-    except Exception:
+    except RAISED:
         if new and {entry.name for entry in out.iterdir()} == {SETTINGS}:
             (out / SETTINGS).unlink(missing_ok=True)
             remove_empty(out)

@@ -11,6 +11,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 
+from gradveil.core.boundary import check_fields, check_shown
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.files import digest
 from gradveil.core.job_folder import SETTINGS, Kind, remove_empty
@@ -19,6 +20,8 @@ from gradveil.core.schedule import count_decays
 from gradveil.data import load
 from gradveil.data.images import Images, as_images, balanced, divided
 from gradveil.defenses import DPSGD, Defense, chain
+from gradveil.defenses.applied import check_defense
+from gradveil.models.factories import check_weights_exist
 from gradveil.transforms import Preparation
 
 RUN = Kind("a training", "training run")
@@ -84,6 +87,7 @@ class Recipe:
     loss_scale: float = 1.0
 
     def __post_init__(self) -> None:
+        check_fields(self)
         for name, right, rule in (
             ("epochs", self.epochs >= 0, "at least 0"),
             ("batch_size", self.batch_size >= 1, "at least 1"),
@@ -147,7 +151,11 @@ class TrainingJob:
     test: Images | str | None = None
 
     def __post_init__(self) -> None:
-        self._check_types()
+        check_fields(self)
+        check_defense(self.defense)
+        check_shown(self.defense, "__str__", "defense")
+        if isinstance(self.model, nn.Module):
+            check_weights_exist(self.model)
         if self.precision not in PRECISIONS:
             raise unknown("precision", self.precision, PRECISIONS)
         if any(step < 0 for step in self.save_at):
@@ -156,18 +164,6 @@ class TrainingJob:
             )
         if self.delta is not None:
             self._check_delta(self.delta)
-
-    def _check_types(self) -> None:
-        for name, kinds in (
-            ("data", (str, Images)),
-            ("test", (str, Images, type(None))),
-            ("model", (str, nn.Module)),
-            ("defense", (Defense,)),
-        ):
-            value = getattr(self, name)
-            if not isinstance(value, kinds):
-                expected = " or ".join(kind.__name__ for kind in kinds if kind is not type(None))
-                raise GradveilError(f"{name}: a {type(value).__name__}; expected {expected}")
 
     def _check_delta(self, delta: float) -> None:
         if not 0 < delta < 1:

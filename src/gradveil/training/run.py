@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from gradveil import __version__
+from gradveil.core.boundary import public
 from gradveil.core.errors import GradveilError, GradveilWarning, one_line
+from gradveil.core.importing import RAISED
 from gradveil.core.locks import alone, refuse_held
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch
@@ -22,7 +24,9 @@ from gradveil.defenses.applied import protected_batch, protected_model
 from gradveil.engine.device import find_device
 from gradveil.models import build_for
 from gradveil.models.accuracy import measure_accuracy
+from gradveil.models.bottleneck import penalties
 from gradveil.models.checkpoints import load_checkpoint, read_settings, save_checkpoint
+from gradveil.models.factories import check_fit
 from gradveil.training.job import (
     FINAL,
     RESUME,
@@ -42,6 +46,7 @@ LOOKED_AT = 1_000  # test images on which the accuracy of a finished run is look
 SLACK, SIGMAS = 0.02, 4  # by how much it may differ: rounding, and the choice of images
 
 
+@public
 def train_model(
     model: nn.Module | str,
     images: object,
@@ -78,7 +83,7 @@ def train_model(
     was stopped goes on there.
     """
     if isinstance(images, str) and labels is not None:
-        raise GradveilError(f"labels: the data set {images!r} has its own; leave them out")
+        raise GradveilError(f"labels: the data set {images[:100]!r} has its own; leave them out")
     data = images if isinstance(images, str) else as_images(images, labels, classes=classes)
     tested = (
         test
@@ -103,6 +108,7 @@ def train_model(
     return train(job, folder, root=root, device=device, progress=progress)
 
 
+@public
 def train(
     job: TrainingJob,
     out: Path | str,
@@ -121,7 +127,10 @@ def train(
     train_split, test_split = job.splits(None if root is None else Path(root))
     steps = job.steps(len(train_split))
     shape = train_split.channels, train_split.size, train_split.size
-    model = protected_model(job.defense, candidate(job.model, train_split, job.seed), shape)
+    plain = candidate(job.model, train_split, job.seed)
+    model = protected_model(job.defense, plain, shape)
+    if model is not plain:
+        check_fit(model, train_split, f"of defense {job.defense}", penalties(model))
     if (out / FINAL).is_file():
         return _read_back(out, model, test_split, job.seed)
     job.spent(len(train_split), max(steps, 1))  # now it shows whether an accountant is there
@@ -134,7 +143,7 @@ def train(
         try:
             facts = _fitted(job, model, (train_split, test_split), out, place, progress)
             save_checkpoint(out / FINAL, model, facts)
-        except Exception:
+        except RAISED:
             release(out)
             raise
         (out / RESUME).unlink(missing_ok=True)

@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from torch import Generator, Tensor
 
+from gradveil.core.boundary import check_value
 from gradveil.core.errors import GradveilError, GradveilWarning, unknown
 from gradveil.core.files import MissingFileError, shown
 from gradveil.core.formats import PoliciesFile
@@ -124,6 +125,7 @@ class Policy:
     @classmethod
     def parse(cls, text: str) -> "Policy":
         """Read `3-1-7+43-18-18`, `translate_x(9)-contrast(6)`, or `none`."""
+        check_value(text, str, "policy")
         try:
             if len(text) > LONGEST or text.count("+") >= MOST_MEMBERS:
                 raise GradveilError(
@@ -140,12 +142,13 @@ class Policy:
 
         Where the search found no hybrid, its best policy is used, and a warning says so.
         """
-        return load_policy(Path(path), which)
+        check_value(path, Path | str, "path")
+        return load_policy(Path(path), check_value(which, str, "which"))
 
     @classmethod
     def find(cls, text: str) -> "Policy":
         """Read a policy as text, or a search's file, `PATH.toml` or `PATH.toml:WHICH`."""
-        path, dot, which = text.rpartition(".toml:")
+        path, dot, which = check_value(text, str, "policy").rpartition(".toml:")
         if dot:
             return cls.load(f"{path}.toml", which)
         return cls.load(text) if text.endswith(".toml") else cls.parse(text)
