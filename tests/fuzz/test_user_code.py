@@ -1,7 +1,7 @@
 """Whatever a user's own code does, the public functions and the commands end in a value or a line.
 
-The hostile objects are those of `fuzz/hostile_code.py`. A refusal is a `GradveilError` of one line, and
-nothing is left in the folder.
+The hostile objects are those of `fuzz/hostile_code.py`. A refusal is a `GradveilError` of one line
+and nothing is left in the folder.
 """
 
 import re
