@@ -254,7 +254,7 @@ def test_a_hostile_factory_ends_a_command_in_a_line(
         ("doctor", []),
         ("train", []),
     ):
-        words = [*COMMANDS[command], *more, "--model", f"fuzz.hostile:{name}"]
+        words = [*COMMANDS[command], *more, "--model", f"fuzz.hostile_code:{name}"]
         status, _ = said_by(capsys, folder, *words)  # images of 28 x 28: no model here suits them
         assert status == 2 or (command == "doctor" and status == 1)
 
@@ -266,7 +266,7 @@ def test_a_hostile_factory_ends_a_command_in_a_line(
 def test_a_hostile_defense_ends_a_command_in_a_line(
     name: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--model", "mlp", "--defense", f"fuzz.hostile:{name}", "--attack", "closed-form"]
+    words = ["--model", "mlp", "--defense", f"fuzz.hostile_code:{name}", "--attack", "closed-form"]
     status, said = said_by(capsys, folder, *COMMANDS["audit"], *words)
     assert status == 2 and (name in said or "loss" in said), said
 
@@ -278,16 +278,15 @@ def test_a_hostile_defense_ends_a_command_in_a_line(
 def test_a_hostile_attack_ends_a_command_in_a_line(
     name: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--model", "mlp", "--attack", f"fuzz.hostile:VALUE_{name}"]
+    words = ["--model", "mlp", "--attack", f"fuzz.hostile_code:VALUE_{name}"]
     status, said = said_by(capsys, folder, *COMMANDS["audit"], *words)
     assert status == 2 and name in said, said
 
 
 @pytest.mark.usefixtures("folder")
 def test_debug_shows_the_traceback_of_user_code(capsys: pytest.CaptureFixture[str]) -> None:
-    status = run(
-        [*COMMANDS["audit"], "--attack", "closed-form", "--model", "fuzz.hostile:mute", "--debug"]
-    )
+    words = ["--attack", "closed-form", "--model", "fuzz.hostile_code:mute", "--debug"]
+    status = run([*COMMANDS["audit"], *words])
     shown = capsys.readouterr().err
     assert status == 2 and "Traceback" in shown and "in mute" in shown and "MuteError" in shown
 

@@ -159,22 +159,21 @@ def test_words_say_what_the_controls_mean(
 
 def test_without_a_change_of_the_images_words_do_not_tell_truths_apart(tmp_path: Path) -> None:
     lines = case_in_words(made(tmp_path, works=True, defense="none"))
-    assert len(lines) == 3 and not any("against" in line for line in lines)
-    assert lines[2].startswith("adam-cosine: better than blind: 8 of 8 identified")
+    assert len(lines) == 6 and not any("against" in line for line in lines)
+    assert lines[4].startswith("adam-cosine: better than blind: rank 1 in 8/8 line-ups")
 
 
 def test_images_too_few_for_any_test_are_told_and_no_failure(tmp_path: Path) -> None:
     """Four right among two candidates happen by chance in one of 16 cases."""
     result = made(tmp_path, works=False, defense="none")
-    chance = {"used": 0.5, "original": 0.5}
     few = [one for one in result.records if one.image < 4]
-    records = tuple(replace(one, chance=chance, candidates=2) for one in few)
+    records = tuple(replace(one, candidates=2) for one in few)
     result = replace(result, records=records)
     text = shown(result, 120)
     assert text.count("too few to tell") == 2 and "no better" not in text
-    _, positive, attack = case_in_words(result)
+    positive, attack = case_in_words(result)[3:5]
     assert positive.endswith("4 among 2 candidates are too few to tell whether the attack works.")
-    assert attack.startswith("adam-cosine: too few to tell: 0 of 4 identified")
+    assert attack.startswith("adam-cosine: too few to tell: rank 1 in 0/4 line-ups")
     assert "positive control" not in attack
 
 

@@ -35,7 +35,7 @@ def test_the_published_search_cannot_be_another(other: dict[str, Any]) -> None:
         ({"threshold": float("nan")}, "threshold nan"),
         ({"score": "guess"}, "unknown score 'guess': choose from privacy, probe"),
         ({"rule": "law"}, "unknown rule 'law': choose from code, paper"),
-        ({"rank_by": "psnr"}, "unknown rank by 'psnr': choose from over_blind, ssim, identified"),
+        ({"rank_by": "psnr"}, "unknown rank by 'psnr': choose from over_blind, ssim, lineup"),
         ({"score": "privacy", "rank_by": "ssim"}, "rank by ssim: score privacy is ranked by S_pri"),
         ({"sampler": "grid"}, "unknown sampler 'grid': choose from random, tpe, nsga2"),
         ({"attack": "dlg"}, "attack of type str: give an Attack"),

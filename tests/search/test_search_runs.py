@@ -133,8 +133,8 @@ def test_a_model_at_twice_chance_is_not_doubted(accuracy: float, doubtful: bool)
 
 
 def test_notes_say_what_the_settings_leave_open(job: SearchJob, whole: SearchResult) -> None:
-    assert "3 audit images: no test can tell two policies apart on fewer than 7" in whole.notes
-    enough = replace(job, audit_images=7)
+    assert "3 audit images: no test can tell two policies apart on fewer than 9" in whole.notes
+    enough = replace(job, audit_images=9)
     assert job_notes(enough, job.keep) == job_notes(replace(enough, race=True), job.keep) == ()
     assert job_notes(enough, 3) == ("the front holds 3 policies that qualify, 5 were wanted",)
     (raced,) = job_notes(replace(enough, race=True, race_confidence=0.95), job.keep)
@@ -174,14 +174,14 @@ def test_what_of_the_probe_is_ranked_by_can_be_chosen_and_the_gain_over_blind_br
             number,
             Policy.parse(policy),
             "scored",
-            {"accuracy": (0.0,), "over_blind": (gain,), "ssim": (ssim,), "identified": (hit,)},
+            {"accuracy": (0.0,), "over_blind": (gain,), "ssim": (ssim,), "lineup": (hit,)},
         )
         for number, (policy, (gain, ssim, hit)) in enumerate(measured.items())
     ]
     for rank_by, order in (
         ("over_blind", "1 15 3 9"),
         ("ssim", "9 3 15 1"),
-        ("identified", "15 3 1 9"),
+        ("lineup", "15 3 1 9"),
     ):
         assert (
             " ".join(str(one.policy) for one in qualified(replace(job, rank_by=rank_by), trials))
@@ -236,11 +236,13 @@ def test_every_row_is_audited_on_both_models(whole: SearchResult) -> None:
     }
     assert weights["semi-trained"] == {whole.settings["weights_sha256"]}
     assert weights["untrained"].isdisjoint(weights["semi-trained"])
+    attacked = {record.image for record in cases["untrained-none"].of("attack")}
+    assert len(attacked) == 3 and max(attacked) < 200  # scores start there, on this split
     for (_, row), audit in folders.items():
         policy = audit.defense
-        wanted = {"none": "none", "single": str(whole.best), "hybrid": str(whole.hybrid)}
+        wanted = {"none": "policy:none", "single": str(whole.best), "hybrid": str(whole.hybrid)}
         assert policy.count("+") == 9 if row == "random" else policy == wanted[row]
-        assert {record.image for record in audit.of("attack")} == {0, 1, 2} and audit.of("blind")
+        assert {record.image for record in audit.of("attack")} == attacked and audit.of("blind")
     positive = [case for case, audit in folders.items() if audit.of("positive")]
     assert positive == [("semi-trained", "none")]  # it depends on neither
     assert len(whole.words) == 2
@@ -250,9 +252,10 @@ def test_audits_are_read_back_by_model_and_row(whole: SearchResult) -> None:
     audits = read_audits(whole.out, whole.confirmed)
     assert tuple(audits) == MODELS and all(tuple(rows) == ROWS for rows in audits.values())
     for rows in audits.values():
-        assert rows["single"].defense == str(whole.best) and rows["none"].defense == "none"
+        assert rows["single"].defense == str(whole.best)
+        assert rows["none"].defense == "policy:none"
         for audit in rows.values():
-            assert audit.attack == "closed-form" and set(audit.scores) == {0, 1, 2}
+            assert audit.attack == "closed-form" and len(audit.scores) == 3
             assert {row.kind for row in audit.rows} >= {"attack", "blind"}
 
 
@@ -338,7 +341,7 @@ def test_the_privacy_score_and_a_race_search_too(job: SearchJob, tmp_path: Path)
 
 
 @pytest.mark.usefixtures("copied_audits")
-@pytest.mark.parametrize("rank_by", ["ssim", "identified"])
+@pytest.mark.parametrize("rank_by", ["ssim", "lineup"])
 def test_a_search_ranks_by_another_measure_of_the_probe(
     job: SearchJob, tmp_path: Path, rank_by: str
 ) -> None:
@@ -596,7 +599,7 @@ def test_the_random_row_is_ten_policies_of_another_stream(
 def confirmation(by: float, hit: float, count: int = 16) -> Confirmation:
     """An audit of so many images, whose scores are `by` and a tenth of the image's number."""
     scores = {
-        image: {"used": {"over_blind": by + image / 10, "ssim": 0.5, "identified": hit}}
+        image: {"used": {"over_blind": by + image / 10, "ssim": 0.5, "lineup": hit}}
         for image in range(count)
     }
     return Confirmation("toy", "none", (), scores)
@@ -606,10 +609,10 @@ def test_a_difference_is_claimed_only_where_a_test_finds_it() -> None:
     low, high = confirmation(0.0, 0.0), confirmation(1.0, 1.0)
     less, more, nothing = compare(low, high), compare(high, low), compare(low, low)
     assert [verdict(found) for found in (less, more, nothing)] == ["less", "more", "open"]
-    assert less[2] == Comparison("identified", 16, 0.0, 1.0, 0.5**16, 1.0)
+    assert less[0] == Comparison("lineup", 16, 0.0, 1.0, 0.5**16, 1.0)
     assert nothing[0].less == nothing[0].more == 1.0
     assert in_words(less, "none").startswith(
-        "leaks less than none (n = 16: dB over blind +0.75 against +1.75, p = "
+        "leaks less than none (n = 16: rank 1 0.0% against 100.0%, p = "
     )
     assert in_words(nothing, "none").startswith("was not shown to leak less than none (n = 16: ")
     mixed = compare(confirmation(0.0, 1.0), confirmation(1.0, 0.0))
@@ -628,7 +631,8 @@ def test_only_images_that_both_audits_reconstructed_are_compared(whole: SearchRe
     copy = shutil.copytree(whole.out, whole.out.parent / "torn") / "confirm/untrained-none"
     (copy / "records.jsonl").write_text("".join(json.dumps(record) + "\n" for record in failed))
     audits = read_audits(whole.out.parent / "torn", whole.confirmed)
-    assert set(audits["untrained"]["none"].scores) == {0, 1, 2} - {first["image"]}
+    images = {record["image"] for record in failed if record["kind"] == "attack"}
+    assert set(audits["untrained"]["none"].scores) == images - {first["image"]}
 
 
 @pytest.mark.usefixtures("copied_audits")
