@@ -311,7 +311,9 @@ def test_what_a_client_shares_is_refused_with_a_hint_at_what_is_seen() -> None:
 @pytest.mark.parametrize("seed", [1.5, "1", None, True])
 def test_a_seed_is_an_int_or_a_generator(seed: Any) -> None:
     seen = observe(CLIENTS["lenet"](), pictures(count=1))
-    with pytest.raises(GradveilError, match=r"^seed: .*; expected a whole number or a torch.Generator$"):
+    with pytest.raises(
+        GradveilError, match=r"^seed: .*; expected a whole number or a torch.Generator$"
+    ):
         attacks.dlg(seen, seed)
 
 
