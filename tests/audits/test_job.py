@@ -62,9 +62,13 @@ def test_an_audit_without_an_attack_is_refused() -> None:
         (("dlg", find("dlg")), None, "attack 'dlg' is named twice"),
         (((("../x"), find("dlg")),), None, "attack name '../x': files are named after it"),
         (("closed-form",), 3, "steps 3: none of closed-form has such a setting"),
-        ((3,), None, "attacks: a int; expected the name of an attack, an Attack, or a pair"),
-        ((("dlg", 3),), None, "attacks: a tuple; expected the name of an attack, an Attack"),
-        ((GradientMatching,), None, "attacks: a ABCMeta; expected the name of an attack"),
+        ((3,), None, "attacks: a int; expected an Attack, such as gradveil.attacks.dlg, or"),
+        ((("dlg", 3),), None, "attacks: a tuple; expected an Attack"),
+        (
+            (GradientMatching,),
+            None,
+            "attacks: the class GradientMatching; expected an Attack, such as Grad",
+        ),
     ],
 )
 def test_what_is_no_attack_is_named_in_one_line(

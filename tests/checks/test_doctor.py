@@ -144,7 +144,7 @@ def broken() -> None:
         (lambda: sys.exit("bye"), "SystemExit: bye"),
         (lambda: torch.zeros(1, 10, dtype=torch.complex64), "complex64"),
         (lambda: torch.zeros(1, 10, dtype=torch.int64), "int64"),
-        (lambda: None, "NoneType"),
+        (lambda: None, "gives None"),
     ],
 )
 def test_a_model_whose_pass_fails_is_an_error_among_the_findings(

@@ -335,10 +335,10 @@ def test_a_defense_that_does_not_fit_is_refused_before_anything_is_written(
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"defense": "prune:0.5"}, "defense: a str; expected Defense"),
-        ({"data": 3}, "data: a int; expected str or Images"),
+        ({"defense": "prune:0.5"}, "defense: a str; expected a Defense"),
+        ({"data": 3}, "data: a int; expected an Images or its name"),
         ({"model": None}, "model: None; expected a torch.nn.Module or its name"),
-        ({"test": b"x"}, "test: a bytes; expected str or Images"),
+        ({"test": b"x"}, "test: a bytes; expected an Images or its name"),
         (
             {"defense": parse("prune:0.5"), "delta": 1e-3},
             "delta 0.001: it is for DP-SGD's epsilon, and the defense is prune:0.5",

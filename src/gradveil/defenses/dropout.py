@@ -36,10 +36,11 @@ class DropoutDefense(Defense):
     position: str = FEATURES
 
     def __post_init__(self) -> None:
+        if isinstance(self.position, int):  # a layer's number may be given as such
+            object.__setattr__(self, "position", str(self.position))
         check_fields(self)
         if not 0 <= self.p < 1:
             raise GradveilError(f"defense dropout: p {self.p:g}; it must be from 0 to below 1")
-        object.__setattr__(self, "position", str(self.position))
 
     @property
     def random(self) -> bool:

@@ -46,6 +46,8 @@ class Precode(Defense):
     seed: int = 0
 
     def __post_init__(self) -> None:
+        if isinstance(self.position, int):  # a layer's number may be given as such
+            object.__setattr__(self, "position", str(self.position))
         check_fields(self)
         if self.k < 1:
             raise GradveilError(
@@ -55,7 +57,6 @@ class Precode(Defense):
             raise GradveilError(f"defense precode: k {self.k}; it may be at most {WIDEST:,}")
         if self.beta:
             check_positive(self.name, "beta", self.beta)
-        object.__setattr__(self, "position", str(self.position))
         if self.modules < 1 or (self.modules > 1 and len(self.positions) > 1):
             raise GradveilError(
                 f"defense precode: modules {self.modules} at {self.position!r}; give 1 or more at "
