@@ -55,9 +55,9 @@ def narrow(make: Callable[[], nn.Module]) -> nn.Module:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(zoo, "RESNET_WIDTHS", tuple(w // 4 for w in zoo.RESNET_WIDTHS))
-        patch.setattr(
-            zoo, "CONVNET_WIDTHS", tuple(tuple(w // 4 for w in ws) for ws in zoo.CONVNET_WIDTHS)
-        )
+        for name in ("CONVNET_WIDTHS", "CONVNET_9_WIDTHS"):
+            stages = getattr(zoo, name)
+            patch.setattr(zoo, name, tuple(tuple(w // 4 for w in stage) for stage in stages))
         patch.setattr(zoo, "MLP_WIDTH", zoo.MLP_WIDTH // 4)
         patch.setattr(zoo, "VIT_WIDTH", zoo.VIT_WIDTH // 4)
         return make()

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import nn
 
+import toys
 from gradveil import models
 
 
@@ -78,3 +79,12 @@ def test_normalizing_inside_equals_normalizing_outside(name: str) -> None:
     moved = torch.stack([(images[:, c] - mean[c]) / std[c] for c in range(3)], dim=1)
     torch.testing.assert_close(inside(images), outside(moved))
     assert not torch.allclose(inside(images), outside(images))
+
+
+@pytest.mark.parametrize("name", [name for name in models.names() if name != "lenet"])
+def test_a_narrow_toy_has_the_layers_of_the_model_with_a_quarter_of_the_channels(name: str) -> None:
+    wide, narrow = make(name), toys.narrow(lambda: make(name))
+    layers = [[type(module) for module in model.modules()] for model in (wide, narrow)]
+    assert layers[0] == layers[1]
+    sizes = [sum(value.numel() for value in model.parameters()) for model in (wide, narrow)]
+    assert 4 < sizes[0] / sizes[1] < 16

@@ -78,13 +78,22 @@ def resnet20_4(task: Task) -> tuple[nn.Sequential, nn.Linear]:
     return features, nn.Linear(RESNET_WIDTHS[-1], task.classes)
 
 
-def convnet(
-    task: Task, stages: Sequence[Sequence[int]] = CONVNET_WIDTHS, name: str = "convnet"
-) -> tuple[nn.Sequential, nn.Linear]:
+def convnet(task: Task) -> tuple[nn.Sequential, nn.Linear]:
     """Make the paper's eight convolutions. Start weights from torch's defaults.
 
     The paper's code gives two layers the same name, so that one takes the other's place.
     """
+    return _convnet(task, CONVNET_WIDTHS, "convnet")
+
+
+def convnet_9(task: Task) -> tuple[nn.Sequential, nn.Linear]:
+    """Make the replication's nine convolutions: three of 256 between the pools."""
+    return _convnet(task, CONVNET_9_WIDTHS, "convnet-9")
+
+
+def _convnet(
+    task: Task, stages: Sequence[Sequence[int]], name: str
+) -> tuple[nn.Sequential, nn.Linear]:
     task.at_least(CONVNET_POOL ** len(stages), name)
     layers: list[nn.Module] = []
     width_in, side = task.channels, task.size
@@ -95,11 +104,6 @@ def convnet(
         layers.append(nn.MaxPool2d(CONVNET_POOL))
         side //= CONVNET_POOL
     return nn.Sequential(*layers, nn.Flatten()), nn.Linear(width_in * side * side, task.classes)
-
-
-def convnet_9(task: Task) -> tuple[nn.Sequential, nn.Linear]:
-    """Make the replication's nine convolutions: three of 256 between the pools."""
-    return convnet(task, CONVNET_9_WIDTHS, "convnet-9")
 
 
 def lenet(task: Task) -> tuple[nn.Sequential, nn.Linear]:
