@@ -17,6 +17,7 @@ from gradveil.attacks.blind import (
     find_means,
     make_blind_attacks,
 )
+from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch
 from gradveil.data import Images
@@ -110,7 +111,14 @@ def _protected(defense: Defense, batch: Batch, batch_size: int, seed: int) -> Te
     # What changes each image by itself may change many at once.
     size = batch_size if defense.preparation is None else AT_ONCE
     parts = zip(batch.images.split(size), batch.labels.split(size), strict=True)
-    return torch.cat([protected_batch(defense, Batch(*part), rng).images for part in parts])
+    made = torch.cat([protected_batch(defense, Batch(*part), rng).images for part in parts])
+    low, high = float(made.min()), float(made.max())
+    if not (low >= 0 and high <= 1):
+        raise GradveilError(
+            f"defense {defense}: it makes images with values from {low:g} to {high:g}; expected "
+            "[0, 1]"
+        )
+    return made
 
 
 def _best(guesses: Mapping[str, Tensor], truth: Tensor) -> str:

@@ -34,7 +34,7 @@ def test_json_is_one_object_and_the_files_it_names_are_there(gradveil: Any) -> N
         len(rows) == 24
         and result["settings"]["steps"] == 3
         and case["defense"] == "3-1-7"
-        and len(result["notes"]) == 3
+        and len(result["notes"]) == 10
     )
     assert all(Path(path).is_file() for path in result["pictures"]) and len(result["pictures"]) == 2
     assert (

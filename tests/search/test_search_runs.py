@@ -153,6 +153,17 @@ def scored(number: int, policy: str, *values: float) -> FinishedTrial:
     )
 
 
+def test_more_audited_images_than_no_score_has_seen_are_refused(
+    job: SearchJob, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        GradveilError,
+        match="audit images 201: fashion-mnist-mini test has 200 that no score has seen",
+    ):
+        run_search(replace(job, audit_images=201), tmp_path / "run", progress=False)
+    assert not (tmp_path / "run").exists()
+
+
 def test_of_policies_that_do_the_same_the_first_is_kept(job: SearchJob) -> None:
     """The same functions with other draws, idle functions, and the same value on every image."""
     trials = [
