@@ -11,7 +11,7 @@ import torch
 from gradveil.attacks import find
 from gradveil.audits import AuditJob, Case, run_audit
 from gradveil.audits.attackers import STANDARD, automatic, granted, rounds
-from gradveil.audits.run import PreparedCase, prepare
+from gradveil.audits.prepare import PreparedCase, prepare
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.seeds import generator

@@ -15,12 +15,13 @@ from gradveil.audits import (
     AuditJob,
     AuditResult,
     Case,
+    case_run,
     make_cases,
     name_attacks,
-    run,
     run_audit,
     stage,
 )
+from gradveil.audits import prepare as preparing
 from gradveil.audits.records import images_path, load_images
 from gradveil.core import GradveilError
 from gradveil.core.locks import alone
@@ -167,7 +168,7 @@ def test_an_audit_killed_between_its_cases_goes_on_to_the_same_records(
     without_times: Callable[[Any], list[Any]],
 ) -> None:
     expected = run_audit(quick, tmp_path / "whole", progress=False)
-    go, calls = run._CaseRun.go, []
+    go, calls = case_run.CaseRun.go, []
 
     def killed(self: Any) -> None:
         calls.append(self)
@@ -176,7 +177,7 @@ def test_an_audit_killed_between_its_cases_goes_on_to_the_same_records(
         go(self)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run._CaseRun, "go", killed)
+        patch.setattr(case_run.CaseRun, "go", killed)
         with pytest.raises(KeyboardInterrupt):
             run_audit(quick, tmp_path / "again", progress=False)
     times = {path: path.stat().st_mtime_ns for path in (tmp_path / "again").glob("*/records.jsonl")}
@@ -224,7 +225,7 @@ def test_another_audit_in_the_folder_is_refused(job: AuditJob, whole: AuditResul
 def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What was prepared and tried out, in order."""
     seen: list[str] = []
-    plain, tried = run._prepare_case, stage.Stage.try_out
+    plain, tried = preparing._prepare_case, stage.Stage.try_out
 
     def prepare(job: AuditJob, case: Case, *rest: Any) -> Any:
         seen.append(f"prepare {case.folder}")
@@ -235,7 +236,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         seen.append(f"try {name} on {self.client.defense}{acts}")
         tried(self, name)
 
-    monkeypatch.setattr(run, "_prepare_case", prepare)
+    monkeypatch.setattr(preparing, "_prepare_case", prepare)
     monkeypatch.setattr(stage.Stage, "try_out", try_out)
     return seen
 
@@ -306,7 +307,7 @@ def test_machines_that_share_the_cases_make_the_audit_of_one(
 def test_what_another_process_did_meanwhile_is_not_done_again(
     quick: AuditJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out, go, begun = tmp_path / "run", run._CaseRun.go, []
+    out, go, begun = tmp_path / "run", case_run.CaseRun.go, []
 
     def meanwhile(self: Any) -> None:
         """When the first case is begun another process does the last."""
@@ -315,7 +316,7 @@ def test_what_another_process_did_meanwhile_is_not_done_again(
             run_audit(quick, out, progress=False, only=2)
         go(self)
 
-    monkeypatch.setattr(run._CaseRun, "go", meanwhile)
+    monkeypatch.setattr(case_run.CaseRun, "go", meanwhile)
     result = run_audit(quick, out, progress=False)
     for case in result.cases:
         keys = [(record.key, record.image) for record in case.records]
@@ -343,7 +344,7 @@ def test_a_process_that_comes_too_late_leaves_the_records_of_the_first_alone(
 def test_a_failure_leaves_no_folder_without_records(
     quick: AuditJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int, kept: list[str]
 ) -> None:
-    plain = run._CaseRun.chunk
+    plain = case_run.CaseRun.chunk
 
     def broken(self: Any, *rest: Any) -> None:
         if self.case.case is quick.cases[fails]:
@@ -351,7 +352,7 @@ def test_a_failure_leaves_no_folder_without_records(
         plain(self, *rest)
 
     with monkeypatch.context() as patch:
-        patch.setattr(run._CaseRun, "chunk", broken)
+        patch.setattr(case_run.CaseRun, "chunk", broken)
         says = f"defense {quick.cases[fails].defense}: the disk is full"
         with pytest.raises(GradveilError, match=says):
             run_audit(quick, tmp_path / "run", progress=False)

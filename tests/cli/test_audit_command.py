@@ -145,13 +145,13 @@ def test_other_settings_are_refused_and_the_first_run_stays(gradveil: Any) -> No
 def test_ctrl_c_is_one_line_and_the_run_goes_on_later(
     gradveil: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from gradveil.audits import run
+    from gradveil.audits import case_run
 
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(run, "append", interrupted)
+        patch.setattr(case_run, "append", interrupted)
         outcome = gradveil(QUICK)
     assert (
         outcome.status == 130

@@ -215,11 +215,14 @@ def _defenses(defenses: list[str] | None, policy: str) -> "list[Defense]":
     return [parse(text) for text in ([policy] if policy != "none" else defenses or ["none"])]
 
 
+LONGEST_STEP = 18  # digits
+
+
 def parse_steps(text: str) -> tuple[str, ...]:
     """Parse steps from text such as `0,1,10,end`, in order and without repeats."""
     parts = list(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
     for part in parts:
-        if part != END and not (part.isdecimal() and part.isascii()):
+        if part != END and not (part.isdecimal() and part.isascii() and len(part) <= LONGEST_STEP):
             raise GradveilError(
                 f"at {text!r}: {part!r} is no step; write whole numbers with commas and end, such "
                 "as 0,1,10,end"

@@ -116,6 +116,9 @@ MEANINGS = {
 """Also the order of the attacks in a combined one, by the first of these that each needs."""
 
 
+MOST_STEPS = 100_000  # local steps: each is a pass that an attack has to differentiate
+
+
 @dataclass(frozen=True)
 class Protocol:
     """How a client makes what it shares, which the server knows: it runs the training.
@@ -132,8 +135,11 @@ class Protocol:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if self.local_steps < 1:
-            raise GradveilError(f"local steps {self.local_steps}: there must be at least 1")
+        if not 1 <= self.local_steps <= MOST_STEPS:
+            raise GradveilError(
+                f"local steps {self.local_steps}: there must be at least 1, and at most "
+                f"{MOST_STEPS:,}"
+            )
         if not 0 < self.local_lr < float("inf"):
             raise GradveilError(
                 f"local learning rate {self.local_lr}: it must be above 0 and finite"

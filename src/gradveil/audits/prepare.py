@@ -1,0 +1,174 @@
+"""An audit that can start: models and data loaded, every attack tried out on every case."""
+
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gradveil import __version__
+from gradveil.attacks import Attack
+from gradveil.audits.job import AuditJob, Case
+from gradveil.audits.results import AUDIT, CASE, FORMAT
+from gradveil.audits.stage import (
+    Stage,
+    make_stage,
+)
+from gradveil.audits.victims import Victims, find_victims
+from gradveil.controls import Controls
+from gradveil.core.errors import GradveilError
+from gradveil.core.files import digest
+from gradveil.core.job_folder import SETTINGS
+from gradveil.data import Images, load
+from gradveil.data.images import as_images
+from gradveil.defenses import Defense
+
+TRIED = ("left_out", "knows", "protected")
+"""Settings of a case that are known only after its attacks were tried out."""
+
+
+@dataclass(frozen=True, eq=False)
+class PreparedCase:
+    """A case that can be attacked. Its settings say which attacks were left out, and why."""
+
+    case: Case
+    stage: Stage
+    settings: dict[str, Any]
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """An audit that can start: the job for this device, its cases, its folder's settings."""
+
+    job: AuditJob
+    device: torch.device
+    test: Images
+    settings: dict[str, Any]
+    cases: tuple[PreparedCase, ...]
+    plain: Controls  # of images that no defense changes
+
+
+def prepare(
+    job: AuditJob, out: Path, root: Path | None, device: torch.device, only: int | None = None
+) -> Prepared:
+    """Load models and data and try out every attack on every case. Nothing is written.
+
+    A case that `out` holds already is not tried again. `only` prepares one case, by its number.
+    """
+    job = job.on(device)
+    settings = job.settings() | {
+        "format": FORMAT,
+        "attacks": [*(["auto"] if job.auto else []), *map(str, job.attacks)],
+        "cases": [case.plain() for case in job.cases],
+        "public_sha256": _digest(job.public),
+    }
+    AUDIT.refuse_other(out, settings)
+    split, public, test = _splits(job, root)
+    victims = find_victims(split, job.images, job.batch_size, job.first, job.seed, apart=job.apart)
+    guesses: dict[str, Controls] = {}
+    numbers = range(len(job.cases)) if only is None else [only]
+    cases = []
+    for number in numbers:
+        case = job.cases[number]
+        with naming(case, len(job.cases)):
+            before = case.before_gradients
+            if str(before) not in guesses:
+                guesses[str(before)] = Controls.of(public, before, job.batch_size, job.seed)
+            stage = make_stage(job, case, split, victims, guesses[str(before)], device)
+            cases.append(_prepare_case(job, case, stage, device, out / case.folder))
+    plain = guesses.get("none") or Controls.of(public, Defense(), 1, job.seed)
+    return Prepared(job, device, test, settings, tuple(cases), plain)
+
+
+def _splits(job: AuditJob, root: Path | None) -> tuple[Images, Images | None, Images]:
+    """Return the victims' split, public images, and images to measure accuracy on."""
+    if isinstance(job.data, Images):
+        split, public, test = job.data, job.public, job.data
+    else:
+        split, train, test = (
+            load(job.data, name, root=root, image_size=job.image_size)
+            for name in (job.split, "train", "test")
+        )
+        public = train if job.public is None else job.public
+    if public is not None and public.images.shape[1:] != split.images.shape[1:]:
+        theirs, ours = (tuple(some.images.shape[1:]) for some in (public, split))
+        raise GradveilError(f"public: images of shape {theirs}; those attacked have {ours}")
+    if job.public is not None:
+        public = as_images(job.public, name="public", classes=len(split.classes))
+    return split, public, test
+
+
+def _prepare_case(
+    job: AuditJob, case: Case, stage: Stage, device: torch.device, folder: Path
+) -> PreparedCase:
+    settings = (
+        job.settings()
+        | {"format": FORMAT, "changes_images": case.changes_images}
+        | {name: value for name, value in case.plain().items() if name != "folder"}
+        | _facts(stage, device)
+    )
+    if (folder / SETTINGS).is_file():
+        kept = CASE.read(folder)
+        left_out = {name: str(reason) for name, reason in dict(kept.get("left_out", {})).items()}
+        stage = stage.without(left_out)
+        settings |= {name: kept.get(name) for name in TRIED}
+        CASE.refuse_other(folder, settings | {"attacks": _written(stage.attacks)})
+        return PreparedCase(case, stage, kept)
+    stage, left_out = stage.fitted()
+    tried = {
+        "attacks": _written(stage.attacks),
+        "left_out": left_out,
+        "knows": stage.knows(),
+        "protected": stage.client.protected,
+    }
+    return PreparedCase(case, stage, settings | tried)
+
+
+def _written(attacks: Mapping[str, Attack]) -> dict[str, str]:
+    """Return the attacks' settings as text."""
+    return {name: repr(attack) for name, attack in attacks.items()}
+
+
+@contextmanager
+def naming(case: Case, cases: int) -> Iterator[None]:
+    """Let an error name the case where there are several."""
+    try:
+        yield
+    except GradveilError as error:
+        text = str(error)
+        if cases == 1 or f"defense {case.defense}" in text:
+            raise
+        raise GradveilError(f"defense {case.defense}: {text}") from error
+
+
+def _digest(images: Images | None) -> str | None:
+    if images is None:
+        return None
+    return digest({"images": images.images, "labels": images.labels})
+
+
+def _facts(stage: Stage, device: torch.device) -> dict[str, Any]:
+    """Return digests of weights and images, so that a changed file is noticed; and the machine."""
+    split, victims = stage.split, stage.victims
+    chosen = {"images": split.images[victims.numbers], "labels": split.labels[victims.numbers]}
+    return {
+        "weights_sha256": digest(stage.client.model.state_dict()),
+        "images_sha256": digest(chosen),
+        "candidates": count_candidates(victims),
+        "no_lineup": victims.reason,
+        "guess": dict(stage.controls.chosen),
+        "versions": {
+            "gradveil": __version__,
+            "torch": torch.__version__,
+            "python": platform.python_version(),
+        },
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
+    }
+
+
+def count_candidates(victims: Victims) -> int:
+    """Count the candidates of each line-up; 0 where there are none."""
+    return 0 if victims.lineups is None else victims.lineups.size
