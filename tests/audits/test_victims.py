@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Generator
 
-from gradveil.audits.victims import find_victims, mixed_classes, replay_draws
+from gradveil.audits.victims import drawn_again, find_victims, mixed_classes
 from gradveil.core import GradveilError
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch
 from gradveil.data import Images, load
 from gradveil.defenses import Defense, parse
-from gradveil.scores.lineup import draw_victims
+from gradveil.scores.lineup import draw_victims, replay
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +103,10 @@ class Shifted(Defense):
 def test_a_defense_that_tells_no_draws_is_replayed_from_its_generator(split: Images) -> None:
     batch = Batch(split.images[:2].float() / 255, split.labels[:2])
     used = Shifted().protect_batch(batch, generator(7))
-    made = replay_draws(Shifted(), batch, 1, batch.images, generator(7))
+    again = drawn_again(Shifted(), batch.labels, generator(7))
+    made = replay(again, batch.images, 1, batch.images)
     assert torch.equal(made[1], used.images[1]) and not torch.equal(made[0], used.images[0])
     policy = parse("3-1-7")
     known = policy.protect_batch(batch, generator(7)).images
-    assert torch.equal(replay_draws(policy, batch, 0, batch.images, generator(7))[0], known[0])
+    again = drawn_again(policy, batch.labels, generator(7))
+    assert torch.equal(replay(again, batch.images, 0, batch.images)[0], known[0])

@@ -26,6 +26,7 @@ from gradveil.audits.prepare import Prepared, PreparedCase, count_candidates
 from gradveil.audits.records import (
     RECORDS,
     Key,
+    Record,
     append,
     images_path,
     recover,
@@ -67,9 +68,8 @@ class CaseRun:
         self.experiment = experiment_id(case.settings)
         # The positive control depends on neither the model nor the defense: the first has it.
         job = prepared.job
-        first = case.case is job.cases[0]
-        proper = case.stage
-        easy = positive_stages(job, proper, prepared.plain) if job.positive and first else []
+        first = job.positive and case.case is job.cases[0]
+        easy = positive_stages(job, case.stage, prepared.plain) if first else []
         self.stages = [*easy, case.stage]
         self.sizes = {key: size for stage in self.stages for key, size in stage.sizes().items()}
         self.done = {record.key for record in whole_chunks(out / RECORDS, self.sizes)}
@@ -142,7 +142,8 @@ class CaseRun:
         left = [key for key in stage.closing if key not in self.done]
         if not left:
             return
-        strongest = CaseResult.read(self.out).strongest
+        result = CaseResult.read(self.out)
+        strongest = result.strongest
         victims = stage.lined_up(stage.share(stage.first_victims))
         guesses = _chosen(stage, victims, self._guesses(stage, victims, 0))
         for key in left:
@@ -157,33 +158,12 @@ class CaseRun:
                 found = run_attack(attack, seen, generator(stage.seed, *key))
                 made = ranked(outcomes(shams, found), lot)
             elif name == NOISY:
-                made = ranked(self._noisy(stage, victims, strongest.attack, strongest.truth), lot)
+                records = result.of("attack", strongest.attack)
+                made = ranked(_noisy(stage, victims, records, strongest.truth), lot)
             else:
                 assert name == GRADIENTS
                 made = [_nearest(stage, victim, lot) for victim in victims]
             self._write(stage, key, made, guesses, time.perf_counter() - started)
-
-    def _noisy(
-        self, stage: Stage, victims: Sequence[Victim], attack: str, truth: str
-    ) -> list[Outcome]:
-        """Return the true pictures with noise of the size of an attack's error."""
-        errors = {
-            record.image: record.scores[truth]["mse"]
-            for record in CaseResult.read(self.out).of("attack", attack)
-            if record.ok
-        }
-        rng = generator(stage.seed, "ceiling", "noise")
-        made = []
-        for victim in victims:
-            if victim.seen is None or any(int(i) not in errors for i in victim.indices):
-                made.append(lost(victim, "the attack found nothing to take the noise from"))
-                continue
-            true = victim.used if truth == "used" else victim.original.images
-            size = torch.tensor([errors[int(i)] ** 0.5 for i in victim.indices])
-            noise = torch.randn(true.shape, generator=rng) * size[:, None, None, None]
-            images = (true + noise).clamp(0, 1)
-            made.append(Outcome(victim, "ok", images, [None] * len(images)))
-        return made
 
     def _guesses(
         self, stage: Stage, victims: Sequence[Victim], number: int
@@ -229,6 +209,25 @@ def _chosen(
     """Return the guess that gains are measured from, by truth."""
     chosen = stage.controls.chosen
     return {truth: blind_guesses(victims, controls[name][0]) for truth, name in chosen.items()}
+
+
+def _noisy(
+    stage: Stage, victims: Sequence[Victim], records: Sequence[Record], truth: str
+) -> list[Outcome]:
+    """Return the true pictures with noise of the size of the error in an attack's records."""
+    errors = {record.image: record.scores[truth]["mse"] for record in records if record.ok}
+    rng = generator(stage.seed, "ceiling", "noise")
+    made = []
+    for victim in victims:
+        if victim.seen is None or any(int(i) not in errors for i in victim.indices):
+            made.append(lost(victim, "the attack found nothing to take the noise from"))
+            continue
+        true = victim.used if truth == "used" else victim.original.images
+        size = torch.tensor([errors[int(i)] ** 0.5 for i in victim.indices])
+        noise = torch.randn(true.shape, generator=rng) * size[:, None, None, None]
+        images = (true + noise).clamp(0, 1)
+        made.append(Outcome(victim, "ok", images, [None] * len(images)))
+    return made
 
 
 def _under_draws(stage: Stage, victim: Victim) -> Reconstruction:

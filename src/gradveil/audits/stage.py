@@ -17,7 +17,7 @@ from gradveil.audits.attackers import PUBLIC, check_told, granted, in_words, rou
 from gradveil.audits.job import AuditJob, Case, shortened
 from gradveil.audits.model import find_model, plain_model
 from gradveil.audits.records import Key
-from gradveil.audits.victims import Victims, replay_draws
+from gradveil.audits.victims import Victims, drawn_again
 from gradveil.clients import Client, Shared
 from gradveil.controls import TRUTHS, Controls
 from gradveil.core.errors import GradveilError
@@ -216,11 +216,10 @@ class Stage:
         assert victim.seen is not None
         images = victim.original.images.to(candidates)
         transform = victim.seen.knowledge.transform
-        if transform is not None:
-            return replay(transform, images, row, candidates)
-        batch = Batch(images, victim.original.labels.to(images.device))
-        rng = self._draws_of(victim.indices)
-        return replay_draws(self.client.acting, batch, row, candidates, rng)
+        if transform is None:
+            labels = victim.original.labels.to(images.device)
+            transform = drawn_again(self.client.acting, labels, self._draws_of(victim.indices))
+        return replay(transform, images, row, candidates)
 
     def shams(self, victims: Sequence[Victim]) -> list[Victim]:
         """Return the victims as they would be seen had they had other images of the same labels.

@@ -1,6 +1,6 @@
 """Victims of an audit: drawn over all classes, each with a line-up of pictures of its class."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -101,18 +101,14 @@ def mixed_classes(labels: Sequence[int]) -> str:
     return f"{len(counts)} classes, {each} images each"
 
 
-def replay_draws(
-    defense: Defense, batch: Batch, row: int, candidates: Tensor, rng: Generator
-) -> Tensor:
-    """Put every candidate (N, C, H, W) in the place of image `row`, with the victim's draws.
+def drawn_again(defense: Defense, labels: Tensor, rng: Generator) -> Callable[[Tensor], Tensor]:
+    """Return what the defense does to a batch with these labels, each time with the same draws.
 
     `rng` is the victim's generator before it drew. For a defense that cannot tell its draws as a
-    function of images: it runs once for each candidate.
+    function of images.
     """
-    made = []
-    for candidate in candidates:
-        images = batch.images.clone()
-        images[row] = candidate
-        changed = protected_batch(defense, Batch(images, batch.labels), rng.clone_state())
-        made.append(changed.images[row])
-    return torch.stack(made)
+
+    def change(images: Tensor) -> Tensor:
+        return protected_batch(defense, Batch(images, labels), rng.clone_state()).images
+
+    return change

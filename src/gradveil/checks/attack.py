@@ -20,7 +20,7 @@ from gradveil.core.types import Batch, Loss, Observation, Reconstruction
 from gradveil.data import Images
 from gradveil.engine.gradients import cross_entropy, per_sample
 from gradveil.scores import assign, over_blind
-from gradveil.scores.lineup import SHIFT, Shown, choose, distinct, seen_in_place
+from gradveil.scores.lineup import SHIFT, SMALL_SIZES, Shown, choose, distinct
 from gradveil.stats import EACH, Share, share_of_updates, signed_rank
 
 
@@ -139,7 +139,6 @@ def _slopes(loss: Loss, answers: Tensor, labels: Tensor) -> Tensor:
 
 
 IMAGES = 4  # that are attacked, unless one victim has more
-LINEUPS = (20, 10, 5, 2)  # candidates, as many as the test images allow
 
 
 def no_better_than_blind(subject: Subject) -> Finding | None:
@@ -252,13 +251,12 @@ def _line_up(
     victims = torch.arange(sum(map(len, truths))).split([len(truth) for truth in truths])
     allowed = distinct((images * 255).round().to(torch.uint8), labels)
     allowed[: sum(map(len, truths))] = True
-    lineups = choose(labels, victims, allowed, subject.seed, sizes=LINEUPS, spare=0)
+    lineups = choose(labels, victims, allowed, subject.seed, sizes=SMALL_SIZES, spare=0)
     if lineups is None:
         return None
     lot, hits = generator(subject.seed, "checks", "lot"), []
     for numbers, found in zip(victims, founds, strict=True):
         candidates = images[lineups.candidates[numbers]]
-        known = seen_in_place(candidates.flatten(0, 1)).view(*candidates.shape[:2], -1)
-        ranks = Shown(known, lineups.true[numbers]).ranks(found, lot)
+        ranks = Shown.of(candidates, lineups.true[numbers]).ranks(found, lot)
         hits.append([rank == 1 for rank in ranks])
     return share_of_updates(hits, 1 / lineups.size), lineups.size

@@ -20,6 +20,9 @@ from gradveil.scores.identification import TIE, local_contrast, signatures
 SIZES = (100, 50, 20)
 """Numbers of candidates, the best first: the largest that the smallest class allows is taken."""
 
+SMALL_SIZES = (20, 10, 5, 2)
+"""Numbers of candidates where few images are at hand, or each goes through many policies."""
+
 SPARE = 10  # images of each class that stand in no line-up, for shams
 SHIFT = 2  # pixels that a reconstruction may be moved by
 SAME = 0.98  # likeness from which two pictures count as the same
@@ -203,6 +206,11 @@ class Shown:
 
     known: Tensor
     true: Tensor
+
+    @classmethod
+    def of(cls, candidates: Tensor, true: Tensor) -> "Shown":
+        """Make the line-ups of candidates (images, N, C, H, W)."""
+        return cls(seen_in_place(candidates.flatten(0, 1)).view(*candidates.shape[:2], -1), true)
 
     def ranks(self, found: Tensor, rng: Generator) -> list[int]:
         """Rank each true image by its likeness to the update's reconstructions (R, C, H, W).

@@ -26,20 +26,18 @@ from gradveil.data import Images
 from gradveil.defenses import PolicyDefense
 from gradveil.scores import over_blind, ssim
 from gradveil.scores.lineup import (
+    SMALL_SIZES,
+    Shown,
     choose,
     distinct,
     draw_victims,
     rank_among,
     seen_from_everywhere,
-    seen_in_place,
 )
 from gradveil.scores.scorer import Scorer, image_blocks, prepared
 from gradveil.transforms import Policy
 
 STEPS = 200
-LINEUPS = (20, 10, 5, 2)
-"""Candidates of a line-up: few, since each goes through every policy; fewer in a small split."""
-
 PUBLIC = 1_000  # images at most that go through every policy for the blind guesses
 FIRST_BLOCKS = (5, 5, 10, 20)
 """An image costs hundreds of iterations, so a race looks as soon as it may: in a simulation that
@@ -259,7 +257,7 @@ class ProbeScorer(Scorer):
         shown = torch.stack(columns, dim=2)  # (policies, images, N, C, H, W)
         ranks = []
         for policy, theirs, beside in zip(policies, found, shown, strict=True):
-            known = seen_in_place(beside.flatten(0, 1)).view(*beside.shape[:2], -1)
+            known = Shown.of(beside, self.true[rows]).known
             alike = (seen_from_everywhere(theirs) @ known.transpose(1, 2)).amax(dim=1).cpu()
             rng = generator(self.seed, "lot", str(policy), block)
             pairs = zip(alike, self.true[rows].tolist(), strict=True)
@@ -358,7 +356,7 @@ def make_probe(
     allowed = distinct(split.images, split.labels)
     allowed[list(apart)] = False
     allowed[numbers] = True
-    lineups = choose(split.labels, numbers.split(1), allowed, seed, sizes=LINEUPS, spare=0)
+    lineups = choose(split.labels, numbers.split(1), allowed, seed, sizes=SMALL_SIZES, spare=0)
     if lineups is None:
         raise GradveilError(
             f"{split.name} {split.split} has {len(split)} images: in a class that is probed none "
