@@ -169,7 +169,7 @@ def _check(
     """
     from gradveil.attacks.matching import Problem
 
-    problem = Problem(replace(attack, fast=False), seen, generator(0))
+    problem = Problem.draw(replace(attack, fast=False), seen, generator(0))
     losses, slopes = problem.evaluate()
     errors = [float((s - e).norm() / e.norm()) for s, (_, e) in zip(slopes[0], exact, strict=True)]
     variation = TV * (

@@ -1,17 +1,17 @@
-"""Does a short attack foretell the long one, over policies, on other images, better than S_pri?
+"""Which score of a policy foretells, on other images, what a long attack recovers?
 
     python benchmarks/probe.py --data cifar100 --model resnet20-4 [--checkpoint C] --out FILE.jsonl
-        [--policies 32] [--images 32] [--probe-steps 100 200 400] [--full-steps 1600] [--seed 0]
-        [--policies-at-once 8] [--victims-at-once 256]
+        [--policies 48] [--images 64] [--probe-images 32] [--probe-steps 100 200 400]
+        [--full-steps 1200] [--seed 0] [--policies-at-once 8] [--victims-at-once 512]
     python benchmarks/probe.py --table FILE.jsonl
 
-Random policies as a search draws them, none and 3-1-7+43-18-18 are measured in three ways: by the
-probe on some images, by S_pri on the same, and by the full attack on as many others with draws of
-its own. Each policy and way gives one JSON line, written as it comes, so a run that is stopped
-keeps its whole policies. The table has Pearson's r over policies between each score's mean and the
-full attack's, with bootstrap intervals (95%, policies drawn again), and the largest r possible:
-sqrt(a b), for a and b the reliabilities of the two means, each the mean over random halves of the
-images of the halves' r, corrected for the length (Spearman-Brown).
+Random policies as a search draws them, none and 3-1-7+43-18-18 are measured by probes (short
+attacks) on some images, by both definitions of S_pri on the same, and by the full attack on others
+with draws of its own. Each policy and way gives one JSON line, written as it comes: the same
+command goes on where it stopped. The table has Pearson's r over policies between each score's mean
+and the full attack's, with bootstrap intervals (95%, policies drawn again), and the largest r
+possible: sqrt(a b), for a and b the reliabilities of the two means, each the mean over random
+halves of the images of the halves' r, corrected for the length (Spearman-Brown).
 """
 
 import argparse
@@ -19,12 +19,14 @@ import json
 import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from gradveil import __version__
 from gradveil.core.errors import GradveilError
@@ -33,20 +35,38 @@ from gradveil.data import Images, load
 from gradveil.engine.device import find_device
 from gradveil.models import build
 from gradveil.models.checkpoints import load_checkpoint
-from gradveil.scores import PrivacyScorer
+from gradveil.scores import PrivacyScorer, psnr
+from gradveil.scores.lineup import distinct, draw_victims
 from gradveil.scores.scorer import Scorer
-from gradveil.search.probe import make_probe, short_attack
+from gradveil.search.probe import ProbeScorer, make_probe, short_attack
 from gradveil.search.space import draw, policy_of
 from gradveil.transforms import Policy
 
 FIXED = ("none", "3-1-7+43-18-18")
-QUANTITIES = ("over_blind", "ssim", "identified")
+QUANTITIES = ("lineup", "ssim", "psnr", "over_blind")
 FULL, PRIVACY = "full", "privacy"
+RULES = {PRIVACY: "code", "privacy as written": "paper"}
 RESAMPLES = 2_000
 HALVES = 200
 
 Values = NDArray[np.float64]
 """(policies, images)."""
+
+
+@dataclass(frozen=True, eq=False)
+class Measured(ProbeScorer):
+    """A probe that tells PSNR too, for the correlation that was published."""
+
+    names: ClassVar[tuple[str, ...]] = QUANTITIES
+
+    def measure(
+        self, found: Tensor, truth: Tensor, guess: Tensor, ranks: Sequence[int]
+    ) -> dict[str, Tensor]:
+        return super().measure(found, truth, guess, ranks) | {"psnr": psnr(found, truth)}
+
+    @classmethod
+    def of(cls, probe: ProbeScorer) -> "Measured":
+        return cls(**{each.name: getattr(probe, each.name) for each in fields(probe)})
 
 
 def make_scorers(
@@ -55,40 +75,42 @@ def make_scorers(
     """By kind, and the images each looks at: the full attack has its own, and a seed of its own."""
     train, test = load(options.data, "train"), load(options.data, "test")
     model = _model(options, test).to(device).eval()
-    order = torch.randperm(len(test), generator=generator(options.seed, "images"))
-    if len(order) < 2 * options.images + 2:
-        raise GradveilError(
-            f"2 x {options.images} images: {options.data} has {len(order)} test images"
-        )
-    ours, others = order[: options.images], order[options.images : 2 * options.images]
-    shared = {
-        "augment": not options.plain,
-        "victims_at_once": options.victims_at_once,
-        "sizes": (options.images,),
-    }
+    few, many = options.probe_images or options.images, options.images
+    allowed = distinct(test.images, test.labels)
+    drawn = draw_victims(test.labels, few + many, allowed, options.seed)
+    order = drawn[torch.randperm(len(drawn), generator=generator(options.seed, "images"))]
+    ours, others = order[:few], order[few:]
     scorers: dict[str, Scorer] = {
-        PRIVACY: PrivacyScorer(
+        kind: PrivacyScorer(
             model,
             test.images[ours],
             test.labels[ours],
+            rule=rule,
             augment=not options.plain,
             seed=options.seed,
         )
+        for kind, rule in RULES.items()
     }
-    for steps in options.probe_steps:
-        scorers[f"probe {steps}"] = make_probe(
-            train, test, model, ours, attack=short_attack(steps=steps), seed=options.seed, **shared
+
+    def probe(numbers: Tensor, apart: Tensor, steps: int, seed: int) -> Measured:
+        return Measured.of(
+            make_probe(
+                train,
+                test,
+                model,
+                numbers,
+                attack=short_attack(steps=steps),
+                seed=seed,
+                augment=not options.plain,
+                victims_at_once=options.victims_at_once,
+                sizes=(len(numbers),),
+                apart=apart.tolist(),
+            )
         )
-    seed = derived(options.seed, "full")
-    scorers[FULL] = make_probe(
-        train,
-        test,
-        model,
-        others,
-        attack=short_attack(steps=options.full_steps),
-        seed=seed,
-        **shared,
-    )
+
+    for steps in options.probe_steps:
+        scorers[f"probe {steps}"] = probe(ours, others, steps, options.seed)
+    scorers[FULL] = probe(others, ours, options.full_steps, derived(options.seed, "full"))
     return scorers, {kind: (others if kind == FULL else ours).tolist() for kind in scorers}
 
 
@@ -100,23 +122,30 @@ def _model(options: argparse.Namespace, test: Images) -> torch.nn.Module:
 
 def measure(options: argparse.Namespace) -> None:
     device = find_device(options.device)
-    if options.out.exists():
-        raise GradveilError(
-            f"{options.out} is there already: choose another file, or print it with --table"
-        )
     scorers, images = make_scorers(options, device)
     names = [
         *FIXED,
         *(str(policy_of(draw(options.seed, number))) for number in range(options.policies)),
     ]
-    policies = [Policy.parse(name) for name in dict.fromkeys(names)]
-    with options.out.open("w") as file:
-        _write(file, {"facts": _facts(options, device), "images": images})
+    done = _whole_policies(options.out, list(scorers))
+    policies = [Policy.parse(name) for name in dict.fromkeys(names) if name not in done]
+    with options.out.open("a") as file:
+        if not options.out.stat().st_size:
+            _write(file, {"facts": _facts(options, device), "images": images})
         for start in range(0, len(policies), options.policies_at_once):
             some = policies[start : start + options.policies_at_once]
             for line in _measured(scorers, some):
                 _write(file, line)
             print(f"{start + len(some)} of {len(policies)} policies", flush=True)
+
+
+def _whole_policies(path: Path, kinds: Sequence[str]) -> set[str]:
+    """Return the policies that a run before this one measured in every way."""
+    if not path.is_file():
+        return set()
+    lines = [json.loads(line) for line in path.read_text().splitlines()[1:]]
+    there = {(line["policy"], line["kind"]) for line in lines}
+    return {name for name, _ in there if all((name, kind) in there for kind in kinds)}
 
 
 def _measured(
@@ -167,7 +196,7 @@ class Records:
         if not lines or "facts" not in lines[0]:
             raise GradveilError(f"{path} holds no records of this benchmark")
         self.facts, images = lines[0]["facts"], lines[0]["images"]
-        self.kinds, self.images = list(images), len(images[FULL])
+        self.kinds, self.images, self.numbers = list(images), len(images[FULL]), images[PRIVACY]
         self.lines = {(line["policy"], line["kind"]): line for line in lines[1:]}
         names = dict.fromkeys(policy for policy, _ in self.lines)
         self.policies = [
@@ -189,7 +218,7 @@ class Records:
             (kind, name)
             for kind in self.kinds
             if kind != FULL
-            for name in ((PRIVACY,) if kind == PRIVACY else QUANTITIES)
+            for name in ((PRIVACY,) if kind in RULES else QUANTITIES)
         )
 
     def seconds(self, kind: str) -> float:
@@ -200,15 +229,15 @@ def show(path: Path) -> None:
     records = Records(path)
     print(json.dumps(records.facts))
     print(
-        f"{len(records.policies)} policies, {records.images} images each, "
-        "as many others for the full attack"
+        f"{len(records.policies)} policies; full attack on {records.images} images, "
+        f"scores on {len(records.numbers)} others"
     )
     print(
         "\n| score | s a policy | full attack's | r | 95% "
         "| reliability, score | reliability, full | r at most |\n" + "|--" * 8 + "|"
     )
     for kind, name in records.scores():
-        for wanted in QUANTITIES if kind == PRIVACY else (name,):
+        for wanted in QUANTITIES if kind in RULES else (name,):
             row = _row(
                 records.values(kind, name), records.values(FULL, wanted), records.facts["seed"]
             )
@@ -221,7 +250,7 @@ def show(path: Path) -> None:
     for kind, name in records.scores():
         own = records.values(kind, name).mean(1)
         each = [correlation(own, records.values(FULL, wanted).mean(1)) for wanted in QUANTITIES]
-        of = "" if kind == PRIVACY else f": {name}"
+        of = "" if kind in RULES else f": {name}"
         print(f"| {kind}{of} | {' | '.join(f'{r:.2f}' for r in each)} |")
     print(
         f"\n| full attack, {records.seconds(FULL):.2f} s a policy | mean | lowest | highest "
@@ -283,14 +312,15 @@ def main() -> None:
     parser.add_argument("--data", default="cifar100")
     parser.add_argument("--model", default="resnet20-4")
     parser.add_argument("--checkpoint", type=Path)
-    parser.add_argument("--policies", type=int, default=32)
-    parser.add_argument("--images", type=int, default=32)
+    parser.add_argument("--policies", type=int, default=48)
+    parser.add_argument("--images", type=int, default=64)
+    parser.add_argument("--probe-images", type=int, help="of the scores; as many as --images")
     parser.add_argument("--probe-steps", type=int, nargs="+", default=[100, 200, 400])
-    parser.add_argument("--full-steps", type=int, default=1_600)
+    parser.add_argument("--full-steps", type=int, default=1_200)
     parser.add_argument("--plain", action="store_true", help="no crop and flip before the policy")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--policies-at-once", type=int, default=8)
-    parser.add_argument("--victims-at-once", type=int, default=256)
+    parser.add_argument("--victims-at-once", type=int, default=512)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="auto")
     parser.add_argument("--out", type=Path, help="where the records go")

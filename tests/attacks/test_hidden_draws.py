@@ -126,7 +126,7 @@ def test_draws_are_new_at_each_call_and_of_the_kind_that_the_module_draws() -> N
 
 def test_each_evaluation_of_a_search_draws_anew() -> None:
     for protocol in PROTOCOLS.values():
-        problem = Problem(
+        problem = Problem.draw(
             short("adam-cosine"), seen("lenet", "precode:k=8", protocol), generator(3)
         )
         first, second = problem.distances(*problem.variables), problem.distances(*problem.variables)

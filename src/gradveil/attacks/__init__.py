@@ -28,6 +28,7 @@ from gradveil.attacks.presets import (
     masked,
     masked_rounds,
     names,
+    raced,
     sgd_cosine,
     transform_drawn,
     transform_guessed,
@@ -35,12 +36,14 @@ from gradveil.attacks.presets import (
     without_defended_layers,
     without_random_layers,
 )
+from gradveil.attacks.races import Race
 
 __all__ = [
     "PRESETS",
     "Attack",
     "GradientMatching",
     "Progress",
+    "Race",
     "adam_cosine",
     "adam_l1",
     "adam_l2",
@@ -61,6 +64,7 @@ __all__ = [
     "masked",
     "masked_rounds",
     "names",
+    "raced",
     "sgd_cosine",
     "transform_drawn",
     "transform_guessed",

@@ -6,18 +6,22 @@ Every published variant is a choice of its parts, see `presets`.
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from typing import TypeVar
 
 import torch
 from torch import Generator, Tensor
 
 from gradveil.attacks import priors
 from gradveil.attacks.base import Attack, Progress
-from gradveil.attacks.distances import Distance, cosine
+from gradveil.attacks.distances import Distance, Measure, cosine
 from gradveil.attacks.hidden_draws import FreshDraws, HiddenDraws
 from gradveil.attacks.labels import Known, LabelFinder
 from gradveil.attacks.optimizers import Adam, Optimizer, Search, Slopes
-from gradveil.attacks.policy_views import Itself, PolicyView
+from gradveil.attacks.policy_views import Itself, PolicyView, Views
 from gradveil.attacks.priors import Prior, PriorState
+from gradveil.attacks.races import Race
 from gradveil.attacks.starts import Normal, Start, find_frame
 from gradveil.core.boundary import check_fields
 from gradveil.core.errors import GradveilError
@@ -27,6 +31,11 @@ from gradveil.engine.shares import Shares
 
 Frames = list[tuple[int, Tensor]]
 """(step, pixel images of all rows) at some steps of the search."""
+
+RACING = {"cpu": 32, "cuda": 512}
+"""Images in one pass of a race: as many as keep the device busy."""
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -42,7 +51,7 @@ class GradientMatching(Attack):
     and 7/8 of the steps, `boxed` clips to valid pixels after each step. `fast` allows a GPU shorter
     number formats: TF32, and bf16 for products of patches. `frames` is how many pictures of the way
     are kept. `view` says whether to look for images before the client's policy, and `hidden` which
-    draws of the model to look for too.
+    draws of the model to look for too. With a `race`, many more restarts run a short way first.
     """
 
     distance: Distance = cosine
@@ -60,6 +69,7 @@ class GradientMatching(Attack):
     view: PolicyView = field(default_factory=Itself)
     hidden: HiddenDraws | None = None
     averaged: bool = False
+    race: Race = field(default_factory=Race)
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -92,51 +102,141 @@ class GradientMatching(Attack):
             )
         keep_freed_memory()
         with tf32(self.fast):
-            problem = Problem(self, seen, rng)
-            wanted = {round(self.steps * k / self.frames) for k in range(1, self.frames + 1)}
-            frames: Frames = [(0, problem.pixels().cpu())] if self.frames else []
+            stages = self.race.stages(self.restarts, self.steps)
+            total = len(seen) * sum(rows * steps for rows, steps in stages)
+            count = _Count(progress, len(seen) * self.restarts, total)
+            problem = Problem.draw(self, seen, rng, stages[0][0])
+            for (_, steps), (kept, _) in pairwise(stages):
+                problem = problem.after_heat(steps, kept, count)
+            before = sum(steps for _, steps in stages[:-1])
+            if not self.race.heats:
+                return self._finish(problem, before, count)
+            return problem.in_parts(lambda part: self._finish(part, before, count))
 
-            def after(step: int) -> None:
-                progress(step, self.steps)
-                if step in wanted:
-                    frames.append((step, problem.pixels().cpu()))
+    def _finish(self, problem: "Problem", before: int, count: "_Count") -> list[Reconstruction]:
+        """Make the search proper, after so many steps of heats."""
+        wanted = {round(self.steps * k / self.frames) for k in range(1, self.frames + 1)}
+        frames: Frames = [(before, problem.pixels().cpu())] if self.frames else []
 
-            self.optimizer.minimize(problem.search(after))
-            return problem.best(frames)
+        def after(step: int) -> None:
+            count.add(problem)
+            if step in wanted:
+                frames.append((before + step, problem.pixels().cpu()))
+
+        self.optimizer.minimize(problem.search(self.steps, self.decay, after))
+        return problem.best(frames)
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The variables of a search and what belongs to them, in rows; a victim's are neighbors."""
+
+    images: Tensor  # (rows, B, C, H, W), in the model's normalized space
+    labels: Tensor  # (rows, B), or logits (rows, B, classes) where they are optimized
+    draws: dict[str, Tensor]  # (rows, B, ...) by the name of the module
+    views: Views
+
+    def select(self, rows: slice | Tensor) -> "Rows":
+        """Return these rows; those of a slice are views of the same memory."""
+        numbers = torch.arange(len(self.images))[rows].tolist()
+        draws = {name: values[rows] for name, values in self.draws.items()}
+        return Rows(self.images[rows], self.labels[rows], draws, self.views.select(numbers))
 
 
 class Problem:
     """The search for victims x restarts rows of images.
 
-    Its variables are the images and, where asked for, labels and draws of the model.
+    Its variables are the images and, where asked for, labels and draws of the model. Rows do not
+    depend on one another, so parts of a problem can be solved one after the other.
     """
 
     def __init__(
-        self, attack: GradientMatching, seen: Sequence[Observation], rng: Generator
+        self,
+        attack: GradientMatching,
+        seen: Sequence[Observation],
+        rows: Rows,
+        fresh: FreshDraws,
+        shares: Shares,
     ) -> None:
-        # The order of these lines is the order of the random draws.
-        self.attack, first = attack, seen[0]
-        example = next(iter(first.gradients.values()))
-        self.mean, self.std = find_frame(first, example.device)
-        self.labels = attack.labels.bind(seen, rng, attack.restarts).to(example.device)
-        self.images = attack.start.bind(seen, rng, attack.restarts, self.labels).to(example)
-        self.draws = {} if attack.hidden is None else attack.hidden.bind(seen, rng, attack.restarts)
-        self.fresh = FreshDraws(first, self.draws, rng)
-        self.views = attack.view.bind(seen, rng, attack.restarts)
-        self.untold = bool(self.fresh.modules) and (
+        self.attack, self.seen, self.rows, first = attack, seen, rows, seen[0]
+        self.fresh, self.shares = fresh, shares
+        self.images, self.labels, self.draws = rows.images, rows.labels, rows.draws
+        self.restarts = len(rows.images) // len(seen)
+        self.mean, self.std = find_frame(first, rows.images.device)
+        self.untold = bool(fresh.modules) and (
             first.protocol.local_steps > 1 or attack.prior.passes
         )
-        self.shares = Shares(
+        self.state = PriorState(
+            first.model, self.labels, self.mean, self.std, first.protocol.train_mode, first.classes
+        )
+
+    @classmethod
+    def draw(
+        cls,
+        attack: GradientMatching,
+        seen: Sequence[Observation],
+        rng: Generator,
+        restarts: int | None = None,
+    ) -> "Problem":
+        """Draw the starts of so many restarts of each victim; None are those of the attack."""
+        # The order of these lines is the order of the random draws.
+        first, restarts = seen[0], attack.restarts if restarts is None else restarts
+        example = next(iter(first.gradients.values()))
+        labels = attack.labels.bind(seen, rng, restarts).to(example.device)
+        images = attack.start.bind(seen, rng, restarts, labels).to(example)
+        draws = {} if attack.hidden is None else attack.hidden.bind(seen, rng, restarts)
+        fresh = FreshDraws(first, draws, rng)
+        views = attack.view.bind(seen, rng, restarts)
+        shares = Shares(
             first.model,
             first.loss,
             first.protocol,
             short=attack.fast,
-            told={*self.draws, *self.fresh.shapes},
+            told={*draws, *fresh.shapes},
         )
-        self.measure = attack.distance.bind(seen, attack.restarts)
-        self.state = PriorState(
-            first.model, self.labels, self.mean, self.std, first.protocol.train_mode, first.classes
-        )
+        return cls(attack, seen, Rows(images, labels, draws, views), fresh, shares)
+
+    @cached_property
+    def measure(self) -> Measure:
+        """The distance of each row from its target."""
+        return self.attack.distance.bind(self.seen, self.restarts)
+
+    def in_parts(self, solve: Callable[["Problem"], list[T]], most: int | None = None) -> list[T]:
+        """Solve the problem for some victims after the others, `most` images in a pass.
+
+        None leaves it to the device. A part that does not fit into its memory is made in halves.
+        """
+        most = RACING.get(self.images.device.type, RACING["cpu"]) if most is None else most
+        victims = max(1, most // (self.restarts * self.seen[0].size))
+        found: list[T] = []
+        for first in range(0, len(self.seen), victims):
+            part = self._part(first, min(first + victims, len(self.seen)))
+            try:
+                found += solve(part)
+            except torch.OutOfMemoryError:
+                if len(part.seen) == 1:
+                    raise
+                torch.cuda.empty_cache()
+                found += part.in_parts(solve, most // 2)
+        return found
+
+    def _part(self, first: int, last: int) -> "Problem":
+        """Return the problem of these victims alone; it moves the same variables."""
+        rows = self.rows.select(slice(first * self.restarts, last * self.restarts))
+        return Problem(self.attack, self.seen[first:last], rows, self.fresh, self.shares)
+
+    def after_heat(self, steps: int, kept: int, count: "_Count") -> "Problem":
+        """Move all rows so many steps; return the problem of each victim's `kept` best rows."""
+
+        def run(part: Problem) -> list[Tensor]:
+            self.attack.optimizer.minimize(part.search(steps, False, lambda _: count.add(part)))
+            return [*part.judge().view(-1, self.restarts)]
+
+        distances = torch.stack(self.in_parts(run))
+        best = distances.argsort(dim=1, stable=True)[:, :kept].sort(dim=1).values
+        first = torch.arange(len(self.seen), device=best.device)[:, None] * self.restarts
+        rows = self.rows.select((first + best).flatten())
+        return Problem(self.attack, self.seen, rows, self.fresh, self.shares)
 
     @property
     def variables(self) -> list[Tensor]:
@@ -144,7 +244,7 @@ class Problem:
         labels = [self.labels] if self.attack.labels.optimized else []
         return [self.images, *labels, *self.draws.values()]
 
-    def search(self, after: Callable[[int], None]) -> Search:
+    def search(self, steps: int, decay: bool, after: Callable[[int], None]) -> Search:
         """Return the search for an optimizer; it calls `after` with the number of each step."""
         attack = self.attack
         low, high = (0 - self.mean) / self.std, (1 - self.mean) / self.std
@@ -166,9 +266,9 @@ class Problem:
         return Search(
             self.variables,
             self.evaluate,
-            attack.steps,
+            steps,
             attack.signed,
-            attack.decay,
+            decay,
             confine,
             after,
             replayable,
@@ -186,7 +286,7 @@ class Problem:
         labels, draws = self._split(*others)
         values = self._values(draws)
         each = []
-        for view in self.views(images * self.std + self.mean):
+        for view in self.rows.views(images * self.std + self.mean):
             drawn = {**values, **self.fresh(len(images))}
             with self._model_randomness():
                 each.append(
@@ -221,18 +321,18 @@ class Problem:
 
     def best(self, frames: Frames) -> list[Reconstruction]:
         """Return each victim's restart with the smallest distance, or the mean of its restarts."""
-        restarts = self.attack.restarts
+        restarts = self.restarts
         if self.attack.averaged:
-            lost = (self._final_distances() == torch.inf).view(-1, *(1,) * (self.images.dim() - 1))
+            lost = (self.judge() == torch.inf).view(-1, *(1,) * (self.images.dim() - 1))
             self.images.copy_(_average(self.images.masked_fill(lost, torch.nan), restarts))
             frames = [(step, _average(frame, restarts)) for step, frame in frames]
-        distances = self._final_distances().view(-1, restarts)
+        distances = self.judge().view(-1, restarts)
         return [
             self._reconstruction(number * restarts + row, float(distances[number, row]), frames)
             for number, row in enumerate(distances.argmin(1).tolist())
         ]
 
-    def _final_distances(self) -> Tensor:
+    def judge(self) -> Tensor:
         """Return the distance of each row, infinite where it diverged."""
         finite = self.images.flatten(1).isfinite().all(1)
         distances = torch.where(finite, self.distances(*self.variables), torch.inf)
@@ -257,3 +357,22 @@ def _average(rows: Tensor, restarts: int) -> Tensor:
     """Replace each restart by the mean of the victim's restarts, of those that are not NaN."""
     each: Tensor = rows.unflatten(0, (-1, restarts))
     return each.nanmean(1, keepdim=True).expand_as(each).flatten(0, 1)
+
+
+@dataclass
+class _Count:
+    """Tell a progress function of steps, however many rows each moves.
+
+    `unit` rows are those of a step of the search proper; `total` and `done` count single rows.
+    """
+
+    progress: Progress
+    unit: int
+    total: int
+    done: int = 0
+
+    def add(self, problem: Problem) -> None:
+        """Count a step of this problem."""
+        before, self.done = self.done, self.done + len(problem.images)
+        for number in range(before // self.unit, self.done // self.unit):
+            self.progress(number + 1, self.total // self.unit)

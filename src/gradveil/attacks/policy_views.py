@@ -7,7 +7,7 @@ to them, and matches the gradient of the result.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Literal, Protocol, runtime_checkable
 
 import torch
@@ -20,8 +20,67 @@ from gradveil.core.types import Observation
 Transform = Callable[[Tensor], Tensor]
 """From pixel images (B, C, H, W) of one victim to others."""
 
-Views = Callable[[Tensor], list[Tensor]]
-"""From pixel images (rows, B, C, H, W) to versions of them; the mean of their distances counts."""
+
+class Views(ABC):
+    """Versions of pixel images (rows, B, C, H, W); the mean of their distances counts."""
+
+    @abstractmethod
+    def __call__(self, pixels: Tensor) -> list[Tensor]:
+        """Return the versions, each in the shape of the images."""
+
+    @abstractmethod
+    def select(self, rows: Sequence[int]) -> "Views":
+        """Return the views of these rows alone."""
+
+
+class Unchanged(Views):
+    """The images as they are."""
+
+    def __call__(self, pixels: Tensor) -> list[Tensor]:
+        return [pixels]
+
+    def select(self, rows: Sequence[int]) -> Views:
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class Fixed(Views):
+    """One version: each row after its own transform."""
+
+    transforms: Sequence[Transform]
+
+    def __call__(self, pixels: Tensor) -> list[Tensor]:
+        return [self._transform_rows(pixels)]
+
+    def select(self, rows: Sequence[int]) -> Views:
+        return Fixed([self.transforms[row] for row in rows])
+
+    @cached_property
+    def _transform_rows(self) -> Transform:
+        return _join(self.transforms) or partial(_transform_each, self.transforms)
+
+
+@dataclass(frozen=True, eq=False)
+class Redrawn(Views):
+    """`draws` versions, each row after its policy with new random numbers."""
+
+    policies: Sequence[Callable[[Tensor, Generator], Tensor]]
+    rng: Generator
+    draws: int
+
+    def __call__(self, pixels: Tensor) -> list[Tensor]:
+        return [self._draw(pixels) for _ in range(self.draws)]
+
+    def select(self, rows: Sequence[int]) -> Views:
+        return Redrawn([self.policies[row] for row in rows], self.rng, self.draws)
+
+    def _draw(self, pixels: Tensor) -> Tensor:
+        first = self.policies[0]
+        if all(policy == first for policy in self.policies):
+            return first(pixels.flatten(0, 1), self.rng).view_as(pixels)
+        return torch.stack(
+            [policy(row, self.rng) for policy, row in zip(self.policies, pixels, strict=True)]
+        )
 
 
 @runtime_checkable
@@ -66,7 +125,7 @@ class Itself(PolicyView):
         return "used"
 
     def bind(self, seen: Sequence[Observation], rng: Generator, restarts: int = 1) -> Views:
-        return lambda pixels: [pixels]
+        return Unchanged()
 
 
 @dataclass(frozen=True)
@@ -79,7 +138,7 @@ class KnownTransform(PolicyView):
 
     def bind(self, seen: Sequence[Observation], rng: Generator, restarts: int = 1) -> Views:
         known = [victim.knowledge.transform for victim in seen for _ in range(restarts)]
-        return _one_view([transform for transform in known if transform is not None])
+        return Fixed([transform for transform in known if transform is not None])
 
 
 @dataclass(frozen=True)
@@ -91,7 +150,7 @@ class GuessedTransform(PolicyView):
         return ("policy",)
 
     def bind(self, seen: Sequence[Observation], rng: Generator, restarts: int = 1) -> Views:
-        return _one_view([_draw(victim, rng) for victim in seen for _ in range(restarts)])
+        return Fixed([_draw(victim, rng) for victim in seen for _ in range(restarts)])
 
 
 @dataclass(frozen=True)
@@ -110,17 +169,7 @@ class ExpectedTransform(PolicyView):
 
     def bind(self, seen: Sequence[Observation], rng: Generator, restarts: int = 1) -> Views:
         known = [victim.knowledge.policy for victim in seen for _ in range(restarts)]
-        policies = [policy for policy in known if policy is not None]
-        one_call = all(policy == policies[0] for policy in policies)
-
-        def view(pixels: Tensor) -> Tensor:
-            if one_call:
-                return policies[0](pixels.flatten(0, 1), rng).view_as(pixels)
-            return torch.stack(
-                [policy(row, rng) for policy, row in zip(policies, pixels, strict=True)]
-            )
-
-        return lambda pixels: [view(pixels) for _ in range(self.draws)]
+        return Redrawn([policy for policy in known if policy is not None], rng, self.draws)
 
 
 def _draw(victim: Observation, rng: Generator) -> Transform:
@@ -130,11 +179,6 @@ def _draw(victim: Observation, rng: Generator) -> Transform:
         return policy.draw(torch.zeros(victim.size, *victim.image_shape), rng)
     seed = drawn_seed(rng)
     return lambda images: policy(images, Generator().manual_seed(seed))
-
-
-def _one_view(transforms: Sequence[Transform]) -> Views:
-    transform_rows = _join(transforms) or partial(_transform_each, transforms)
-    return lambda pixels: [transform_rows(pixels)]
 
 
 def _transform_each(transforms: Sequence[Transform], pixels: Tensor) -> Tensor:

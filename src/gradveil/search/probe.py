@@ -214,12 +214,18 @@ class ProbeScorer(Scorer):
         ranks = self._ranks(policies, rows, block, found)
         values: dict[str, list[Tensor]] = {name: [] for name in self.names}
         for policy, theirs, truth, rank in zip(policies, found, used, ranks, strict=True):
-            guess = self._guess(policy, rows).to(truth)
-            over = over_blind(theirs, truth, guess[:, None]).clamp(-CEILING, CEILING)
-            values["over_blind"].append(over)
-            values["ssim"].append(ssim(theirs, truth))
-            values["lineup"].append(torch.tensor([float(r == 1) for r in rank]))
+            measured = self.measure(theirs, truth, self._guess(policy, rows).to(truth), rank)
+            for name in self.names:
+                values[name].append(measured[name])
         return {name: torch.stack(some).double().cpu() for name, some in values.items()}
+
+    def measure(
+        self, found: Tensor, truth: Tensor, guess: Tensor, ranks: Sequence[int]
+    ) -> dict[str, Tensor]:
+        """Return the value of each image by each name, for images (images, C, H, W) in [0, 1]."""
+        over = over_blind(found, truth, guess[:, None]).clamp(-CEILING, CEILING)
+        first = torch.tensor([float(rank == 1) for rank in ranks])
+        return {"over_blind": over, "ssim": ssim(found, truth), "lineup": first}
 
     def _strike(self, policies: Sequence[Policy], rows: Tensor, used: Tensor) -> Tensor:
         """Attack `used` (policies, images, C, H, W); noise where there is nothing to find."""
