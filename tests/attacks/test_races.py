@@ -14,7 +14,7 @@ from gradveil.attacks.policy_views import GuessedTransform
 from gradveil.attacks.priors import TotalVariation
 from gradveil.attacks.starts import Given
 from gradveil.core.seeds import generator
-from gradveil.core.types import Observation, Reconstruction
+from gradveil.core.types import Batch, Observation, Reconstruction
 from toys import fashion, leaky, observe_each, refused
 
 VICTIMS = 3
@@ -97,6 +97,19 @@ def test_a_raced_row_keeps_the_transform_that_it_guessed() -> None:
     assert kept.restarts == 2 and len(kept.images) == 2 * VICTIMS
     every = problem.judge().view(VICTIMS, 8).sort(dim=1).values
     torch.testing.assert_close(kept.judge().view(VICTIMS, 2).sort(dim=1).values, every[:, :2])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_race_on_a_gpu_finds_what_one_on_the_cpu_finds() -> None:
+    def on(device: str) -> list[Reconstruction]:
+        batch = fashion(VICTIMS)
+        seen = observe_each(
+            leaky().to(device), Batch(batch.images.to(device), batch.labels.to(device))
+        )
+        return replace(PLAIN, race=RACE, start=Given(starts(8)), fast=False)(seen, 0)
+
+    for one, other in zip(on("cuda"), on("cpu"), strict=True):
+        torch.testing.assert_close(one.images, other.images, rtol=1e-4, atol=1e-5)
 
 
 def test_frames_and_progress_count_the_heats_too() -> None:

@@ -138,7 +138,7 @@ class Rows:
 
     def select(self, rows: slice | Tensor) -> "Rows":
         """Return these rows; those of a slice are views of the same memory."""
-        numbers = torch.arange(len(self.images))[rows].tolist()
+        numbers = torch.arange(len(self.images), device=self.images.device)[rows].tolist()
         draws = {name: values[rows] for name, values in self.draws.items()}
         return Rows(self.images[rows], self.labels[rows], draws, self.views.select(numbers))
 
