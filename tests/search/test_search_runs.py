@@ -716,6 +716,17 @@ def test_a_result_shows_itself_as_a_table(whole: SearchResult) -> None:
         assert part in text and html.escape(part) in page
 
 
+def test_names_in_a_result_send_no_codes_and_add_no_lines(whole: SearchResult) -> None:
+    odd = replace(
+        whole, settings={"model": "m\x1b[2J\n<b>", "data": "d"}, words=("of \x1b]0;t\x07\nx",)
+    )
+    text, page = repr(odd), odd._repr_html_()
+    assert len(text.splitlines()) == len(repr(whole).splitlines()) - len(whole.words) + 1
+    assert r"m\x1b[2J\n<b> on d" in text and r"of \x1b]0;t\x07\nx" in text
+    assert r"m\x1b[2J\n&lt;b&gt; on d</caption>" in page and r"<p>of \x1b]0;t\x07\nx</p>" in page
+    assert all(letter.isprintable() for letter in page)
+
+
 def test_trials_become_a_data_frame_where_pandas_is_installed(
     whole: SearchResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
