@@ -46,7 +46,7 @@ def pictures(first: int = 0, count: int = COUNT) -> Batch:
     chosen = torch.stack([(split.labels == label).nonzero()[0, 0] for label in range(CLASSES)])
     chosen = chosen[first : first + count]
     small = F.interpolate(split.images[chosen].float() / 255, size=(SIZE, SIZE), mode="area")
-    return Batch(small.double(), split.labels[chosen])
+    return Batch((small.double() * 255).round() / 255, split.labels[chosen])
 
 
 class Blurred(nn.Module):

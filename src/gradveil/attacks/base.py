@@ -150,6 +150,8 @@ def _reconstructions(
         if each.frames is not None:
             steps = (len(each.frame_steps), *shape)
             _check_tensor(name, "frames", each.frames, steps, whole=False)
+        if each.certain is not None:
+            _check_flags(name, each.certain, victim.size)
         for part, kind in (("distance", float | int), ("status", str)):
             if not isinstance(getattr(each, part), kind):
                 got = f"a {part} that is {kind_of(getattr(each, part))}"
@@ -171,6 +173,15 @@ def _check_tensor(
     right = value.dtype in INDICES if whole else value.is_floating_point()
     if not right or tuple(value.shape) != shape:
         raise _wrong(attack, f"{name} of type {value.dtype}, shape {tuple(value.shape)}", wanted)
+
+
+def _check_flags(attack: str, value: object, size: int) -> None:
+    if (
+        not isinstance(value, Tensor)
+        or value.dtype is not torch.bool
+        or tuple(value.shape) != (size,)
+    ):
+        raise _wrong(attack, f"certain that is {kind_of(value)}", f"booleans of shape ({size},)")
 
 
 INDICES = (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)

@@ -35,7 +35,7 @@ class LinearInversion(Attack):
     ) -> list[Reconstruction]:
         first = seen[0]
         _check_one_image(first)
-        weight, bias = _first_layer(first)
+        weight, bias = find_first_layer(first, "linear inversion")
         mean, std = pixel_frame(first.model, first.image_shape)
         fresh = FreshDraws(first, (), rng)
         shares = Shares(first.model, first.loss, first.protocol, told=fresh.shapes)
@@ -94,8 +94,11 @@ def _check_one_image(victim: Observation) -> None:
         )
 
 
-def _first_layer(victim: Observation) -> tuple[str, str]:
-    """Return the names of weight and bias of the first layer; it must take the whole image."""
+def find_first_layer(victim: Observation, attack: str) -> tuple[str, str]:
+    """Return the names of weight and bias of the first layer; it must take the whole image.
+
+    `attack` is who asks, for the message where it does not.
+    """
     width = math.prod(victim.image_shape)
     name, layer = next(
         (name, module)
@@ -105,14 +108,14 @@ def _first_layer(victim: Observation) -> tuple[str, str]:
     if not isinstance(layer, nn.Linear) or layer.in_features != width:
         raise GradveilError(
             f"the first layer, {name!r}, is of type {type(layer).__name__}: "
-            f"linear inversion needs nn.Linear with {width} inputs there"
+            f"{attack} needs nn.Linear with {width} inputs there"
         )
     prefix = f"{name}." if name else ""
     weight, bias = f"{prefix}weight", f"{prefix}bias"
     absent = [parameter for parameter in (weight, bias) if parameter not in victim.gradients]
     if absent:
         raise GradveilError(
-            f"{' and '.join(absent)} has no gradient: linear inversion needs the first layer's "
-            "weight and bias"
+            f"{' and '.join(absent)} has no gradient: {attack} needs the first layer's weight "
+            "and bias"
         )
     return weight, bias

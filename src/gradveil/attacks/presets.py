@@ -14,6 +14,7 @@ from gradveil.attacks.hidden_draws import JointMasks, JointNoise
 from gradveil.attacks.linear import LinearInversion
 from gradveil.attacks.matching import GradientMatching
 from gradveil.attacks.optimizers import LBFGS, SGD, Adam
+from gradveil.attacks.peeling import Peeling
 from gradveil.attacks.policy_views import ExpectedTransform, GuessedTransform, KnownTransform
 from gradveil.attacks.priors import LabelTerm, Smoothness, TotalVariation
 from gradveil.attacks.races import Race
@@ -61,6 +62,8 @@ raced = replace(
 )
 # Exact, for one image and a first layer that is linear with a bias.
 closed_form = LinearInversion()
+# Exact, for batches, where a ReLU follows that layer.
+peeling = Peeling()
 
 # Against policies. Balunovic et al. 2022 showed that policies fail early in training; the others
 # know the policy, or what the classes look like.

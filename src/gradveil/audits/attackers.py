@@ -22,7 +22,8 @@ from gradveil.engine.gradients import in_mode
 
 AUTO = "auto"
 STANDARD = "adam-cosine"
-CLOSED_FORM = "closed-form"
+EXACT = "closed-form"
+EXACT_BATCH = "peeling"  # of several images
 LONGEST = 128  # letters of an attack's name
 ROUNDS = 4  # that a client shares of one batch, where rounds add up and an attack looks at several
 
@@ -31,20 +32,24 @@ PUBLIC = ("labels", "means")
 
 
 def automatic(
-    defense: Defense, model: nn.Module | None = None, train_mode: bool = False
+    defense: Defense,
+    model: nn.Module | None = None,
+    train_mode: bool = False,
+    batch_size: int = 1,
 ) -> tuple[str, ...]:
     """Name the attacks of `auto`, each once.
 
     These are the standard attack, the breakers that each part of the defense declares, all parts'
-    strongest ones in one search, and the closed form. What the model draws by itself in this mode
-    is attacked as the defense that draws alike is.
+    strongest ones in one search, and the exact one for such batches. What the model draws by itself
+    in this mode is attacked as the defense that draws alike is.
     """
     parts: list[Defense | type[Defense]] = [*defense.parts()]
     parts += [] if model is None else _drawing_like(model, train_mode)
     breakers = [name for part in parts for name in part.breakers]
     for part in parts:
         _check_breakers(part)
-    names = (STANDARD, *breakers, *combinations(defense, parts), CLOSED_FORM)
+    exact = EXACT if batch_size == 1 else EXACT_BATCH
+    names = (STANDARD, *breakers, *combinations(defense, parts), exact)
     return tuple(dict.fromkeys(names))
 
 

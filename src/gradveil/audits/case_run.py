@@ -12,6 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from gradveil.attacks import Attack
+from gradveil.audits.gradient_lineup import rank_gradients
 from gradveil.audits.model import describe_model, facts_hold, save_facts
 from gradveil.audits.outcomes import (
     Outcome,
@@ -247,7 +248,7 @@ def _nearest(stage: Stage, victim: Victim, rng: Generator) -> Outcome:
     if victim.seen is None:
         return lost(victim, victim.status)
     try:
-        ranks, images = stage.rank_gradients(victim, rng)
+        ranks, images = rank_gradients(stage, victim, rng)
     except GradveilError as error:
         return lost(victim, str(error))
     both = {"used": ranks, "original": ranks}

@@ -175,7 +175,7 @@ class AuditJob:
         """
         chosen: dict[str, Attack] = {}
         if self.auto:
-            drawn = automatic(case.acting, model, self.protocol.train_mode)
+            drawn = automatic(case.acting, model, self.protocol.train_mode, self.batch_size)
             chosen = {name: find(name) for name in drawn if name not in self.attacks}
         chosen |= self.attacks
         for setting in CHANGEABLE:

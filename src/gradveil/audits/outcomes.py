@@ -34,6 +34,8 @@ class Outcome:
     frame_steps: tuple[int, ...] = ()
     ranks: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Ranks of the true images in their line-ups, by truth; empty where there is none."""
+    certain: Sequence[bool] | None = None
+    """Whether the attack knows that each is exact; None where it makes no such claim."""
 
 
 def outcomes(victims: Sequence[Victim], found: Sequence[Reconstruction]) -> list[Outcome]:
@@ -55,7 +57,17 @@ def _outcome(victim: Victim, found: Reconstruction) -> Outcome:
     if found.frames is not None:
         frames = found.frames.detach().cpu()[:, order].transpose(0, 1).nan_to_num(0.5).clamp(0, 1)
     named: list[int | None] = [None] * len(images) if labels is None else labels.tolist()
-    return Outcome(victim, "ok", images, named, finite(found.distance), frames, found.frame_steps)
+    certain = None if found.certain is None else found.certain[order.to(found.certain.device)]
+    return Outcome(
+        victim,
+        "ok",
+        images,
+        named,
+        finite(found.distance),
+        frames,
+        found.frame_steps,
+        certain=None if certain is None else certain.tolist(),
+    )
 
 
 def lost(victim: Victim, status: str) -> Outcome:
@@ -125,6 +137,7 @@ def make_records(
             update=int(outcome.victim.indices[0]),
             scores=next(scores) if outcome.status == "ok" else {},
             seconds=seconds / images,
+            certain=None if outcome.certain is None else bool(outcome.certain[i]),
         )
         for outcome in made
         for i in range(len(outcome.images))

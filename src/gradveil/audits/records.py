@@ -51,6 +51,7 @@ class Record:
     seconds: float  # the chunk's, divided by its images
     update: int | None = None  # the first image of its batch; None in records of format 2
     chance: Mapping[str, float] | None = None  # of identification among others; format 2 alone
+    certain: bool | None = None  # whether the attack knows without the truth that it is exact
 
     @property
     def ok(self) -> bool:
@@ -75,8 +76,9 @@ def append(path: Path, records: Sequence[Record]) -> None:
 
 
 def _plain(record: Record) -> dict[str, Any]:
-    """Return the record as JSON has it, without what only older formats have."""
-    return {name: value for name, value in asdict(record).items() if name != "chance"}
+    """Return the record as JSON has it, without older formats' chance, and claims not made."""
+    left_out = {"chance"} if record.certain is not None else {"chance", "certain"}
+    return {name: value for name, value in asdict(record).items() if name not in left_out}
 
 
 def read_records(path: Path) -> list[Record]:

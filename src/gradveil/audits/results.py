@@ -47,6 +47,7 @@ TESTED = ("attack", "sham", "positive")
 
 JUDGED = ("attack", "positive")
 LEVEL = 0.05
+WRONG = 1e-9  # mean squared error of an image above which a pixel is off by more than rounding
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ class Row:
     labels_right: int | None  # None where it names no labels
     seconds: float
     verdict: Verdict
+    certain: int | None = None  # images that the attack calls exact; None where it makes no claim
+    certain_wrong: int = 0  # of these, those with a wrong pixel
 
     @property
     def doubt(self) -> str | None:
@@ -385,6 +388,7 @@ def make_row(records: Sequence[Record], truth: str) -> Row:
     columns = {name: [scores[name] for scores in good] for name in MEASURES}
     n, first = len(records), records[0]
     named = [r.label_found == r.label for r in records if r.label_found is not None]
+    claims = [r.certain for r in records if r.certain is not None]
     ranks = [scores["rank"] for scores in good if "rank" in scores]
     chance = _chance(first, truth)
     share = share_of_updates(_hits(records, truth), chance)
@@ -405,6 +409,10 @@ def make_row(records: Sequence[Record], truth: str) -> Row:
         labels_right=sum(named) if named else None,
         seconds=sum(record.seconds for record in records),
         verdict=Verdict(better, by_rank, share.p, chance),
+        certain=sum(claims) if claims else None,
+        certain_wrong=sum(
+            bool(r.certain) and r.scores[truth]["mse"] > WRONG for r in records if r.ok
+        ),
     )
 
 

@@ -13,6 +13,7 @@ from torch import Generator, Tensor
 from gradveil.attacks import Attack
 from gradveil.attacks.labels import Counted, SingleLabel
 from gradveil.attacks.linear import LinearInversion
+from gradveil.attacks.peeling import Peeling
 from gradveil.audits.attackers import PUBLIC, check_told, granted, in_words, rounds
 from gradveil.audits.job import AuditJob, Case, shortened
 from gradveil.audits.model import find_model, plain_model
@@ -26,7 +27,7 @@ from gradveil.core.types import Batch, Gradients, Knowledge, Observation, Recons
 from gradveil.data import Images
 from gradveil.defenses import Defense
 from gradveil.scores import assign
-from gradveil.scores.lineup import Shown, rank_among, replay, seen_in_place
+from gradveil.scores.lineup import Shown, replay, seen_in_place
 
 POSITIVES = 4  # images of a positive control
 CLOSING = 32  # images at most of the sham and of the ceilings
@@ -34,7 +35,6 @@ SHAM = "sham"
 NOISY = "true picture with noise"
 GRADIENTS = "gradient line-up"
 UNDER_DRAWS = "class mean, draws known"
-TOGETHER = 16  # images whose gradients are held at once for a gradient line-up
 SAME = 1e-4  # difference at most of a picture that the same draws made twice
 
 
@@ -189,7 +189,7 @@ class Stage:
         lineups = self.victims.lineups
         if lineups is None or victim.seen is None:
             return {}
-        rows = [self._rows[int(image)] for image in victim.indices]
+        rows = [self.lineup_rows[int(image)] for image in victim.indices]
         true = lineups.true[rows]
         device = next(self.client.model.parameters()).device
         known: dict[str, list[Tensor]] = {truth: [] for truth in TRUTHS}
@@ -207,7 +207,7 @@ class Stage:
         return {"used": used, "original": original}
 
     @cached_property
-    def _rows(self) -> dict[int, int]:
+    def lineup_rows(self) -> dict[int, int]:
         """The line-up of each image, by its number."""
         return {int(image): row for row, image in enumerate(self.victims.numbers)}
 
@@ -244,41 +244,12 @@ class Stage:
             for victim, sham in zip(victims, shared, strict=True)
         ]
 
-    def rank_gradients(self, victim: Victim, rng: Generator) -> tuple[list[int], Tensor]:
-        """Rank each true image by the distance of its gradient to the one observed.
-
-        Each candidate stands in the place of the image in the batch that was used; the distance is
-        1 - cosine. Also returns the nearest candidates, (images, C, H, W).
-        """
-        lineups, seen = self.victims.lineups, victim.seen
-        assert lineups is not None and seen is not None
-        client = Client(
-            seen.model, classes=seen.classes, loss=seen.loss, protocol=self.client.protocol
-        )
-        device = next(seen.model.parameters()).device
-        ranks, nearest = [], []
-        for number, image in enumerate(victim.indices.tolist()):
-            row = self._rows[image]
-            candidates = self.split.images[lineups.candidates[row]].to(device).float() / 255
-            made = (
-                self.under_draws(victim, number, candidates) if self.changes_images else candidates
-            )
-            distances = []
-            for few in made.split(max(1, TOGETHER // len(victim.indices))):
-                batches = [_with_image(victim, number, candidate) for candidate in few]
-                shared = client.share_batches(batches, generator(self.seed, "ceiling", image))
-                distances += [_angle(one.seen.gradients, _first_round(seen)) for one in shared]
-            alike = -torch.tensor(distances, dtype=torch.float64)
-            ranks.append(rank_among(alike, int(lineups.true[row]), rng))
-            nearest.append(made[int(alike.argmax())].cpu())
-        return ranks, torch.stack(nearest)
-
     def _with_inferred_labels(self, victims: list[Victim]) -> list[Victim]:
         seen = [victim.seen for victim in victims if victim.seen is not None]
         if not seen:
             return victims
         finder = SingleLabel() if seen[0].size == 1 else Counted()
-        bare = [replace(s, gradients=_first_round(s), knowledge=Knowledge()) for s in seen]
+        bare = [replace(s, gradients=first_round(s), knowledge=Knowledge()) for s in seen]
         first = int(victims[0].indices[0])
         inferred = iter(finder.bind(bare, generator(self.seed, "labels", first)).cpu())
         return [
@@ -367,22 +338,9 @@ def _with_labels(victim: Victim, seen: Observation, labels: Tensor) -> Victim:
     return replace(victim, seen=replace(seen, knowledge=told))
 
 
-def _first_round(seen: Observation) -> Gradients:
+def first_round(seen: Observation) -> Gradients:
     """Return the gradients of the first of several rounds."""
     return seen.knowledge.earlier[0] if seen.knowledge.earlier else seen.gradients
-
-
-def _with_image(victim: Victim, row: int, image: Tensor) -> Batch:
-    """Return the batch that the victim used, with another image in this place."""
-    images = victim.used.to(image).clone()
-    images[row] = image
-    return Batch(images, victim.original.labels)
-
-
-def _angle(found: Gradients, seen: Gradients) -> float:
-    """Return 1 - cosine of two gradients."""
-    ours, theirs = (torch.cat([some[name].flatten() for name in found]) for some in (found, seen))
-    return 1 - float(torch.cosine_similarity(ours, theirs, dim=0))
 
 
 def _check_replayed(made: Tensor, used: Tensor, defense: Defense) -> None:
@@ -467,4 +425,4 @@ def positive_stages(job: AuditJob, proper: Stage, controls: Controls) -> list[St
 
 def positive_model(attack: Attack) -> str:
     """Name the model on which this attack is known to work, untrained."""
-    return "mlp" if isinstance(attack, LinearInversion) else "lenet"
+    return "mlp" if isinstance(attack, LinearInversion | Peeling) else "lenet"

@@ -166,6 +166,7 @@ class RecordLine(Struct, frozen=True, forbid_unknown_fields=True):
     seconds: float
     update: Count | None = None
     chance: Chances | None = None  # format 2
+    certain: bool | None = None
 
     def __post_init__(self) -> None:
         whole = self.scores.used is not UNSET and self.scores.original is not UNSET

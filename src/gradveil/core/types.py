@@ -169,6 +169,7 @@ class Reconstruction:
     so. `frames` are the images after some of the iterations, `frame_steps`. `aims_at` says whether
     the images are looked for as the client used them, or as they were before its policy. `draws`
     are what the model drew, where that was looked for too: (size, ...) by the name of the module.
+    `certain` are (size,) booleans: which images the attack knows to be exact, without the truth.
     """
 
     images: Tensor
@@ -179,6 +180,7 @@ class Reconstruction:
     frame_steps: tuple[int, ...] = ()
     aims_at: Literal["used", "original"] = "used"
     draws: Mapping[str, Tensor] = field(default_factory=dict)
+    certain: Tensor | None = None
 
 
 def stacked(seen: list[Observation]) -> dict[str, Tensor]:

@@ -206,7 +206,7 @@ def _control_words(case: CaseResult) -> list[str]:
 
 
 def _positive_words(row: Row) -> str:
-    model = "mlp" if row.attack == "closed-form" else "lenet"
+    model = "mlp" if row.attack in ("closed-form", "peeling") else "lenet"
     says = "it fails even there, so low scores of it say nothing about the model"
     if row.doubt is None:
         says = f"{_shown_by(row)}: the attack works"
@@ -238,7 +238,7 @@ def _attack_words(row: Row, positive: Row | None, against: str) -> str:
     figures = (
         f"{_lineup_words(row)} (95%: {low:.1%} to {high:.1%}, "
         f"p = {row.verdict.p_identified:.2g}){failed}; "
-        f"p = {row.verdict.p_over_blind:.2g} for dB over blind"
+        f"p = {row.verdict.p_over_blind:.2g} for dB over blind{certain_words(row)}"
     )
     if row.doubt is None:
         return f"{row.attack}{against}: better than blind: {figures}."
@@ -251,6 +251,14 @@ def _attack_words(row: Row, positive: Row | None, against: str) -> str:
             "calling the model safe"
         )
     return f"{row.attack}{against}: {row.doubt}: {figures}{because}."
+
+
+def certain_words(row: Row) -> str:
+    """Say how many images the attack calls exact, and how many of them are not."""
+    if row.certain is None:
+        return ""
+    wrong = f", {row.certain_wrong} of them wrongly" if row.certain_wrong else ""
+    return f"; exact: {row.certain} of {row.n}, certain without the truth{wrong}"
 
 
 def _left_out(case: CaseResult) -> list[str]:
@@ -413,4 +421,6 @@ def _unusual(case: CaseResult) -> list[str]:
     for row in case.rows:
         if row.failed and (row.kind, row.truth) == ("attack", USED):
             lines.append(f"{row.attack} failed on {row.failed} image(s), which count as tested.")
+        if row.certain is not None and (row.kind, row.truth) == ("attack", USED):
+            lines.append(f"{row.attack}{certain_words(row).replace(';', ':', 1)}.")
     return lines + [f"left out: {line}" for line in _left_out(case)]

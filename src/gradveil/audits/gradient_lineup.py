@@ -1,0 +1,121 @@
+"""The gradient line-up: candidates ranked by their own gradients, without any search.
+
+It is a ceiling: what somebody who holds the candidates can tell from what was shared.
+"""
+
+from contextlib import nullcontext
+from dataclasses import replace
+
+import torch
+from torch import Generator, Tensor
+
+from gradveil.attacks.distances import cosine
+from gradveil.attacks.hidden_draws import FreshDraws
+from gradveil.audits.stage import Stage, Victim, first_round
+from gradveil.core.seeds import generator
+from gradveil.core.types import Batch, Knowledge, Observation
+from gradveil.engine.products import Aim
+from gradveil.engine.shares import Shares
+from gradveil.scores.lineup import rank_among
+
+TOGETHER = 64  # images in one pass
+
+
+def rank_gradients(stage: Stage, victim: Victim, rng: Generator) -> tuple[list[int], Tensor]:
+    """Rank each true image by the distance of its gradient to the one observed.
+
+    Each candidate stands in the place of the image in the batch that was used; the distance is
+    1 - cosine. Also returns the nearest candidates, (images, C, H, W).
+    """
+    lineups, seen = stage.victims.lineups, victim.seen
+    assert lineups is not None and seen is not None
+    target = replace(seen, gradients=first_round(seen), knowledge=Knowledge())
+    device = next(seen.model.parameters()).device
+    ranks, nearest = [], []
+    for number, image in enumerate(victim.indices.tolist()):
+        row = stage.lineup_rows[image]
+        made = stage.split.images[lineups.candidates[row]].to(device).float() / 255
+        if stage.changes_images:
+            made = stage.under_draws(victim, number, made)
+        fresh = FreshDraws(target, (), generator(stage.seed, "ceiling", image))
+        batch = Batch(victim.used.to(made), victim.original.labels.to(device))
+        found = find_distances(target, batch, number, made, fresh)
+        ranks.append(rank_among(-found, int(lineups.true[row]), rng))
+        nearest.append(made[int(found.argmin())].cpu())
+    return ranks, torch.stack(nearest)
+
+
+def find_distances(
+    target: Observation, batch: Batch, place: int, candidates: Tensor, fresh: FreshDraws
+) -> Tensor:
+    """Return the distance of the batch's gradient with each candidate in this place."""
+    apart = target.protocol.local_steps == 1 and not target.protocol.train_mode
+    if apart and not fresh.modules:
+        return _apart(target, batch, place, candidates)
+    return _together(target, batch, place, candidates, fresh)
+
+
+def _together(
+    target: Observation, batch: Batch, place: int, candidates: Tensor, fresh: FreshDraws
+) -> Tensor:
+    """Compute the gradient of every batch."""
+    shares = Shares(target.model, target.loss, target.protocol, told=fresh.shapes)
+    several = bool(fresh.modules) and target.protocol.local_steps > 1
+    found = []
+    for few in candidates.split(max(1, TOGETHER // target.size)):
+        images = batch.images.repeat(len(few), 1, 1, 1, 1)
+        images[:, place] = few
+        labels = batch.labels.expand(len(few), -1)
+        measure = cosine.bind([target], len(few))
+        with fresh.seeded() if several else nullcontext():
+            found.append(measure.from_shares(shares, images, labels, fresh(len(few)), False))
+    return torch.cat(found).double().cpu()
+
+
+def _apart(target: Observation, batch: Batch, place: int, candidates: Tensor) -> Tensor:
+    """Add up gradients: a batch's is the mean of its images', of which only one changes.
+
+    With r the mean gradient of the other images and g that of a candidate, the batch has
+    G = ((B - 1) r + g) / B, so inner products with r and with the target are enough.
+    """
+    shares = Shares(target.model, target.loss, target.protocol)
+    others = [row for row in range(target.size) if row != place]
+    rest = (
+        {name: torch.zeros_like(value)[None] for name, value in target.gradients.items()}
+        if not others
+        else shares(batch.images[None, others], batch.labels[None, others])
+    )
+    aims = [
+        {name: value.to(candidates) for name, value in some.items()}
+        for some in ({n: v[None] for n, v in target.gradients.items()}, rest)
+    ]
+    (_, own), (across, of_rest) = _pair(aims[0], aims[0]), _pair(aims[1], aims[0])
+    size, found = target.size, []
+    for few in candidates.split(TOGETHER):
+        label = batch.labels[place].expand(len(few), 1)
+        to_target, square = _compare(shares, few, label, aims[0])
+        to_rest, _ = _compare(shares, few, label, aims[1])
+        dot = ((size - 1) * across + to_target) / size
+        norm = ((size - 1) ** 2 * of_rest + 2 * (size - 1) * to_rest + square) / size**2
+        found.append(1 - dot / (norm * own).sqrt())
+    return torch.cat(found).cpu()
+
+
+def _compare(
+    shares: Shares, images: Tensor, labels: Tensor, aim: dict[str, Tensor]
+) -> tuple[Tensor, Tensor]:
+    """Return inner products of each image's gradient with the aim and with itself, in float64."""
+    # A kernel wants the aim written out for every row; a CPU reads the same one again.
+    rows = {name: value.expand(len(images), *value.shape[1:]) for name, value in aim.items()}
+    if images.is_cuda:
+        rows = {name: value.contiguous() for name, value in rows.items()}
+    ones = dict.fromkeys(rows, 1.0)
+    dot, square = shares.compare(images[:, None], labels, Aim(rows, ones), differentiable=False)
+    return dot.double(), square.double()
+
+
+def _pair(left: dict[str, Tensor], right: dict[str, Tensor]) -> tuple[float, float]:
+    """Return <left, right> and <left, left> over all parameters."""
+    dot = sum(float(torch.dot(left[n].flatten(), right[n].flatten())) for n in left)
+    square = sum(float(torch.dot(left[n].flatten(), left[n].flatten())) for n in left)
+    return dot, square
