@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO := demo
 
-.PHONY: demo test test-slow fuzz check install constraints clean
+.PHONY: demo test test-slow fuzz check results install constraints clean
 
 demo: install
 	$(BIN)/gradveil train --data fashion-mnist-mini --model lenet --epochs 15 --lr 0.01 --no-augment --save-at 0,1,10 --out $(DEMO)/train
@@ -36,6 +36,10 @@ check: install
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# RESULTS.md from the records under benchmarks/results; a test fails when it is not current.
+results: install
+	$(BIN)/python tools/make_results.py
 
 install: $(INSTALLED)
 

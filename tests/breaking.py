@@ -11,11 +11,12 @@ import errno
 import io
 import json
 import os
+import re
 import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,24 +26,34 @@ SKIPPED = ("tensorboard", "study.journal")
 """They tell the times of a run, and the events of each part of it."""
 
 
-def run(how: str, at: int, arguments: list[str], log: Path) -> None:
-    """Run a command that breaks at boundary `at`, counted from 0: how is kill, full or not at all.
+Spots = Mapping[str, Collection[int]]
+"""Boundaries: kinds, such as `named records.jsonl`, and which of each in order, from 0."""
 
-    What it says, its status and the boundaries that it came to are in the folder `log`.
+
+def run(how: str, at: int | Spots, arguments: list[str], log: Path) -> None:
+    """Run a command that breaks at a boundary: how is kill, full or not at all.
+
+    `at` is the boundary's number, counted from 0, or several of which the first counts. What the
+    command says, its status and the kinds of the boundaries that it came to are in the folder
+    `log`.
     """
     log.mkdir(parents=True, exist_ok=True)
     for stream, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(log / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
-    passed = [0]
+    passed: list[str] = []
+    broken: list[bool] = []
 
-    def boundary(writes: bool) -> bool:
-        """Count it; die here, or tell whether the disk is full."""
-        number = passed[0]
-        passed[0] += 1
-        if how == "kill" and number == at:
-            (log / "count").write_text(str(number))
+    def boundary(step: str, file: str) -> bool:
+        """Note it; die here, or tell whether the disk is full."""
+        kind = f"{step} {_pattern(file)}"
+        here = len(passed) == at if isinstance(at, int) else passed.count(kind) in at.get(kind, ())
+        passed.append(kind)
+        if here and how == "kill":
+            (log / "boundaries").write_text("\n".join(passed))
             os.kill(os.getpid(), signal.SIGKILL)
-        return how == "full" and number >= at and writes
+        if here and how == "full":
+            broken.append(True)
+        return bool(broken)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # typer's own
@@ -50,11 +61,17 @@ def run(how: str, at: int, arguments: list[str], log: Path) -> None:
     _replace_functions(boundary)
     status = cli.run(arguments)
     sys.stdout.flush()
-    (log / "count").write_text(str(passed[0]))
+    (log / "boundaries").write_text("\n".join(passed))
     os._exit(status)
 
 
-def _replace_functions(boundary: Callable[[bool], bool]) -> None:
+def _pattern(file: str) -> str:
+    """The name of the file, or of that which a temporary one becomes; tensors are all alike."""
+    name = re.sub(r"^\.(.*)\.[^.]*\.part$", r"\1", Path(file).name)
+    return "*.safetensors" if name.endswith(".safetensors") else name
+
+
+def _replace_functions(boundary: Callable[[str, str], bool]) -> None:
     from gradveil.core import files
 
     mkstemp, fsync, replace, write_all = tempfile.mkstemp, os.fsync, os.replace, files.write_all
@@ -64,26 +81,26 @@ def _replace_functions(boundary: Callable[[bool], bool]) -> None:
 
     def make(*arguments: Any, **named: Any) -> tuple[int, str]:
         made = mkstemp(*arguments, **named)
-        if boundary(True):
+        if boundary("made", made[1]):
             os.close(made[0])
             os.unlink(made[1])  # noqa: PTH108  # it could not be made
             raise full()
         return made
 
     def sync(handle: int) -> None:
-        if boundary(True):
+        if boundary("written", os.readlink(f"/proc/self/fd/{handle}")):  # noqa: PTH115  # no path
             raise full()
         fsync(handle)
 
     def rename(source: Any, target: Any) -> None:
-        boundary(False)
+        boundary("to be named", str(target))
         replace(source, target)
-        boundary(False)
+        boundary("named", str(target))
 
     def write(file: IO[bytes], data: bytes) -> None:
         half = len(data) // 2
         write_all(file, data[:half])
-        if boundary(True):
+        if boundary("half written", os.readlink(f"/proc/self/fd/{file.fileno()}")):  # noqa: PTH115
             raise full()
         write_all(file, data[half:])
 

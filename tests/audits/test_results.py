@@ -76,14 +76,18 @@ def test_a_case_without_an_attacked_image_has_no_strongest_attack(result: CaseRe
 
 
 def test_names_that_a_terminal_would_obey_are_shown_as_escapes(result: CaseResult) -> None:
-    hostile = {"model": "lenet\x1b]0;title\x07", "data": "d", "seed": 0}
-    named = replace(result, settings={**result.settings, "defense": "none\x1b[2J"})
+    hostile = {"model": "lenet\x1b]0;title\x07", "data": "d\nerror: e", "seed": 0}
+    named = replace(result, settings={**result.settings, "defense": "n\x1b[2J\n<f>"})
     shown = AuditResult(result.out, hostile, (named,))
     console = Console(width=200, color_system=None, highlight=False)
     with console.capture() as printed:
         console.print(shown)
     for text in (str(shown), printed.get()):
-        assert "\x1b" not in text and r"lenet\x1b]0;title\x07" in text and r"none\x1b[2J" in text
+        assert "\x1b" not in text and r"lenet\x1b]0;title\x07 on d\nerror: e" in text
+        assert r"n\x1b[2J\n<f>" in text
+    page = shown._repr_html_()
+    assert r"<td>n\x1b[2J\n&lt;f&gt;</td>" in page
+    assert all(letter.isprintable() for letter in page)
 
 
 def test_names_that_differ_at_their_end_alone_are_told_apart_in_the_table(

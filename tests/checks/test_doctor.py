@@ -122,6 +122,15 @@ def test_a_diagnosis_shows_itself_as_text_and_as_json() -> None:
     assert [one["name"] for one in found.plain()["findings"]] == ["a", "b", "self"]
 
 
+def test_a_diagnosis_sends_no_codes_to_a_terminal() -> None:
+    odd = Finding("note", "a\x1b[2J\nerror", "layer \x1b]0;title\x07\n\u202e", "rename \x9b it")
+    said = r"a\x1b[2J\nerror: layer \x1b]0;title\x07 \u202e"
+    assert str(odd) == said + r"; rename \x9b it"
+    found = Diagnosis((odd,), ("b\x1b",), (), odd)
+    lines = ["note    " + said, r"        rename \x9b it"]
+    assert str(found).splitlines() == [*lines, r"well    1 checks: b\x1b", *lines]
+
+
 class Failing(nn.Module):
     """A model whose pass raises or ends the program."""
 

@@ -12,9 +12,10 @@ import pytest
 from rich.table import Table
 
 from gradveil import __version__, cli
-from gradveil.cli import main
+from gradveil.cli import main, run
 from gradveil.cli.options import say, table
 from gradveil.core.errors import GradveilError, GradveilWarning
+from gradveil.core.streams import HANDLER, Messages
 
 COMMANDS = [
     "train",
@@ -255,3 +256,13 @@ def test_a_warning_of_ours_is_one_line_on_the_error_stream(
         warnings.simplefilter("always")
         cli.main([])
     assert capsys.readouterr().err == "warning: taking \\x07 them one at a time\n"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_an_error_that_cannot_be_printed_has_its_status(
+    encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Path("/dev/full").open("wb", buffering=0) as full:
+        stream = Messages(full, encoding, HANDLER, line_buffering=True)
+        monkeypatch.setattr(sys, "stderr", stream)
+        assert run(["nonsense"]) == 2

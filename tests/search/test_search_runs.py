@@ -23,6 +23,7 @@ import toys
 from gradveil.attacks import GradientMatching, find
 from gradveil.audits import AuditResult, Case
 from gradveil.core.errors import GradveilError
+from gradveil.core.locks import LOCK, alone
 from gradveil.data import load
 from gradveil.models import build
 from gradveil.models.accuracy import measure_accuracy
@@ -718,6 +719,27 @@ def test_a_result_shows_itself_as_a_table(whole: SearchResult) -> None:
         assert all(cell in text and f"<td>{cell}</td>" in page for cell in cells)
     for part in (f"Hybrid: {whole.hybrid}.", *whole.words):
         assert part in text and html.escape(part) in page
+
+
+def test_a_lock_that_a_killed_search_left_goes_when_its_result_is_read(
+    job: SearchJob, whole: SearchResult
+) -> None:
+    lock = whole.out / LOCK
+    lock.write_text("process 1 on elsewhere\n")
+    assert run_search(job, whole.out, progress=False) == whole and not lock.exists()
+    with alone(whole.out, "searching into"):
+        assert run_search(job, whole.out, progress=False) == whole and lock.exists()
+
+
+def test_names_in_a_result_send_no_codes_and_add_no_lines(whole: SearchResult) -> None:
+    odd = replace(
+        whole, settings={"model": "m\x1b[2J\n<b>", "data": "d"}, words=("of \x1b]0;t\x07\nx",)
+    )
+    text, page = repr(odd), odd._repr_html_()
+    assert len(text.splitlines()) == len(repr(whole).splitlines()) - len(whole.words) + 1
+    assert r"m\x1b[2J\n<b> on d" in text and r"of \x1b]0;t\x07\nx" in text
+    assert r"m\x1b[2J\n&lt;b&gt; on d</caption>" in page and r"<p>of \x1b]0;t\x07\nx</p>" in page
+    assert all(letter.isprintable() for letter in page)
 
 
 def test_trials_become_a_data_frame_where_pandas_is_installed(

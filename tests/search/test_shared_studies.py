@@ -20,7 +20,7 @@ from sqlalchemy.exc import OperationalError
 from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.formats import OwnerEntry
 from gradveil.search import storage as storages
-from gradveil.search.space import draw, policy_of
+from gradveil.search.space import Trial, draw, policy_of
 from gradveil.search.storage import SILENCE, lives, this_process
 
 FOLDER = Path(__file__).parent
@@ -134,7 +134,7 @@ def test_two_share_the_trials_and_when_one_is_killed_the_other_finishes_all(
     check_all_finished(searching, storage)
 
 
-@pytest.mark.slow  # after SIGQUIT, a crash, a trial was once seen with another trial's policy
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGQUIT])
 def test_two_that_lose_their_database_go_on_when_it_is_back(
     postgres: Any, searching: ModuleType, tmp_path: Path, start: Start, how: signal.Signals
@@ -194,6 +194,41 @@ def test_a_claim_that_was_never_answered_is_given_out_by_the_next(
     assert [trial.number for trial in study.claim(2, 8)] == [2, 3]
     assert [trial.number for trial in study.claim(2, 8)] == [4, 5]
     study.close()
+
+
+def test_a_claim_that_lost_its_lock_gives_each_trial_the_policy_of_its_number(
+    postgres: Any, searching: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All connections break after the trials were counted; another process claims before us."""
+    import psycopg2
+
+    storage = new_database(postgres.url)
+    study, other = searching.join(storage), searching.join(storage)
+    create = study._storage.create_new_trial
+    theirs: list[Trial] = []
+
+    def late(*arguments: Any) -> int:
+        if not theirs:
+            with psycopg2.connect(postgres.url) as connection:
+                connection.cursor().execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s",
+                    (storage.rpartition("/")[2],),
+                )
+            connection.close()
+            theirs.extend(other.claim(2, 8))
+        return int(create(*arguments))
+
+    with monkeypatch.context() as patch, pytest.warns(GradveilWarning, match="trying again"):
+        patch.setattr(study._storage, "create_new_trial", late)
+        ours = study.claim(2, 8)
+    assert [trial.number for trial in theirs] == [0, 1]
+    assert [trial.number for trial in ours] == [2, 3]
+    for trial in (*theirs, *ours):
+        assert trial.policy == policy_of(draw(searching.SEED, trial.number))
+        study.finish(trial, searching.state(trial), searching.toy(trial.policy))
+    assert [trial.policy for trial in other.finished(8)] == [t.policy for t in (*theirs, *ours)]
+    for joined in (study, other):
+        joined.close()
 
 
 def test_a_search_that_is_killed_and_resumed_tries_what_an_unbroken_one_tries(

@@ -20,7 +20,7 @@ from gradveil.controls import TRUTHS
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.formats import AuditSettings, CaseSettings
 from gradveil.core.job_folder import Kind
-from gradveil.core.text import SafeConsole, printable
+from gradveil.core.text import SafeConsole, on_one_line
 from gradveil.stats import (
     Summary,
     Verdict,
@@ -343,7 +343,7 @@ class AuditResult:
 
     def __rich__(self) -> Table:
         facts = f"{self.settings['model']} on {self.settings['data']}"
-        title = Text(printable(f"{facts}, seed {self.settings['seed']}"), overflow="fold")
+        title = Text(on_one_line(f"{facts}, seed {self.settings['seed']}"), overflow="fold")
         table = Table(title=title, title_justify="left")
         for number, column in enumerate(COLUMNS):
             if number in (0, 1, 7):  # names go on in the next line: cut, two could look alike
@@ -352,7 +352,7 @@ class AuditResult:
                 table.add_column(column, justify="right", no_wrap=True)
         for cells in self._cells():
             # Names are a user's: they are no markup, and no codes that a terminal obeys.
-            table.add_row(*(Text(printable(cell)) for cell in cells))
+            table.add_row(*(Text(on_one_line(cell)) for cell in cells))
         return table
 
     def __str__(self) -> str:
@@ -366,7 +366,9 @@ class AuditResult:
     def _repr_html_(self) -> str:
         head = "".join(f"<th>{html.escape(name)}</th>" for name in COLUMNS)
         lines = (
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in cells) + "</tr>"
+            "<tr>"
+            + "".join(f"<td>{html.escape(on_one_line(cell))}</td>" for cell in cells)
+            + "</tr>"
             for cells in self._cells()
         )
         return f"<table><tr>{head}</tr>{''.join(lines)}</table>"

@@ -98,7 +98,7 @@ def mixed_classes(labels: Sequence[int]) -> str:
     if len(counts) == 1:
         return f"1 class only, {low} images"
     each = f"{low}" if low == high else f"{low} to {high}"
-    return f"{len(counts)} classes, {each} images each"
+    return f"{len(counts)} classes, {each} image{'' if each == '1' else 's'} each"
 
 
 def drawn_again(defense: Defense, labels: Tensor, rng: Generator) -> Callable[[Tensor], Tensor]:

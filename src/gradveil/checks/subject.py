@@ -17,6 +17,7 @@ from gradveil.attacks import Attack
 from gradveil.clients import Client, Shared
 from gradveil.core.errors import GradveilError, GradveilWarning, unknown
 from gradveil.core.seeds import forked, generator
+from gradveil.core.text import on_one_line
 from gradveil.core.types import Batch, Gradients, Loss, Observation
 from gradveil.engine.gradients import gradient, in_mode, trainable
 
@@ -40,7 +41,7 @@ class Finding:
             object.__setattr__(self, part, " ".join(getattr(self, part).split()))
 
     def __str__(self) -> str:
-        return f"{self.name}: {self.means}; {self.do}"
+        return on_one_line(f"{self.name}: {self.means}; {self.do}")
 
     def plain(self) -> dict[str, str]:
         """Return the fields as plain values, for JSON."""
@@ -93,7 +94,9 @@ class Diagnosis:
         for word, names in (("well", self.silent), ("skipped", self.skipped)):
             if names:
                 lines.append(f"{word:<8}{len(names)} checks: {', '.join(names)}")
-        return "\n".join([*lines, *(() if self.machine is None else _in_words(self.machine))])
+        if self.machine is not None:
+            lines += _in_words(self.machine)
+        return "\n".join(map(on_one_line, lines))
 
     __repr__ = __str__
 

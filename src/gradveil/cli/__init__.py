@@ -14,7 +14,7 @@ from gradveil.cli import audit, data, defenses, doctor, policy, reconstruct, sea
 from gradveil.core.errors import GradveilError, GradveilWarning, one_line
 from gradveil.core.importing import RAISED
 from gradveil.core.stopping import exit_status, signaled, stop_on_signals, tell
-from gradveil.core.streams import OutputLostError
+from gradveil.core.streams import OutputLostError, print_line
 from gradveil.core.text import printable, read_number, shortened
 
 BAD_INPUT = 2
@@ -51,7 +51,7 @@ app.command("reconstruct", epilog=reconstruct.EXAMPLES)(reconstruct.reconstruct_
 
 def _version(asked: bool) -> None:
     if asked:
-        typer.echo(f"gradveil {__version__}")
+        print_line(f"gradveil {__version__}")
         raise typer.Exit
 
 
@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> None:
     def show(message: Warning | str, category: type[Warning], *origin: Any, **more: Any) -> None:
         text = printable(shortened(" ".join(str(message).split()), LONGEST))
         if issubclass(category, GradveilWarning):
-            typer.echo(f"warning: {text}", err=True)
+            print_line(f"warning: {text}", error=True)
         else:
             plain(text, category, *origin, **more)
 
@@ -105,10 +105,10 @@ def run(arguments: list[str] | None = None) -> int:
             return READER_GONE
         message, status = _explained(error)
         if debug:
-            typer.echo(printable(traceback.format_exc()).rstrip(), err=True)
+            print_line(printable(traceback.format_exc()).rstrip(), error=True)
         else:
             line = shortened(" ".join(message.split()), LONGEST)
-            typer.echo(f"error: {printable(line)}", err=True)
+            print_line(f"error: {printable(line)}", error=True)
         return status
 
 

@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from gradveil.core.streams import print_line
 from gradveil.core.text import SafeConsole, on_one_line
 
 Json = Annotated[
@@ -70,7 +71,7 @@ def say(result: Mapping[str, Any], as_json: bool, *shown: Table | str | Sequence
     Of a list of lines each stays one line, whatever names are in it.
     """
     if as_json:
-        typer.echo(json.dumps(result, default=str))
+        print_line(json.dumps(result, default=str))
         return
     console = SafeConsole()
     for number, part in enumerate(shown):

@@ -47,6 +47,17 @@ def refuse_held(folder: Path, doing: str) -> None:
             """A killed process left the file behind."""
 
 
+def clear_lock(folder: Path) -> None:
+    """Remove the file that a killed process left in a folder; a living one removes its own."""
+
+    def leave(_: str) -> None:
+        raise BlockingIOError
+
+    if (folder / LOCK).exists():
+        with suppress(OSError, GradveilError), held(folder, leave):
+            """Letting go of it removes it."""
+
+
 @contextmanager
 def held(folder: Path, busy: Callable[[str], None]) -> Iterator[None]:
     """Hold the folder, which is made if need be. Afterwards one that stayed empty is removed.

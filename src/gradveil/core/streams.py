@@ -81,6 +81,17 @@ def prepare_streams() -> None:
     sys.stderr = Messages(_opened(2), _encoding(sys.stderr), HANDLER, line_buffering=True)
 
 
+def print_line(text: str, *, error: bool = False) -> None:
+    """Print to the standard output, or to the error stream, as `prepare_streams` made them.
+
+    `click.echo` goes around a stream that is ASCII, and so around what these do with failures.
+    """
+    stream: TextIO | None = sys.stderr if error else sys.stdout
+    if stream is not None:
+        stream.write(f"{text}\n")
+        stream.flush()
+
+
 def _opened(number: int) -> io.BufferedWriter:
     return io.BufferedWriter(io.FileIO(number, "w", closefd=False))
 

@@ -17,7 +17,7 @@ from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.files import MissingFileError, shown, write_text
 from gradveil.core.formats import FoundPolicy, SearchFile, SearchSettings
 from gradveil.core.reading import check_format, convert, read_json
-from gradveil.core.text import SafeConsole, on_one_line, printable
+from gradveil.core.text import SafeConsole, on_one_line
 from gradveil.scores.scorer import Estimate
 from gradveil.search.job import FOLDER, RESULT
 from gradveil.search.loop import RaceSavings
@@ -152,6 +152,7 @@ class SearchResult:
     def _repr_html_(self) -> str:
         """The same table for a notebook."""
         heads, rows = policy_cells(self.kept)
+        heads = [head.replace("\n", ", ") for head in heads]
         lines = [_html_row("th", heads), *(_html_row("td", cells) for cells in rows)]
         about = "".join(f"<p>{_html(line)}</p>" for line in self._about)
         return f"<table><caption>{_html(self._title)}</caption>{''.join(lines)}</table>{about}"
@@ -271,7 +272,7 @@ def _html_row(tag: str, cells: Sequence[str]) -> str:
 
 
 def _html(text: str) -> str:
-    return html.escape(printable(text))
+    return html.escape(on_one_line(text))
 
 
 def trials_text(result: SearchResult) -> str:

@@ -13,7 +13,7 @@ from gradveil.core.boundary import public
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.importing import RAISED
 from gradveil.core.job_folder import SETTINGS, claim, remove_empty
-from gradveil.core.locks import held
+from gradveil.core.locks import clear_lock, held
 from gradveil.core.progress import Bar
 from gradveil.data import Images
 from gradveil.engine.device import find_device
@@ -180,6 +180,7 @@ def run_search(
 
 def _ended(out: Path, storage: str | None) -> SearchResult:
     result = SearchResult.read(out)
+    clear_lock(out)  # of a process that was killed after its last write
     if storage is None:
         return result
     _check_optuna()

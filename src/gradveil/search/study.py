@@ -302,11 +302,17 @@ class Study:
         self._storage.set_study_user_attr(self._id, f"{OWNER}:{self._me.id}", entry)
 
     def _create(self, number: int) -> Trial:
-        """Create a trial; where the sampler allows, whole in one quick write, never half done."""
+        """Create a trial; whole in one quick write, never half done, where that is safe.
+
+        The number must be certain before the policy is drawn. On a server it is not: Optuna goes
+        on trying to create the trial for seconds after the connection was lost, and the lock with
+        it, so that another process may have created trials in between. Letting go of a lost lock
+        fails, and the claim is made again: it takes the trials that this one created.
+        """
         sampler = self._study.sampler
         assert isinstance(sampler, PolicySampler)
         template = create_trial(state=TrialState.RUNNING, user_attrs={OWNER: self._me.id})
-        if not sampler.at_once:
+        if self._opened.on_server or not sampler.at_once:
             return Trial(number, self._suggest(self._storage.create_new_trial(self._id, template)))
         template.number = number
         slots = {

@@ -1,0 +1,26 @@
+"""RESULTS.md is what the records under `benchmarks/results/` say."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_it_is_current_and_a_changed_figure_is_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    import make_results
+
+    text = make_results.made()
+    assert text == (ROOT / "RESULTS.md").read_text(), "run `make results`"
+    monkeypatch.setattr(make_results, "made", lambda: text)
+    monkeypatch.setattr(make_results, "TARGET", tmp_path / "RESULTS.md")
+    monkeypatch.setattr(sys, "argv", ["make_results.py", "--check"])
+    (tmp_path / "RESULTS.md").write_text(text)
+    make_results.main()
+    (tmp_path / "RESULTS.md").write_text(text.replace("14/64", "15/64"))
+    with pytest.raises(SystemExit, match="make results"):
+        make_results.main()

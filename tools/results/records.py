@@ -1,0 +1,114 @@
+"""Records, as the sections of RESULTS.md read them, and how figures are written."""
+
+import json
+import tomllib
+from collections.abc import Iterable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from scipy.stats import binomtest
+
+from gradveil.audits.records import Record, read_records
+from gradveil.audits.results import AuditResult, CaseResult, Row, make_row
+from gradveil.stats import Summary, clopper_pearson
+
+ROOT = Path(__file__).parents[2]
+RECORDS = ROOT / "benchmarks" / "results"
+
+
+@cache
+def audit(name: str) -> AuditResult:
+    """Return an audit of several cases, by its folder below `grids`."""
+    return AuditResult.read(RECORDS / "grids" / name)
+
+
+def row(case: CaseResult, attack: str, kind: str = "attack", truth: str = "used") -> Row:
+    """Return a row of a case."""
+    for found in case.rows:
+        if (found.kind, found.attack, found.truth) == (kind, attack, truth):
+            return found
+    raise SystemExit(f"{case.out}: no row of {kind} {attack} against {truth}")
+
+
+def rows_of(path: str, truth: str = "used") -> dict[tuple[str, str], Row]:
+    """Return the rows of a file of records, by kind and attack."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for record in read_records(RECORDS / path):
+        groups.setdefault((record.kind, record.attack), []).append(record)
+    return {key: make_row(some, truth) for key, some in groups.items()}
+
+
+def facts(path: str) -> Any:
+    """Return a JSON file of figures."""
+    return json.loads((RECORDS / path).read_text())
+
+
+def lines(path: str) -> list[Any]:
+    """Return the lines of a file of JSON lines."""
+    return [json.loads(line) for line in (RECORDS / path).read_text().splitlines()]
+
+
+def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    made = [f"| {' | '.join(cells)} |" for cells in (head, *body)]
+    return "\n".join([made[0], "|" + "--|" * len(head), *made[1:]])
+
+
+def spread(of: Summary, digits: int = 1) -> str:
+    """Write mean ± standard deviation."""
+    if of.mean is None:
+        return "-"
+    return f"{of.mean:.{digits}f}" + ("" if of.std is None else f" ± {of.std:.{digits}f}")
+
+
+def mean(of: Summary, digits: int = 3) -> str:
+    """Write the mean."""
+    return "-" if of.mean is None else f"{of.mean:.{digits}f}"
+
+
+def hits(found: Row) -> str:
+    """Write rank 1 as a count with its exact 95% interval."""
+    return share(found.identified, found.n)
+
+
+def share(k: int, n: int) -> str:
+    """Write k of n with its exact 95% interval."""
+    low, high = clopper_pearson(k, n)
+    return f"{k}/{n} ({100 * low:.0f} to {100 * high:.0f}%)"
+
+
+def mcnemar(left: Sequence[bool], right: Sequence[bool]) -> tuple[int, int, float]:
+    """Return how many only the left and only the right has, and the exact two-sided p."""
+    pairs = [*zip(left, right, strict=True)]
+    ours, theirs = (sum(a and not b for a, b in some) for some in (pairs, [p[::-1] for p in pairs]))
+    return ours, theirs, float(binomtest(ours, max(1, ours + theirs)).pvalue)
+
+
+def ranked_first(case: CaseResult, attack: str, truth: str = "used") -> dict[int, bool]:
+    """Return whether each image of a case has rank 1."""
+    return {r.image: r.scores[truth].get("rank") == 1 for r in case.of("attack", attack) if r.ok}
+
+
+def percent(value: float, digits: int = 1) -> str:
+    """Write a share as a percentage."""
+    return f"{100 * value:.{digits}f}%"
+
+
+@cache
+def _published() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "benchmarks" / "published.toml").read_text())
+
+
+def published(part: str, name: str, which: int, unit: str) -> str:
+    """Write what paper and replication print: PSNR is number 0, accuracy 1."""
+    found = _published()[part].get(name)
+    if found is None:
+        return ""
+    return " / ".join(f"{found[source][which]:.1f}" for source in ("paper", "replication")) + unit
+
+
+def published_correlation() -> str:
+    """Write Pearson's r of S_pri with PSNR, as paper and replication print it."""
+    found = _published()["correlation"]
+    return f"{found['paper']} and {found['replication']}"

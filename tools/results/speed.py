@@ -1,0 +1,126 @@
+"""Speed, as ratios to a plain way in the same run, and accuracies of a fast training."""
+
+from results.records import facts, percent, table
+
+GOALS = {"lenet": "3x", "small-convnet": "3x", "mlp": "3x"}
+
+
+def section() -> str:
+    return "\n\n".join((_table(), _peers(), _training()))
+
+
+def _table() -> str:
+    body = []
+    gpu = facts("attack-h200.json")
+    for found in gpu["rows"]:
+        body.append(
+            [
+                f"attack iteration, {found['model']}, {found['victims']} victims, GPU",
+                "`benchmarks/attack.py --models resnet20-4 --victims 100`",
+                f"{found['batched_ms']:.1f} ms, {found['peak_gib']:.1f} GiB",
+                f"{found['loop_ms']:,.0f} ms (loop, timed on {found['loop_victims']} of the "
+                f"{found['victims']} victims)",
+                f"{found['ratio']:.0f}x",
+                "12 ms" if found["batched_ms"] <= 12 else "12 ms: missed",
+            ]
+        )
+    for found in facts("attack-cpu.json")["rows"]:
+        body.append(
+            [
+                f"attack iteration, {found['model']}, {found['victims']} victims, CPU",
+                "`benchmarks/attack.py --models lenet small-convnet mlp`",
+                f"{found['batched_ms']:.1f} ms",
+                f"{found['loop_ms']:.0f} ms (loop)",
+                f"{found['ratio']:.1f}x",
+                GOALS[found["model"]],
+            ]
+        )
+    fast, slow = facts("search-h200.json"), facts("search-cpu.json")
+    body.append(
+        [
+            f"S_pri of a policy ({fast['images']} images, {fast['points']} points), "
+            f"{fast['model']}, GPU",
+            f"`benchmarks/search.py --model resnet20-4 --policies {fast['policies']}`",
+            f"{fast['float32_s_per_policy']:.3f} s in float32; {fast['fast_s_per_policy']:.3f} s "
+            "in bf16",
+            f"{fast['loop_s_per_policy']:.1f} s (float32 loop, timed on "
+            f"{fast['loop_images_timed']} of the images)",
+            f"{fast['float32_ratio']:.0f}x in float32; bf16 is {fast['fast_ratio']:.0f}x that loop",
+            "0.10 s",
+        ]
+    )
+    body.append(
+        [
+            f"S_pri of a policy, {slow['model']}, CPU",
+            "`benchmarks/search.py`",
+            f"{slow['float32_s_per_policy']:.2f} s",
+            f"{slow['loop_s_per_policy']:.2f} s (loop, timed on {slow['loop_images_timed']} of the "
+            "images)",
+            f"{slow['float32_ratio']:.1f}x",
+            "3x",
+        ]
+    )
+    for name, device, goal in (("h200", "cuda", "100x"), ("cpu", "cpu", "3x")):
+        found = facts(f"transforms-{name}.json")["library"]
+        body.append(
+            [
+                f"50 transformations, {'GPU' if device == 'cuda' else 'CPU'}",
+                "`benchmarks/transforms.py`",
+                f"{found[device]:,.0f} images/s",
+                f"{found['pillow']:,.0f} images/s (Pillow)",
+                f"{found[device] / found['pillow']:,.0f}x",
+                goal,
+            ]
+        )
+    train = facts("training-h200.json")
+    each = train["seconds_per_epoch"]
+    body.append(
+        [
+            f"training epoch, {train['data']}, {train['model']}, GPU, bf16",
+            "`benchmarks/training.py --data cifar100 --model resnet20-4`",
+            f"{each['none']:.2f} s; with policy {train['policy']} {each['policy']:.2f} s "
+            f"({percent(train['policy_overhead'])} more)",
+            f"{train['plain_seconds']:.2f} s (eager, bf16)",
+            f"{train['plain_seconds'] / each['none']:.1f}x",
+            "1.5 s; at most 5% more",
+        ]
+    )
+    head = ["what", "how", "batched", "plain way", "ratio", "goal"]
+    return f"## Speed\n{table(head, body)}"
+
+
+def _peers() -> str:
+    found = facts("peers-cpu.json")
+    body = []
+    for each in found["results"]:
+        ours, theirs = each["gradveil"], each["breaching"]
+        body.append(
+            [
+                each["settings"]["model"],
+                f"{theirs['seconds']:.1f} s",
+                f"{ours['seconds']:.1f} s",
+                f"{theirs['seconds'] / ours['seconds']:.1f}x",
+                f"{theirs['psnr_mean']:.2f} / {ours['psnr_mean']:.2f} dB",
+            ]
+        )
+    first = found["results"][0]
+    settings, versions = first["settings"], first["versions"]
+    head = ["model", "breaching", "gradveil", "ratio", "mean PSNR, breaching / gradveil"]
+    return (
+        f"Against the installed package `breaching` {versions['breaching']} (`benchmarks/peers.py`,"
+        " its own environment, same weights, images, starts and settings): CIFAR-100 test images, "
+        f"{settings['victims']} victims, {settings['steps']} steps, total variation "
+        f"{settings['tv']}, {settings['threads']} threads, seed {settings['seed']}. The goal is "
+        "5x.\n\n"
+        f"{table(head, body)}"
+    )
+
+
+def _training() -> str:
+    found = facts("fashion-convnet-h200.json")
+    runs = ", ".join(f"{percent(run['accuracy'], 2)} (seed {run['seed']})" for run in found["runs"])
+    return (
+        f"## Training\nFashion-MNIST, the nine-layer convnet, {found['runs'][0]['epochs']} epochs, "
+        f"GPU: {runs}. `{found['command']}` when `convnet` had nine layers, now `convnet-9`; "
+        "records `fashion-convnet-h200.json`."
+    )
