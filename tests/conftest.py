@@ -35,8 +35,11 @@ torch.set_num_threads(1)  # the same results on every machine, and no fight for 
 
 @pytest.fixture(scope="session", autouse=True)
 def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache for this run of the tests, shared by its workers: real data is decoded once."""
+    folder = tmp_path_factory.getbasetemp()
+    run = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
     patch = pytest.MonkeyPatch()
-    patch.setenv("GRADVEIL_CACHE", str(tmp_path_factory.mktemp("cache")))
+    patch.setenv("GRADVEIL_CACHE", str(run / "cache"))
     yield
     patch.undo()
 

@@ -12,7 +12,7 @@ from gradveil.defenses import parse
 from gradveil.models import build
 from gradveil.scores import psnr
 
-COUNT = 20
+COUNT = 8
 
 
 def rng() -> Generator:
@@ -74,7 +74,7 @@ def test_gradients_that_nobody_pruned_give_the_same_to_the_last_bit() -> None:
         assert torch.equal(solve(weight, bias), plain(weight, bias))
 
 
-@pytest.mark.parametrize(("share", "gain"), [(0.9, 6.0), (0.95, 2.0)])  # measured: 9.0 and 2.8 dB
+@pytest.mark.parametrize(("share", "gain"), [(0.9, 6.0), (0.95, 2.0)])  # measured: 10.6 and 3.6 dB
 def test_pruned_gradients_give_better_images_than_with_their_zeros_counted_as_measured(
     share: float, gain: float
 ) -> None:

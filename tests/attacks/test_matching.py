@@ -60,7 +60,7 @@ def plain(model: nn.Module, image: Tensor, label: Tensor, start: Tensor) -> Tens
 
 
 def test_dlg_finds_the_images() -> None:
-    batch = fashion(4)
+    batch = fashion(2)
     found = replace(dlg, steps=5)(observe_each(leaky(), batch), generator(1))
     quality = psnr(torch.cat([one.images for one in found]), batch.images)
     assert float(quality.min()) > 50  # measured: 75 dB and more

@@ -53,6 +53,11 @@ def wide(classes, size):
     return nn.Sequential(nn.Flatten(), nn.Linear(size * size, classes + 1))
 
 
+def norm(classes):
+    features = nn.Conv2d(1, 4, 3, 4), nn.BatchNorm2d(4), nn.ReLU()
+    return nn.Sequential(*features, nn.Flatten(), nn.Linear(196, classes))
+
+
 def headless(classes, size):
     return nn.Sequential(nn.Conv2d(1, classes, size), nn.Flatten())
 """
@@ -78,7 +83,7 @@ class Guess(Attack):
         return found
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def guess() -> type[Guess]:
     return Guess
 

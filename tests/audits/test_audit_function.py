@@ -144,7 +144,7 @@ def test_without_public_images_only_noise_and_gray_are_guesses(
 
 @pytest.mark.parametrize("form", ["loader", "pairs", "generator", "named"])
 def test_images_come_in_any_form(
-    form: str, model: nn.Module, images: Tensor, labels: Tensor, tmp_path: Path
+    form: str, model: nn.Module, images: Tensor, labels: Tensor, tmp_path: Path, nets: str
 ) -> None:
     pairs = TensorDataset(images, labels)
     brought = {
@@ -155,7 +155,7 @@ def test_images_come_in_any_form(
     }[form]
     named = form == "named"
     result = audit(
-        "mlp" if named else model,
+        f"{nets}:linear" if named else model,
         brought,
         attacks=["closed-form"],
         out=tmp_path / "run",
@@ -170,10 +170,12 @@ def test_images_come_in_any_form(
         assert [r.scores for r in ours] == [r.scores for r in theirs]
 
 
-def test_public_images_may_stand_beside_a_named_data_set_or_be_one(tmp_path: Path) -> None:
+def test_public_images_may_stand_beside_a_named_data_set_or_be_one(
+    tmp_path: Path, nets: str
+) -> None:
     def blind(public: Any, name: str) -> list[float | None]:
         result = audit(
-            "mlp",
+            f"{nets}:linear",
             "fashion-mnist-mini",
             public=public,
             attacks=["closed-form"],

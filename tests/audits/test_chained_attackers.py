@@ -1,6 +1,7 @@
 """Chains meet their breakers in one search, models that draw meet those of their draws."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import combinations as choices
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import toys
 from gradveil.attacks import find
 from gradveil.audits import AuditJob, Case, run_audit
 from gradveil.audits.attackers import STANDARD, automatic, granted, rounds
@@ -102,7 +104,8 @@ def best(defense: str, names: list[str], count: int = 2) -> dict[str, float]:
     batches = [
         Batch(split.images[i : i + 1].float() / 255, split.labels[i : i + 1]) for i in range(count)
     ]
-    model = build("mlp", channels=1, size=28, classes=10, mean=split.mean, std=split.std)
+    make = partial(build, "mlp", channels=1, size=28, classes=10, mean=split.mean, std=split.std)
+    model = toys.narrow(make)
     client = Client(model, 10, defense=parse(defense))
     shared = client.share_batches(
         batches,

@@ -147,7 +147,7 @@ def test_an_audit_that_is_done_is_read_back(job: AuditJob, whole: AuditResult) -
     assert run_audit(job, whole.out, progress=False) == whole == AuditResult.read(whole.out)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def quick(job: AuditJob, guess: Any) -> AuditJob:
     """Three cases whose attack costs nothing."""
     return replace(
@@ -161,13 +161,25 @@ def quick(job: AuditJob, guess: Any) -> AuditJob:
     )
 
 
+@pytest.fixture(scope="module")
+def quick_whole(quick: AuditJob, tmp_path_factory: pytest.TempPathFactory) -> AuditResult:
+    return run_audit(quick, tmp_path_factory.mktemp("quick") / "run", progress=False)
+
+
+@pytest.fixture
+def quick_done(quick_whole: AuditResult, tmp_path: Path) -> AuditResult:
+    """The same in a folder that the test may change."""
+    shutil.copytree(quick_whole.out, tmp_path / "run")
+    return AuditResult.read(tmp_path / "run")
+
+
 def test_an_audit_killed_between_its_cases_goes_on_to_the_same_records(
     quick: AuditJob,
+    quick_whole: AuditResult,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     without_times: Callable[[Any], list[Any]],
 ) -> None:
-    expected = run_audit(quick, tmp_path / "whole", progress=False)
     go, calls = case_run.CaseRun.go, []
 
     def killed(self: Any) -> None:
@@ -184,7 +196,7 @@ def test_an_audit_killed_between_its_cases_goes_on_to_the_same_records(
     assert len(times) == 2
     again = run_audit(quick, tmp_path / "again", progress=False)
     assert [without_times(case.records) for case in again.cases] == [
-        without_times(case.records) for case in expected.cases
+        without_times(case.records) for case in quick_whole.cases
     ]
     assert all(path.stat().st_mtime_ns == time for path, time in times.items())
 
@@ -193,7 +205,7 @@ def test_an_audit_killed_between_its_cases_goes_on_to_the_same_records(
     ("defense", "changes", "says"),
     [
         ("precode:k=4,position=nowhere", {}, "unknown position of defense precode"),
-        ("dp:norm=1,multiplier=1", {"model": "resnet20-4"}, "GroupNorm"),
+        ("dp:norm=1,multiplier=1", {"model": "own_audit_nets:norm"}, "GroupNorm"),
         (
             "prune:0.5",
             {"attacks": {"masked-rounds": find("masked-rounds")}, "auto": False},
@@ -261,14 +273,13 @@ def test_each_case_is_prepared_once_and_each_attack_tried_once(
 
 
 def test_an_audit_that_goes_on_tries_only_the_cases_it_had_not_begun(
-    quick: AuditJob, counted: list[str], tmp_path: Path
+    quick: AuditJob, counted: list[str], quick_done: AuditResult
 ) -> None:
-    done = run_audit(quick, tmp_path / "run", progress=False)
+    done = quick_done
     records = done.cases[0].out / "records.jsonl"
     records.write_bytes(records.read_bytes()[:-40])
     shutil.rmtree(done.cases[2].out)
-    counted.clear()
-    again = run_audit(quick, tmp_path / "run", progress=False)
+    again = run_audit(quick, done.out, progress=False)
     assert counted == [*PREPARED, "try guess on prune:0.5"] and len(again.cases) == 3
 
 
@@ -284,12 +295,11 @@ def test_no_text_of_a_defense_is_parsed_below_the_command_line(
 
 def test_machines_that_share_the_cases_make_the_audit_of_one(
     quick: AuditJob,
+    quick_whole: AuditResult,
     counted: list[str],
     tmp_path: Path,
     without_times: Callable[[Any], list[Any]],
 ) -> None:
-    expected = run_audit(quick, tmp_path / "whole", progress=False)
-    counted.clear()
     names = []
     for number in (1, 0, 2):
         part = run_audit(quick, tmp_path / "parts", progress=False, only=number)
@@ -299,7 +309,7 @@ def test_machines_that_share_the_cases_make_the_audit_of_one(
         PREPARED[number] for number in (1, 0, 2)
     ]
     assert [without_times(case.records) for case in part.cases] == [
-        without_times(case.records) for case in expected.cases
+        without_times(case.records) for case in quick_whole.cases
     ]
     assert [bool(case.of("positive")) for case in part.cases] == [True, False, False]
 
@@ -324,9 +334,9 @@ def test_what_another_process_did_meanwhile_is_not_done_again(
 
 
 def test_a_process_that_comes_too_late_leaves_the_records_of_the_first_alone(
-    quick: AuditJob, tmp_path: Path
+    quick: AuditJob, quick_done: AuditResult
 ) -> None:
-    done = run_audit(quick, tmp_path / "run", progress=False)
+    done = quick_done
     records = done.cases[0].out / "records.jsonl"
     torn = records.read_bytes()[:-40]  # as they are while the first process writes
     records.write_bytes(torn)

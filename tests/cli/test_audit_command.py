@@ -1,17 +1,56 @@
 """gradveil audit: one JSON object, progress beside it, bad input as one line that costs nothing."""
 
 import json
+import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gradveil.cli import run
 from gradveil.cli.audit import parse_paths, parse_steps
 from gradveil.core import GradveilError
 from gradveil.defenses import parse
 
 LENET = "audit --data fashion-mnist-mini --model lenet"
 QUICK = f"{LENET} --attack adam-cosine --steps 3 --images 2 --out run"
+SOURCE = """
+from torch import nn
+
+
+def linear(classes, size, channels):
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, classes))
+"""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a quick audit."""
+    folder = tmp_path_factory.mktemp("audited")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert run(QUICK.split()) == 0
+    return folder / "run"
+
+
+@pytest.fixture
+def audited(
+    gradveil: Any,  # noqa: ARG001  # it makes the current folder
+    whole: Path,
+    tmp_path: Path,
+) -> None:
+    """A copy of it in the current folder."""
+    shutil.copytree(whole, tmp_path / "run")
+
+
+@pytest.fixture
+def linear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a model that gives its images away in closed form, and quickly."""
+    (tmp_path / "own_audited_nets.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own_audited_nets", raising=False)
+    return "own_audited_nets:linear"
 
 
 def error(outcome: Any) -> str:
@@ -47,6 +86,7 @@ def test_a_second_run_says_the_same_and_attacks_nothing(gradveil: Any) -> None:
     assert first.result == again.result and first.said and not again.said
 
 
+@pytest.mark.usefixtures("audited")
 def test_people_get_a_table_words_and_the_files(gradveil: Any) -> None:
     outcome = gradveil(QUICK)
     for part in (
@@ -133,8 +173,8 @@ def test_a_checkpoint_of_another_shape_is_refused(gradveil: Any) -> None:
     assert "does not fit the model" in said and "saved from mlp on fashion-mnist-mini" in said
 
 
+@pytest.mark.usefixtures("audited")
 def test_other_settings_are_refused_and_the_first_run_stays(gradveil: Any) -> None:
-    gradveil(QUICK)
     records = Path("run/none/records.jsonl").read_bytes()
     assert "holds an audit with other settings (steps 3 there, 4 here)" in error(
         gradveil(f"{QUICK} --steps 4")
@@ -222,9 +262,10 @@ def test_one_defense_is_one_audit_with_an_exact_statement(gradveil: Any) -> None
     assert "delta" in gradveil(f"{QUICK} --defense gaussian:1e-3 --certify ssim=0.5").shown
 
 
-def test_as_published_the_clean_gradient_is_attacked(gradveil: Any) -> None:
+def test_as_published_the_clean_gradient_is_attacked(gradveil: Any, linear: str) -> None:
+    line = f"audit --data fashion-mnist-mini --model {linear} --attack closed-form --images 2"
     plain, clean, noisy = (
-        gradveil(f"{QUICK}{number} {more} --json").result
+        gradveil(f"{line} --out run{number} {more} --json").result
         for number, more in enumerate(
             ("", "--defense gaussian:1 --clean yes", "--defense gaussian:1")
         )
@@ -273,8 +314,10 @@ def test_steps_that_are_none_are_refused(text: str) -> None:
         parse_steps(text)
 
 
-def test_the_result_has_the_same_shape_for_one_case_and_for_several(gradveil: Any) -> None:
-    asked = "--attack closed-form --model mlp --images 1 --certify psnr=15 --json"
+def test_the_result_has_the_same_shape_for_one_case_and_for_several(
+    gradveil: Any, linear: str
+) -> None:
+    asked = f"--attack closed-form --model {linear} --images 1 --certify psnr=15 --json"
     line = f"audit --data fashion-mnist-mini {asked}"
     one = gradveil(f"{line} --out one").result
     two = gradveil(f"{line} --out two --defense none --defense prune:0.5").result

@@ -20,7 +20,7 @@ def linear(classes, size, channels):
 MODEL = "--data fashion-mnist-mini --model own_cli_nets:linear"
 QUICK = (
     f"search {MODEL} --checkpoint trained/model.safetensors --attack closed-form "
-    "--trials 8 --keep 4 --images 6 --threshold -1e9 --audit-images 1 --out run"
+    "--trials 4 --keep 3 --images 4 --threshold -1e9 --audit-images 1 --out run"
 )
 
 
@@ -67,11 +67,11 @@ def test_json_is_one_object_and_the_policies_it_found_defend_other_commands(grad
     result = outcome.result
     assert (
         outcome.status == 0
-        and len(result["trials"]) == 8
-        and len(result["kept"]) == 4
+        and len(result["trials"]) == 4
+        and len(result["kept"]) == 3
         and len(result["words"]) == 2
     )
-    assert all(Path(path).is_file() for path in result["files"].values()) and "8/8" in outcome.said
+    assert all(Path(path).is_file() for path in result["files"].values()) and "4/4" in outcome.said
     audit = f"audit {MODEL} --attack closed-form --images 1 --json"
     for number, (option, policy) in enumerate((("", "hybrid"), (":best", "best"))):
         found = gradveil(f"{audit} --defense run/policies.toml{option} --out audit-{number}").result
@@ -84,14 +84,14 @@ def test_json_is_one_object_and_the_policies_it_found_defend_other_commands(grad
         "Policies kept",
         "semi-trained own_cli_nets",
         "untrained own_cli_nets",
-        "8 policies drawn: 8 scored",
+        "4 policies drawn: 4 scored",
         "optuna-dashboard run/study.journal",
     ):
         assert part in again.shown
     assert not again.said
     said = error(gradveil(f"{QUICK} --keep 2"))
     assert (
-        "run holds a search with other settings (keep 4 there, 2 here): choose another --out"
+        "run holds a search with other settings (keep 3 there, 2 here): choose another --out"
         in said
     )
     assert "no policy '9' in run/policies.toml: choose hybrid, best" in error(
@@ -104,7 +104,7 @@ def test_json_is_one_object_and_the_policies_it_found_defend_other_commands(grad
     [
         ("--trials 0", "trials 0: it must be at least 1"),
         ("--keep 0", "keep 0: it must be at least 1"),
-        ("--keep 9", "keep 9 of 8 trials"),
+        ("--keep 9", "keep 9 of 4 trials"),
         ("--sampler grid", "unknown sampler 'grid': choose from random, tpe, nsga2"),
         ("--score guess", "unknown score 'guess'"),
         ("--attack nope", "unknown attack 'nope'"),

@@ -25,7 +25,7 @@ from gradveil.models.checkpoints import save_checkpoint
 
 Start = Callable[..., BaseProcess]
 RUN = "import breaking\nbreaking.run(*arguments)"
-COMMON = "--data fashion-mnist-mini --model mlp --device cpu --json"
+COMMON = "--data fashion-mnist-mini --model breaking:linear --device cpu --json"
 ATTACK = "--attack closed-form"  # which costs nothing
 COMMANDS = {
     "train": f"train {COMMON} --epochs 2 --lr 0.02 --fraction 0.05 --batch-size 50 --save-at 0,1",
@@ -69,7 +69,7 @@ class Runner:
     def checkpoint(self) -> Path:
         path = self.folder / "weights.safetensors"
         if not path.exists():
-            model = build("mlp", channels=1, size=28, classes=10, seed=9)
+            model = build("breaking:linear", channels=1, size=28, classes=10, seed=9)
             save_checkpoint(path, model, {"test_accuracy": 0.125})
         return path
 

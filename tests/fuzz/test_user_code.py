@@ -224,6 +224,7 @@ def test_a_hostile_loss_is_refused_in_a_line(
 
 
 DATA = ["--data", "fashion-mnist-mini", "--device", "cpu"]
+LINEAR = "breaking:linear"  # a model that costs little
 COMMANDS = {
     "audit": [*["audit", "--images", "1", "--out", "run"], *DATA],
     "train": [*["train", "--epochs", "1", "--fraction", "0.1", "--out", "run"], *DATA],
@@ -266,7 +267,7 @@ def test_a_hostile_factory_ends_a_command_in_a_line(
 def test_a_hostile_defense_ends_a_command_in_a_line(
     name: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--model", "mlp", "--defense", f"fuzz.hostile_code:{name}", "--attack", "closed-form"]
+    words = ["--model", LINEAR, "--defense", f"fuzz.hostile_code:{name}", "--attack", "closed-form"]
     status, said = said_by(capsys, folder, *COMMANDS["audit"], *words)
     assert status == 2 and (name in said or "loss" in said), said
 
@@ -278,7 +279,7 @@ def test_a_hostile_defense_ends_a_command_in_a_line(
 def test_a_hostile_attack_ends_a_command_in_a_line(
     name: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--model", "mlp", "--attack", f"fuzz.hostile_code:VALUE_{name}"]
+    words = ["--model", LINEAR, "--attack", f"fuzz.hostile_code:VALUE_{name}"]
     status, said = said_by(capsys, folder, *COMMANDS["audit"], *words)
     assert status == 2 and name in said, said
 

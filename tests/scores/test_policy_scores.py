@@ -112,9 +112,10 @@ def test_on_real_images_in_float32_the_privacy_score_is_the_loops(
     """
     count, points = 3, 2
     test = load("cifar100", "test", root=data_root)
-    net = build(
-        model, channels=3, size=32, classes=100, mean=test.mean, std=test.std, seed=0
-    ).eval()
+    make = partial(
+        build, model, channels=3, size=32, classes=100, mean=test.mean, std=test.std, seed=0
+    )
+    net = toys.narrow(make).eval()
     images, labels = test.images[200 : 200 + 5 * count : 5], test.labels[200 : 200 + 5 * count : 5]
     used = prepared(images, [SHIFT], 1, 0, True)[0].float() / 255
     noise = torch.rand(used.shape, generator=generator(1, "noise", 0))

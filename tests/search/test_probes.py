@@ -57,9 +57,9 @@ def test_the_first_blocks_of_a_race_are_small(probe: ProbeScorer) -> None:
 
 
 def test_the_victims_at_once_change_no_value(probe: ProbeScorer) -> None:
-    together = probe.score(POLICIES, 1)
+    together = probe.score(POLICIES[1:], 1)
     for at_once in (1, 100):
-        split = replace(probe, victims_at_once=at_once).score(POLICIES, 1)
+        split = replace(probe, victims_at_once=at_once).score(POLICIES[1:], 1)
         for name in NAMES:
             close(split[name], together[name])
 
@@ -114,23 +114,22 @@ def twin(probe: ProbeScorer, policy: Policy, block: int, image: int) -> Tensor:
 def test_all_policies_share_crop_and_start_but_not_their_own_draws(probe: ProbeScorer) -> None:
     same = probe.score([Policy.parse("none"), Policy.parse("none+none")], 0)
     close(same["ssim"][0], same["ssim"][1])
-    assert not torch.equal(
-        probe.score(POLICIES, 0)["ssim"], replace(probe, seed=6).score(POLICIES, 0)["ssim"]
-    )
+    ours, theirs = (replace(probe, seed=seed).score(POLICIES[1:2], 0)["ssim"] for seed in (5, 6))
+    assert not torch.equal(ours, theirs)
 
 
 def test_an_attack_that_works_is_above_blind_and_a_first_step_is_not(
     data: tuple[Images, Images],
 ) -> None:
     working = replace(find("dlg"), steps=10, frames=0)  # type: ignore[type-var]
-    found = make_probe(*data, small(data[1]), range(200, 204), attack=working).score([Policy()], 0)
+    found = make_probe(*data, small(data[1]), range(200, 202), attack=working).score([Policy()], 0)
     assert (
         found["over_blind"].min() > 3
         and found["ssim"].mean() > 0.5
         and found["lineup"].mean() > 0.5
     )
     still_noise = make_probe(
-        *data, small(data[1]), range(200, 204), attack=short_attack(steps=1)
+        *data, small(data[1]), range(200, 202), attack=short_attack(steps=1)
     ).score([Policy()], 0)
     assert still_noise["over_blind"].max() < 0 and still_noise["ssim"].mean() < 0.2
 

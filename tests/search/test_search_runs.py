@@ -29,7 +29,7 @@ from gradveil.models import build
 from gradveil.models.accuracy import measure_accuracy
 from gradveil.models.checkpoints import load_checkpoint, save_checkpoint
 from gradveil.report.search import search_in_words, search_tables
-from gradveil.search import SearchJob, SearchResult, run_search, search_policies
+from gradveil.search import SearchJob, SearchResult, run_search, search_policies, setup
 from gradveil.search.confirm import (
     FEWEST,
     MODELS,
@@ -87,10 +87,10 @@ def job(nets: Path) -> SearchJob:
         data="fashion-mnist-mini",
         model=model,
         checkpoint=weights,
-        trials=12,
-        keep=5,
+        trials=8,
+        keep=4,
         threshold=-1e7,
-        images=12,
+        images=8,
         attack=find("closed-form"),
         audit_images=3,
         seed=4,
@@ -137,7 +137,7 @@ def test_notes_say_what_the_settings_leave_open(job: SearchJob, whole: SearchRes
     assert "3 audit images: no test can tell two policies apart on fewer than 9" in whole.notes
     enough = replace(job, audit_images=9)
     assert job_notes(enough, job.keep) == job_notes(replace(enough, race=True), job.keep) == ()
-    assert job_notes(enough, 3) == ("the front holds 3 policies that qualify, 5 were wanted",)
+    assert job_notes(enough, 3) == ("the front holds 3 policies that qualify, 4 were wanted",)
     (raced,) = job_notes(replace(enough, race=True, race_confidence=0.95), job.keep)
     assert raced.startswith("raced at a confidence of 0.95")
 
@@ -219,20 +219,20 @@ def test_the_kept_policies_leak_least_and_the_files_agree(whole: SearchResult) -
     everything = sorted(
         {one.quantities["over_blind"].mean for one in whole.trials}
     )  # some policies give the same images
-    assert len(whole.kept) == 5 and len(whole.trials) == 12 and means == everything[:5]
+    assert len(whole.kept) == 4 and len(whole.trials) == 8 and means == everything[:4]
     assert whole.hybrid is not None and len(whole.hybrid.members) == 2
     toml = whole.out / "policies.toml"
     assert (
         Policy.load(toml) == whole.hybrid
         and Policy.load(toml, "best") == whole.best == whole.kept[0].policy
     )
-    assert [str(Policy.load(toml, str(rank))) for rank in range(1, 6)] == [
+    assert [str(Policy.load(toml, str(rank))) for rank in range(1, 5)] == [
         str(one.policy) for one in whole.kept
     ]
-    assert (whole.out / "trials.csv").read_text().count("\n") == 13
+    assert (whole.out / "trials.csv").read_text().count("\n") == 9
     assert json.loads((whole.out / "search.json").read_text())["hybrid"] == str(whole.hybrid)
     assert (
-        whole.kept[0].quantities["over_blind"].n == 12
+        whole.kept[0].quantities["over_blind"].n == 8
         and whole.kept[0].quantities["accuracy"].n == 10
     )
 
@@ -315,14 +315,14 @@ def test_people_are_told_what_was_found_and_what_was_less_than_usual(
         "untrained",
         "against the originals",
         "blind: class mean",
-        "n 12",
+        "n 8",
         "n 10",
     ):
         assert part in shown
     for part in (
-        "12 policies drawn: 12 scored",
+        "8 policies drawn: 8 scored",
         f"Hybrid: {whole.hybrid}",
-        "12 images instead of 64",
+        "8 images instead of 64",
         "10 batches of 30",
         measured(job),
         "scored on the images they were chosen by",
@@ -358,7 +358,7 @@ def test_a_search_ranks_by_another_measure_of_the_probe(
     job: SearchJob, tmp_path: Path, rank_by: str
 ) -> None:
     found = run_search(
-        replace(job, rank_by=rank_by, trials=6, keep=3), tmp_path / "run", progress=False
+        replace(job, rank_by=rank_by, trials=4, keep=3, images=5), tmp_path / "run", progress=False
     )
     means = [one.quantities[rank_by].mean for one in found.kept]
     assert means == sorted(means) and means[0] == min(
@@ -373,16 +373,20 @@ def test_nsga2_reports_its_front(job: SearchJob, tmp_path: Path) -> None:
     )
     assert {one.number for one in found.kept} <= {
         one.number for one in found.front
-    } and found.states("scored") == 12
+    } and found.states("scored") == 8
     assert len(search_tables(found)) == 4
 
 
 @pytest.mark.usefixtures("copied_audits")
-def test_a_model_is_trained_where_none_is_given(job: SearchJob, tmp_path: Path) -> None:
+def test_a_model_is_trained_where_none_is_given(
+    job: SearchJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert setup.EPOCHS == 50  # here as many as take no time
+    monkeypatch.setattr(setup, "EPOCHS", 3)
     settings = replace(job, checkpoint=None, trials=1, keep=1, images=2, audit_images=1)
     found = run_search(settings, tmp_path / "run", progress=False)
     facts = json.loads((found.out / "semi-trained/model.json").read_text())
-    assert (facts["epochs"], facts["fraction"], facts["images"], facts["seed"]) == (50, 0.1, 200, 4)
+    assert (facts["epochs"], facts["fraction"], facts["images"], facts["seed"]) == (3, 0.1, 200, 4)
     assert (
         found.hybrid is None
         and found.no_hybrid == "only one policy qualifies"
@@ -563,9 +567,9 @@ def test_a_folder_of_something_else_is_refused(
         with pytest.raises(GradveilError, match=says):
             run_search(job, out, progress=False)
     with pytest.raises(
-        GradveilError, match=r"holds a search with other settings \(keep 5 there, 4 here\)"
+        GradveilError, match=r"holds a search with other settings \(keep 4 there, 3 here\)"
     ):
-        run_search(replace(job, keep=4), whole.out, progress=False)
+        run_search(replace(job, keep=3), whole.out, progress=False)
     assert SearchResult.read(whole.out) == whole
 
 
@@ -655,10 +659,10 @@ def test_own_models_images_and_attacks_are_searched_with(
     model = build("own_search_nets:linear", channels=1, size=28, classes=10, seed=4)
     settings: dict[str, Any] = {
         "checkpoint": str(job.checkpoint),
-        "trials": 12,
-        "keep": 5,
+        "trials": 8,
+        "keep": 4,
         "threshold": -1e7,
-        "images": 12,
+        "images": 8,
         "audit_images": 3,
         "seed": 4,
         "progress": False,
@@ -709,7 +713,7 @@ def test_an_attack_is_named_after_its_preset_or_its_class(job: SearchJob) -> Non
 
 def test_a_result_shows_itself_as_a_table(whole: SearchResult) -> None:
     text, page = repr(whole), whole._repr_html_()
-    assert text.startswith("5 of 12 policies kept: own_search_nets:linear on fashion-mnist-mini\n")
+    assert text.startswith("4 of 8 policies kept: own_search_nets:linear on fashion-mnist-mini\n")
     for tried in whole.kept:
         cells = (str(tried.policy), tried.quantities["over_blind"].text())
         assert all(cell in text and f"<td>{cell}</td>" in page for cell in cells)
@@ -745,8 +749,8 @@ def test_trials_become_a_data_frame_where_pandas_is_installed(
     fake.DataFrame = lambda rows, columns: (rows, columns)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "pandas", fake)
     rows, columns = whole.to_pandas()
-    assert len(rows) == 12 and columns[:4] == ["trial", "policy", "state", columns[3]]
-    assert dict(zip(columns, rows[0], strict=True))["over_blind_n"] == 12
+    assert len(rows) == 8 and columns[:4] == ["trial", "policy", "state", columns[3]]
+    assert dict(zip(columns, rows[0], strict=True))["over_blind_n"] == 8
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(GradveilError, match=r"^to_pandas needs pandas: pip install pandas$"):
         whole.to_pandas()
@@ -755,7 +759,7 @@ def test_trials_become_a_data_frame_where_pandas_is_installed(
 def test_a_data_frame_of_trials_has_a_row_for_each(whole: SearchResult) -> None:
     pandas = pytest.importorskip("pandas")
     frame = whole.to_pandas()
-    assert isinstance(frame, pandas.DataFrame) and list(frame["trial"]) == list(range(12))
+    assert isinstance(frame, pandas.DataFrame) and list(frame["trial"]) == list(range(8))
     kept = {tried.number: tried.quantities["over_blind"].mean for tried in whole.kept}
     found = frame.set_index("trial")["over_blind_mean"].loc[list(kept)]
     assert found.dtype == float and list(found) == list(kept.values())
