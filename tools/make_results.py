@@ -10,10 +10,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from results import audits, reading, scores, searches, speed, trained
+from results import audits, exact, reading, scores, searches, speed, trained
 from results.records import ROOT
 
-SECTIONS = (reading, trained, scores, audits, searches, speed)
+SECTIONS = (reading, trained, exact, scores, audits, searches, speed)
 TARGET = ROOT / "RESULTS.md"
 
 
