@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields, replace
 import pytest
 import torch
 
-from gradveil.attacks import PRESETS, find
+from gradveil.attacks import PRESETS, GradientMatching, find
 from gradveil.audits.attackers import (
     PUBLIC,
     ROUNDS,
@@ -16,6 +16,7 @@ from gradveil.audits.attackers import (
     rounds,
     unbroken,
 )
+from gradveil.audits.job import AuditJob, Case
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import MEANINGS, Batch, Gradients, Knowledge, Observation
@@ -208,3 +209,17 @@ def test_an_error_names_the_defenses_under_which_a_need_is_known() -> None:
         "earlier": "prune-feedback",
         "noise": "gaussian or laplacian or dp",
     }
+
+
+def test_the_standard_attack_searches_as_much_as_the_breakers_beside_it() -> None:
+    job = AuditJob("lenet", "fashion-mnist-mini", {}, auto=True)
+    for defense, restarts in (("none", 1), ("3-1-7", 8), ("gaussian:0.1", 8), ("prune:0.9", 1)):
+        attacks = job.attacks_on(Case(parse(defense)))
+        searches = [a for a in attacks.values() if isinstance(a, GradientMatching)]
+        assert {attack.steps for attack in searches} == {4_800}
+        standard = attacks["adam-cosine"]
+        assert isinstance(standard, GradientMatching) and standard.restarts == restarts
+        assert restarts == max(attack.restarts for attack in searches)
+    few = replace(job, restarts=2, steps=5).attacks_on(Case(parse("3-1-7")))
+    assert {getattr(a, "steps", 5) for a in few.values()} == {5}
+    assert {getattr(a, "restarts", 2) for a in few.values()} == {2}

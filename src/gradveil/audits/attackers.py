@@ -4,14 +4,14 @@ Nothing here knows a defense by its type: each declares its breakers, and an att
 needs to know.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
 import torch
 from torch import Tensor, nn
 
-from gradveil.attacks import Attack, find
+from gradveil.attacks import Attack, GradientMatching, find
 from gradveil.core.errors import GradveilError
 from gradveil.core.importing import RAISED
 from gradveil.core.types import MEANINGS, Knowledge, Observation
@@ -51,6 +51,23 @@ def automatic(
     exact = EXACT if batch_size == 1 else EXACT_BATCH
     names = (STANDARD, *breakers, *combinations(defense, parts), exact)
     return tuple(dict.fromkeys(names))
+
+
+def on_equal_terms(attacks: Mapping[str, Attack]) -> dict[str, Attack]:
+    """Return the attacks with as many steps as any has, the standard one with as many restarts.
+
+    A breaker that beats the standard attack shall not do so by having searched more.
+    """
+    searches = {
+        name: attack for name, attack in attacks.items() if isinstance(attack, GradientMatching)
+    }
+    if STANDARD not in searches:
+        return dict(attacks)
+    steps = max(attack.steps for attack in searches.values())
+    equal = {name: replace(attack, steps=steps) for name, attack in searches.items()}
+    restarts = max(attack.restarts for attack in searches.values())
+    equal[STANDARD] = replace(equal[STANDARD], restarts=restarts)
+    return {name: equal.get(name, attack) for name, attack in attacks.items()}
 
 
 def unbroken(defense: Defense) -> tuple[Defense, ...]:

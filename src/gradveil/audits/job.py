@@ -12,7 +12,7 @@ from torch import nn
 
 from gradveil.attacks import Attack, find, names
 from gradveil.attacks.base import check_attack, not_an_attack
-from gradveil.audits.attackers import AUTO, LONGEST, automatic
+from gradveil.audits.attackers import AUTO, LONGEST, automatic, on_equal_terms
 from gradveil.core.boundary import check_fields, check_shown
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.types import Protocol
@@ -171,12 +171,15 @@ class AuditJob:
     def attacks_on(self, case: Case, model: nn.Module | None = None) -> dict[str, Attack]:
         """Return the attacks on this case by name, with the job's steps and restarts.
 
-        Those of `auto` come first; with a `model` they also undo the draws of its layers.
+        Those of `auto` come first, on equal terms; with a `model` they also undo the draws of its
+        layers.
         """
         chosen: dict[str, Attack] = {}
         if self.auto:
             drawn = automatic(case.acting, model, self.protocol.train_mode, self.batch_size)
-            chosen = {name: find(name) for name in drawn if name not in self.attacks}
+            chosen = on_equal_terms(
+                {name: find(name) for name in drawn if name not in self.attacks}
+            )
         chosen |= self.attacks
         for setting in CHANGEABLE:
             if (value := getattr(self, setting)) is not None:
