@@ -13,9 +13,13 @@ def test_it_is_current_and_a_changed_figure_is_noticed(
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     import make_results
+    from results.readme import with_figures
 
-    text = make_results.made()
+    text, front = make_results.made(), (ROOT / "README.md").read_text()
     assert text == (ROOT / "RESULTS.md").read_text(), "run `make results`"
+    assert with_figures(front) == front, "run `make results`"
+    with pytest.raises(SystemExit, match="37 of 64"):
+        with_figures(front.replace("37 of 64", "38 of 64"))
     monkeypatch.setattr(make_results, "made", lambda: text)
     monkeypatch.setattr(make_results, "TARGET", tmp_path / "RESULTS.md")
     monkeypatch.setattr(sys, "argv", ["make_results.py", "--check"])

@@ -1,8 +1,9 @@
-"""Make RESULTS.md from the records under `benchmarks/results/`: `make results`.
+"""Make RESULTS.md and the figures of README.md: `make results`.
 
     python tools/make_results.py [--check]
 
-With --check nothing is written: the status is 1 where RESULTS.md or README.md is not current.
+Both come from the records under `benchmarks/results/`. With --check nothing is written: the status
+is 1 where one of them is not current.
 """
 
 import sys
@@ -10,11 +11,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from results import audits, exact, reading, scores, searches, speed, trained
+from results import audits, exact, reading, readme, scores, searches, speed, trained
 from results.records import ROOT
 
 SECTIONS = (reading, trained, exact, scores, audits, searches, speed)
 TARGET = ROOT / "RESULTS.md"
+README = ROOT / "README.md"
 
 
 def made() -> str:
@@ -23,12 +25,12 @@ def made() -> str:
 
 
 def main() -> None:
-    text = made()
-    if "--check" in sys.argv[1:]:
-        if TARGET.read_text() != text:
-            raise SystemExit("RESULTS.md is not what the records say: run `make results`")
-        return
-    TARGET.write_text(text)
+    current = {TARGET: made(), README: readme.with_figures(README.read_text())}
+    for path, text in current.items():
+        if "--check" not in sys.argv[1:]:
+            path.write_text(text)
+        elif path.read_text() != text:
+            raise SystemExit(f"{path.name} is not what the records say: run `make results`")
 
 
 if __name__ == "__main__":

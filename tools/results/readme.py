@@ -1,0 +1,51 @@
+"""The figures of README.md: its table, and the sentence on the trained model."""
+
+from results.records import audit, row
+
+BEGIN, END = "<!-- made by make results -->\n```\n", "```\n<!-- end -->"
+NAMES = {"attack": "", "blind": "", "sham": "", "ceiling": "ceiling: ", "positive": "positive: "}
+
+
+def with_figures(text: str) -> str:
+    """Return README.md with the table of its audit, and check the figures of its sentence."""
+    before, rest = text.split(BEGIN)
+    _, after = rest.split(END)
+    for part in sentence():
+        if part not in text:
+            raise SystemExit(f"README.md does not say {part!r}, as the records do")
+    return f"{before}{BEGIN}{block()}{END}{after}"
+
+
+def block() -> str:
+    """Return the table of the audit in README.md, as an audit prints it."""
+    (case,) = audit("readme").cases
+    lines = [
+        f"{'':32} {'':>2} {'line-up':>7} {'':>14} {'':>6} {'worst':>5} {'over':>6}",
+        f"{'':32} {'n':>2} {'of ' + str(case.settings['candidates']):>7} {'PSNR dB':>14} "
+        f"{'median':>6} {'5%':>5} {'blind':>6} {'SSIM':>5}",
+    ]
+    for kind, title in NAMES.items():
+        for found in case.rows:
+            if (found.kind, found.truth) != (kind, "used"):
+                continue
+            spread = f"{found.psnr.mean:.2f} ± {found.psnr.std:.2f}"
+            lines.append(
+                f"{title + found.attack:32} {found.n:>2} {found.lineup:>7} {spread:>14} "
+                f"{found.psnr.median:>6.1f} {found.psnr.worst5:>5.1f} "
+                f"{found.over_blind.mean:>+6.1f} {found.ssim.mean:>5.3f}"
+            )
+    return "".join(line.rstrip() + "\n" for line in lines)
+
+
+def sentence() -> list[str]:
+    """Return the figures on the trained model that README.md must have."""
+    (case,) = audit("raced-60-epochs").cases
+    weak, strong = row(case, "adam-cosine"), row(case, "raced")
+    sham = row(case, "sham", "sham")
+    return [
+        f"the published attack picks {weak.identified} of {weak.n}",
+        f"`--attack raced` {strong.identified} of {strong.n}",
+        f"line-ups of {case.settings['candidates']} pictures",
+        f"{sham.identified} of {sham.n})",
+        f"chance {100 / case.settings['candidates']:.0f}%",
+    ]
