@@ -28,8 +28,8 @@ FITTING = 1e-2  # relative error of a bias gradient that a label explains
 MOST_TRIED = 2_048  # images x labels in one pass
 NOTHING = (
     "failed: no unit of the first layer saw a single image: its ratios lie off the grid of 1/255, "
-    "as in large batches, in batches of one class, and wherever a defense adds noise or changes "
-    "the gradient"
+    "as in large batches, in batches of one class, with images that are no multiples of 1/255, and "
+    "wherever a defense adds noise or changes the gradient"
 )
 
 
