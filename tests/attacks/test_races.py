@@ -134,3 +134,13 @@ def test_a_race_that_cannot_be_run_is_refused_in_one_line() -> None:
     for share in (0.0, -1.0, float("inf"), float("nan")):
         assert "share must be above 0" in refused(Race, ((2, share),))
     assert "heats" in refused(Race, 3)
+
+
+def test_a_race_takes_every_breaker_along() -> None:
+    raced = find("raced")
+    assert isinstance(raced, GradientMatching)
+    for name in ("masked", "transform-guessed", "joint-noise", "without-random-layers"):
+        other, both = find(name), find(f"raced+{name}")
+        assert isinstance(other, GradientMatching) and isinstance(both, GradientMatching)
+        assert (both.race, both.steps, both.restarts) == (raced.race, raced.steps, raced.restarts)
+        assert (both.view, both.hidden, both.distance) == (other.view, other.hidden, other.distance)

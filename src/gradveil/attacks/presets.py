@@ -140,7 +140,10 @@ def _import(reference: str) -> Attack:
 
 
 def _combine(attacks: Mapping[str, Attack], name: str) -> GradientMatching:
-    """Return the standard attack with every setting in which one of the attacks differs from it."""
+    """Return the standard attack with every setting in which one of the attacks differs from it.
+
+    Steps and restarts are those of the attack that races, if one does: its heats have many more.
+    """
     differing: dict[str, dict[str, Any]] = {}  # by setting, then by part
     for part, attack in attacks.items():
         if not isinstance(attack, GradientMatching):
@@ -152,6 +155,10 @@ def _combine(attacks: Mapping[str, Attack], name: str) -> GradientMatching:
             value = getattr(attack, setting.name)
             if value != getattr(adam_cosine, setting.name):
                 differing.setdefault(setting.name, {})[part] = value
+    for part in differing.get("race", {}):
+        for setting in {"steps", "restarts"} & differing.keys():
+            values = differing[setting]
+            differing[setting] = {part: values[part]} if part in values else values
     distance = _combine_distances(differing.pop("distance", {}), name)
     others = {setting: _agree(setting, values, name) for setting, values in differing.items()}
     return replace(adam_cosine, distance=distance, **others)
