@@ -156,9 +156,9 @@ def _combine(attacks: Mapping[str, Attack], name: str) -> GradientMatching:
             if value != getattr(adam_cosine, setting.name):
                 differing.setdefault(setting.name, {})[part] = value
     for part in differing.get("race", {}):
-        for setting in {"steps", "restarts"} & differing.keys():
-            values = differing[setting]
-            differing[setting] = {part: values[part]} if part in values else values
+        for length in {"steps", "restarts"} & differing.keys():
+            values = differing[length]
+            differing[length] = {part: values[part]} if part in values else values
     distance = _combine_distances(differing.pop("distance", {}), name)
     others = {setting: _agree(setting, values, name) for setting, values in differing.items()}
     return replace(adam_cosine, distance=distance, **others)
