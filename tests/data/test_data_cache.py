@@ -154,8 +154,10 @@ def test_a_cache_that_is_a_file_is_one_line(photos: Path, cache: Path) -> None:
         load(str(photos))
 
 
-def build(photos: str, cache: str, gate: Any, results: Any) -> None:
-    os.environ["GRADVEIL_CACHE"] = cache
+def build(photos: str, environment: dict[str, str], gate: Any, results: Any) -> None:
+    # The server of forked processes keeps the variables of the test that started it.
+    os.environ.clear()
+    os.environ.update(environment)
     gate.wait(30)
     results.put(load(photos).images.sum().item())
 
@@ -164,7 +166,7 @@ def test_two_processes_that_build_at_once_are_both_right(photos: Path, cache: Pa
     context = multiprocessing.get_context("forkserver")
     gate, results = context.Barrier(2), context.Queue()
     workers = [
-        context.Process(target=build, args=(str(photos), str(cache), gate, results))
+        context.Process(target=build, args=(str(photos), dict(os.environ), gate, results))
         for _ in range(2)
     ]
     for worker in workers:
