@@ -4,9 +4,9 @@ import errno
 import fcntl
 import os
 import socket
-import time
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -16,38 +16,36 @@ from gradveil.core.errors import GradveilWarning
 from gradveil.core.locks import alone, held, locked, refuse_held
 
 HOLDER = """
-import time
+import sys
+from pathlib import Path
 from gradveil.core.locks import alone, locked
-
-path, sign = arguments
+path = Path(sys.argv[1])
 with locked(path) if path.name == "lock" else alone(path, "working in"):
-    sign.touch()
-    time.sleep(600)
+    print("held", flush=True)
+    sys.stdin.read()
 """
-Start = Callable[[Path], BaseProcess]
+Start = Callable[[Path], "subprocess.Popen[bytes]"]
 
 
 @pytest.fixture
-def start(
-    start_process: Callable[..., BaseProcess], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Start]:
-    """Start another process that holds a file or folder until it is killed."""
+def start() -> Iterator[Start]:
+    """Start another process that holds a file or folder until its input ends."""
     running = []
 
-    def start(path: Path) -> BaseProcess:
-        sign = tmp_path_factory.mktemp("holder") / "held"
-        process = start_process(HOLDER, path, sign)
+    def start(path: Path) -> "subprocess.Popen[bytes]":
+        process = subprocess.Popen(
+            [sys.executable, "-c", HOLDER, str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         running.append(process)
-        until = time.monotonic() + 60
-        while not sign.exists():
-            assert process.is_alive() and time.monotonic() < until
-            time.sleep(0.002)
+        assert process.stdout is not None and process.stdout.readline() == b"held\n"
         return process
 
     yield start
     for process in running:
         process.kill()
-        process.join()
+        process.communicate()
 
 
 def refuse() -> None:
@@ -101,7 +99,7 @@ def test_a_folder_is_free_again_after_its_holder_was_killed_and_left_its_lock(
 ) -> None:
     holder = start(tmp_path / "out")
     holder.kill()
-    holder.join()
+    holder.wait()
     assert (tmp_path / "out" / ".lock").is_file()
     refuse_held(tmp_path / "out", "working in")
     with alone(tmp_path / "out", "working in"):
