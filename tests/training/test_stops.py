@@ -5,11 +5,12 @@ import errno
 import importlib
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ from gradveil.training import Recipe, TrainingJob, TrainingResult, train
 from gradveil.training import lightning as callbacks
 
 StopAt = Callable[..., None]
-Start = Callable[..., BaseProcess]
 
 
 def interrupt() -> None:
@@ -63,10 +63,10 @@ def assert_same(found: Path, expected: Path) -> None:
     assert not [*found.rglob("*.part"), *found.rglob("resume.ckpt")]
 
 
-@pytest.fixture(scope="module")
-def whole(job: TrainingJob, tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture
+def whole(job: TrainingJob, tmp_path: Path) -> Path:
     """The folder of the same job, never stopped."""
-    return train(job, tmp_path_factory.mktemp("whole") / "run", progress=False).out
+    return train(job, tmp_path / "whole", progress=False).out
 
 
 @pytest.fixture
@@ -274,47 +274,49 @@ ARGUMENTS = (
     "train --data fashion-mnist-mini --model mlp --epochs 6 --lr 0.02 --fraction 0.2 "
     "--batch-size 50 --seed 5 --save-at 0,30 --device cpu"
 )
-PROGRAM = """
-from gradveil.__main__ import main
-
-given, streams = arguments
-for number, path in zip((1, 2), streams):
-    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
-sys.argv = ["gradveil", *given]
-main()
-"""
 
 
-def stopped(
-    start: Start, out: Path, how: signal.Signals, *more: str
-) -> tuple[int | None, str, str]:
+def stopped(out: Path, how: signal.Signals, *more: str) -> tuple[int, str, str]:
     """Run the command until another epoch's line is in metrics.csv, then send the signal."""
     before = len(metrics(out)) if (out / "metrics.csv").exists() else 0
-    arguments = [*ARGUMENTS.split(), *more, "--out", str(out), "--json"]
-    shown, said = out.with_name("shown"), out.with_name("said")
-    process = start(PROGRAM, arguments, (shown, said), warned="ignore")
-    deadline = time.monotonic() + 60
-    while not (out / "metrics.csv").exists() or len(metrics(out)) <= before:
-        assert process.is_alive() and time.monotonic() < deadline, (
-            "it ended, or never came to an epoch"
-        )
-        time.sleep(0.005)
-    assert process.pid is not None
-    os.kill(process.pid, how)
-    process.join(60)
-    return process.exitcode, shown.read_text(), said.read_text()
+    command = [
+        sys.executable,
+        "-m",
+        "gradveil",
+        *ARGUMENTS.split(),
+        *more,
+        "--out",
+        str(out),
+        "--json",
+    ]
+    with subprocess.Popen(
+        command,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    ) as process:
+        deadline = time.monotonic() + 60
+        while not (out / "metrics.csv").exists() or len(metrics(out)) <= before:
+            assert process.poll() is None and time.monotonic() < deadline, (
+                "it ended, or never came to an epoch"
+            )
+            time.sleep(0.005)
+        process.send_signal(how)
+        shown, said = process.communicate(timeout=60)
+    return process.returncode, shown, said
 
 
 def test_killed_and_interrupted_and_run_again_it_gives_the_weights_and_metrics_of_one_run(
-    tmp_path: Path, start_process: Start
+    tmp_path: Path,
 ) -> None:
     recipe = Recipe(epochs=6, lr=0.02, batch_size=50)
     job = TrainingJob("fashion-mnist-mini", "mlp", recipe, fraction=0.2, save_at=(0, 30), seed=5)
     whole: TrainingResult = train(job, tmp_path / "whole", device="cpu", progress=False)
 
-    status, shown, _ = stopped(start_process, tmp_path / "run", signal.SIGKILL)
+    status, shown, _ = stopped(tmp_path / "run", signal.SIGKILL)
     assert status == -signal.SIGKILL and not shown
-    status, shown, said = stopped(start_process, tmp_path / "run", signal.SIGINT)
+    status, shown, said = stopped(tmp_path / "run", signal.SIGINT)
     assert status == 130 and not shown
     assert [line for line in said.splitlines() if not line.startswith("training ")] == [
         "error: stopped; run the same command again to go on"
@@ -325,9 +327,7 @@ def test_killed_and_interrupted_and_run_again_it_gives_the_weights_and_metrics_o
     assert_same(tmp_path / "run", tmp_path / "whole")
 
 
-def test_killed_while_it_feeds_residuals_back_it_goes_on_with_them(
-    tmp_path: Path, start_process: Start
-) -> None:
+def test_killed_while_it_feeds_residuals_back_it_goes_on_with_them(tmp_path: Path) -> None:
     defense = "prune-feedback:0.99,then,gaussian:1e-3"
     recipe = Recipe(epochs=6, lr=0.02, batch_size=50)
     job = TrainingJob(
@@ -339,8 +339,9 @@ def test_killed_while_it_feeds_residuals_back_it_goes_on_with_them(
         seed=5,
         defense=parse(defense),
     )
-    more = "--model", "lenet", "--defense", defense
-    status, shown, _ = stopped(start_process, tmp_path / "run", signal.SIGKILL, *more)
+    status, shown, _ = stopped(
+        tmp_path / "run", signal.SIGKILL, "--model", "lenet", "--defense", defense
+    )
     assert (
         status == -signal.SIGKILL
         and not shown
