@@ -272,22 +272,30 @@ def _row(own: Values, full: Values, seed: int) -> str:
     rng = np.random.default_rng(seed)
     r = correlation(own.mean(1), full.mean(1))
     drawn = rng.integers(len(own), size=(RESAMPLES, len(own)))
-    again = [correlation(own[rows].mean(1), full[rows].mean(1)) for rows in drawn]
-    low, high = (
-        np.quantile(varied, [0.025, 0.975])
-        if (varied := [one for one in again if one == one])
-        else (np.nan, np.nan)
-    )
+    low, high = interval(own, full, drawn)
     a, b = reliability(own, rng), reliability(full, rng)
     most = np.sqrt(a * b) if a > 0 and b > 0 else np.nan
     return f"{r:.2f} | {low:.2f} to {high:.2f} | {a:.2f} | {b:.2f} | {most:.2f}"
 
 
-def correlation(left: NDArray[np.float64], right: NDArray[np.float64]) -> float:
+def interval(own: Values, full: Values, drawn: NDArray[np.int64]) -> Values:
+    """The bounds of r over policies drawn again, 95%; NaN where it never exists."""
+    again = correlations(own.mean(1)[drawn], full.mean(1)[drawn])
+    varied = again[~np.isnan(again)]
+    return np.quantile(varied, [0.025, 0.975]) if len(varied) else np.full(2, np.nan)
+
+
+def correlation(left: Values, right: Values) -> float:
     """Pearson's; NaN where one side does not vary."""
-    left, right = left - left.mean(), right - right.mean()
-    spread = float(np.sqrt((left @ left) * (right @ right)))
-    return float(left @ right) / spread if spread > 0 else float("nan")
+    return float(correlations(left[None], right[None])[0])
+
+
+def correlations(left: Values, right: Values) -> Values:
+    """The same of each row."""
+    left, right = (some - some.mean(1, keepdims=True) for some in (left, right))
+    spread = np.sqrt((left**2).sum(1) * (right**2).sum(1))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(spread > 0, (left * right).sum(1) / spread, np.nan)
 
 
 def reliability(values: Values, rng: np.random.Generator) -> float:

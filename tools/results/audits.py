@@ -1,6 +1,7 @@
 """Audits of untrained models, of defenses with their breakers, and over training time."""
 
 from gradveil.audits.results import CaseResult, Row
+from gradveil.report.audit import best_blind
 from results.records import audit, facts, mean, percent, published, row, rows_of, spread, table
 
 UNTRAINED = {
@@ -23,10 +24,7 @@ def _untrained() -> str:
     for name, file in UNTRAINED.items():
         rows = rows_of(f"audits/{file}.jsonl")
         (attack,) = (found for (kind, _), found in rows.items() if kind == "attack")
-        guess = max(
-            (found for (kind, _), found in rows.items() if kind == "blind"),
-            key=lambda found: found.psnr.mean or 0,
-        )
+        guess = best_blind([*rows.values()])
         easy = next(found for (kind, _), found in rows.items() if kind == "positive")
         body.append(
             [
@@ -154,10 +152,7 @@ def _over_training() -> str:
             f"{spread(found.psnr)}, {mean(found.ssim)}"
             for found in (row(case, name) for name in (STANDARD, "early-step"))
         ]
-        guess = max(
-            (f for f in case.rows if f.kind == "blind" and f.truth == "used"),
-            key=lambda found: found.psnr.mean or 0,
-        )
+        guess = best_blind([found for found in case.rows if found.truth == "used"])
         body.append(
             [
                 f"`{case.defense}`",

@@ -8,7 +8,7 @@ from results.records import RECORDS, ROOT, published_correlation, table
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from probe import FULL, QUANTITIES, RULES, Records, Values, correlation, reliability
+from probe import FULL, QUANTITIES, RESAMPLES, RULES, Records, correlation, interval, reliability
 
 STUDIES = {"semi-trained": "scores/resnet20-4-semi-trained-h200.jsonl"}
 WORDS = {
@@ -17,21 +17,12 @@ WORDS = {
     "psnr": "PSNR",
     "over_blind": "dB over the knowing guess",
 }
-RESAMPLES = 2_000
 
 
 def section() -> str:
     return "\n\n".join(
         ("## Does a score foretell the attack?", *(_study(*item) for item in STUDIES.items()))
     )
-
-
-def _correlations(left: Values, right: Values) -> Values:
-    """Return Pearson's r of each row; NaN where one side does not vary."""
-    left, right = (some - some.mean(1, keepdims=True) for some in (left, right))
-    spread = np.sqrt((left**2).sum(1) * (right**2).sum(1))
-    with np.errstate(invalid="ignore", divide="ignore"):
-        return np.where(spread > 0, (left * right).sum(1) / spread, np.nan)
 
 
 def _study(stage: str, path: str) -> str:
@@ -49,8 +40,7 @@ def _study(stage: str, path: str) -> str:
         cells = []
         for wanted in QUANTITIES:
             r = correlation(own.mean(1), full[wanted].mean(1))
-            again = _correlations(own.mean(1)[drawn], full[wanted].mean(1)[drawn])
-            low, high = np.nanquantile(again, [0.025, 0.975])
+            low, high = interval(own, full[wanted], drawn)
             cells.append(f"{r:.2f} ({low:.2f} to {high:.2f})")
         body.append([label, f"{records.seconds(kind):.2f}", *cells])
     agree = {name: reliability(values, rng) for name, values in full.items()}
