@@ -124,8 +124,7 @@ def heats(attack: Attack) -> int:
     """The iterations that the heats of a race add, counted as progress counts them."""
     if not isinstance(attack, GradientMatching):
         return 0
-    stages = attack.race.stages(attack.restarts, attack.steps)
-    return sum(rows * steps for rows, steps in stages) // attack.restarts
+    return attack.race.work(attack.restarts, attack.steps) // attack.restarts
 
 
 def attacked(

@@ -103,7 +103,7 @@ class GradientMatching(Attack):
         keep_freed_memory()
         with tf32(self.fast):
             stages = self.race.stages(self.restarts, self.steps)
-            total = len(seen) * sum(rows * steps for rows, steps in stages)
+            total = len(seen) * self.race.work(self.restarts, self.steps)
             count = _Count(progress, len(seen) * self.restarts, total)
             problem = Problem.draw(self, seen, rng, stages[0][0])
             for (_, steps), (kept, _) in pairwise(stages):

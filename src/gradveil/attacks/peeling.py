@@ -17,7 +17,6 @@ from torch.nn import functional as F
 
 from gradveil.attacks.base import Attack, Progress
 from gradveil.attacks.linear import find_first_layer
-from gradveil.core.boundary import check_fields
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Loss, Observation, Reconstruction
 from gradveil.engine.gradients import in_mode, pixel_frame
@@ -43,9 +42,6 @@ class Peeling(Attack):
     what is left. Entries that pruning set to zero make a unit useless, the other units still work.
     Needs one gradient of a model in which images of a batch do not interact.
     """
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     def reconstruct(
         self, seen: Sequence[Observation], rng: Generator, progress: Progress
@@ -114,6 +110,7 @@ class Peel:
     def __init__(self, network: Network, victim: Observation, layer: tuple[str, str]) -> None:
         self.network, self.victim = network, victim
         self.weight, self.bias = (victim.gradients[name].cpu().double() for name in layer)
+        self.size = self.weight.norm()  # before anything is taken out
         self.whole = self.weight.isfinite().all(1) & self._unpruned()
         self.images: list[Tensor] = []  # levels from 0 to 255
         self.labels: list[int] = []
@@ -179,8 +176,6 @@ class Peel:
             ((near >= 0) & (near <= LEVELS)).all(1)
         )
         usable, near = usable[exact], near[exact]
-        if not len(near):
-            return near, []
         active = self.network.activated(near / LEVELS)[torch.arange(len(near)), usable]
         usable, near = usable[active], near[active]
         if not len(near):
@@ -195,6 +190,4 @@ class Peel:
 
     def _left(self) -> float:
         """Return the share of the first layer's gradient that no found image explains."""
-        whole = self.victim.gradients
-        name = next(n for n, g in whole.items() if g.shape == self.weight.shape)
-        return float(self.weight.norm() / whole[name].cpu().double().norm())
+        return float(self.weight.norm() / self.size)

@@ -49,3 +49,7 @@ class Race:
         """Return (rows of each victim, steps) of every heat, then of the search proper."""
         heats = [(times * restarts, max(1, round(share * steps))) for times, share in self.heats]
         return [*heats, (restarts, steps)]
+
+    def work(self, restarts: int, steps: int) -> int:
+        """Return the steps of all rows of a victim, over all stages."""
+        return sum(rows * each for rows, each in self.stages(restarts, steps))

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from gradveil.attacks import Attack
+from gradveil.attacks import Attack, GradientMatching
 from gradveil.audits.gradient_lineup import rank_gradients
 from gradveil.audits.model import describe_model, facts_hold, save_facts
 from gradveil.audits.outcomes import (
@@ -257,7 +257,10 @@ def _nearest(stage: Stage, victim: Victim, rng: Generator) -> Outcome:
 
 def _work(attack: Attack, images: int) -> float:
     """Return iterations times images, by which the bar moves."""
-    return float(getattr(attack, "steps", 1) * getattr(attack, "restarts", 1) * images)
+    restarts, steps = getattr(attack, "restarts", 1), getattr(attack, "steps", 1)
+    if isinstance(attack, GradientMatching):
+        return float(attack.race.work(restarts, steps) * images)
+    return float(restarts * steps * images)
 
 
 def _timed(

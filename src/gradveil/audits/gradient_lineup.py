@@ -79,24 +79,21 @@ def _apart(target: Observation, batch: Batch, place: int, candidates: Tensor) ->
     G = ((B - 1) r + g) / B, so inner products with r and with the target are enough.
     """
     shares = Shares(target.model, target.loss, target.protocol)
+    aim = {name: value[None].to(candidates) for name, value in target.gradients.items()}
+    _, own = _pair(aim, aim)
     others = [row for row in range(target.size) if row != place]
-    rest = (
-        {name: torch.zeros_like(value)[None] for name, value in target.gradients.items()}
-        if not others
-        else shares(batch.images[None, others], batch.labels[None, others])
-    )
-    aims = [
-        {name: value.to(candidates) for name, value in some.items()}
-        for some in ({n: v[None] for n, v in target.gradients.items()}, rest)
-    ]
-    (_, own), (across, of_rest) = _pair(aims[0], aims[0]), _pair(aims[1], aims[0])
-    size, found = target.size, []
+    rest: dict[str, Tensor] = {}
+    across, of_rest = own.new_zeros(1), own.new_zeros(1)
+    if others:
+        rest = shares(batch.images[None, others], batch.labels[None, others])
+        across, of_rest = _pair(rest, aim)
+    beside, found = len(others), []
     for few in candidates.split(TOGETHER):
         label = batch.labels[place].expand(len(few), 1)
-        to_target, square = _compare(shares, few, label, aims[0])
-        to_rest, _ = _compare(shares, few, label, aims[1])
-        dot = ((size - 1) * across + to_target) / size
-        norm = ((size - 1) ** 2 * of_rest + 2 * (size - 1) * to_rest + square) / size**2
+        to_target, square = _compare(shares, few, label, aim)
+        to_rest = _compare(shares, few, label, rest)[0] if others else 0.0
+        dot = (beside * across + to_target) / target.size
+        norm = (beside**2 * of_rest + 2 * beside * to_rest + square) / target.size**2
         found.append(1 - dot / (norm * own).sqrt())
     return torch.cat(found).cpu()
 
@@ -109,13 +106,12 @@ def _compare(
     rows = {name: value.expand(len(images), *value.shape[1:]) for name, value in aim.items()}
     if images.is_cuda:
         rows = {name: value.contiguous() for name, value in rows.items()}
-    ones = dict.fromkeys(rows, 1.0)
-    dot, square = shares.compare(images[:, None], labels, Aim(rows, ones), differentiable=False)
+    made = Aim(rows, dict.fromkeys(rows, 1.0))
+    dot, square = shares.compare(images[:, None], labels, made, differentiable=False)
     return dot.double(), square.double()
 
 
-def _pair(left: dict[str, Tensor], right: dict[str, Tensor]) -> tuple[float, float]:
-    """Return <left, right> and <left, left> over all parameters."""
-    dot = sum(float(torch.dot(left[n].flatten(), right[n].flatten())) for n in left)
-    square = sum(float(torch.dot(left[n].flatten(), left[n].flatten())) for n in left)
-    return dot, square
+def _pair(found: dict[str, Tensor], aim: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return inner products of a gradient with the aim and with itself, (1,), in float64."""
+    dot, square = Aim(aim, dict.fromkeys(aim, 1.0)).pair(found)
+    return dot.double(), square.double()

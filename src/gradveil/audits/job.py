@@ -96,8 +96,8 @@ class AuditJob:
     `model` is a module or its name; `data` the images that victims are taken from, or the
     name of a data set, whose `split` is meant. `public` are images of the same kind that anyone
     may have, for blind guesses; a named data set has its training split. `attacks` are by name;
-    with `auto` come the standard attack, those known to undo the case's defense and the closed
-    form, as far as they suit. `steps` and `restarts` change every attack that has such a setting.
+    with `auto` come the standard attack, those known to undo the case's defense and the exact
+    one, as far as they suit. `steps` and `restarts` change every attack that has such a setting.
     `victims_at_once` fixes the chunks, and so the random numbers; None leaves it to the device.
     `positive` runs each attack that needs no defense also where it is known to work; `sham` runs
     the strongest attack also on updates of other images.
