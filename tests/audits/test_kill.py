@@ -2,10 +2,9 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -17,35 +16,22 @@ from gradveil.core import GradveilError
 from gradveil.core.locks import alone
 from gradveil.defenses import parse
 
-SCRIPT = """
-import sys
-from pathlib import Path
-import torch
-torch.set_num_threads(1)
-from gradveil.attacks import find
-from gradveil.audits import AuditJob, Case, run_audit
-from gradveil.defenses import parse
-job = AuditJob(
-    "lenet",
-    "fashion-mnist-mini",
-    {"adam-cosine": find("adam-cosine")},
-    cases=(Case(parse("3-1-7")), Case(parse("prune:0.5"))),
-    images=6,
-    victims_at_once=2,
-    steps=20,
-    seed=5,
-)
-run_audit(job, Path(sys.argv[1]))
+AUDIT = """
+from gradveil.audits import run_audit
+
+os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+run_audit(*arguments)
 """
+Start = Callable[..., BaseProcess]
 
 JOB = AuditJob(
     "lenet",
     "fashion-mnist-mini",
     {"adam-cosine": find("adam-cosine")},
     cases=(Case(parse("3-1-7")), Case(parse("prune:0.5"))),
-    images=6,
+    images=4,
     victims_at_once=2,
-    steps=20,
+    steps=8,
     seed=5,
 )
 
@@ -59,19 +45,17 @@ def lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.is_file() else 0
 
 
-def start(records: Path, stop: signal.Signals, after: int) -> subprocess.Popen[bytes]:
-    """Audit in another process, which is stopped when `records` has more than `after` lines."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(records.parents[1])],
-        stderr=subprocess.DEVNULL,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-    )
+def stopped(start: Start, out: Path, records: Path, stop: signal.Signals, after: int) -> int:
+    """Audit in another process, stop it when `records` has more than `after` lines; its status."""
+    process = start(AUDIT, JOB, out, warned="ignore")
     until = time.monotonic() + 120
-    while lines(records) <= after and process.poll() is None and time.monotonic() < until:
+    while lines(records) <= after and process.is_alive() and time.monotonic() < until:
         time.sleep(0.002)
-    process.send_signal(stop)
-    process.wait(60)
-    return process
+    assert process.pid is not None
+    os.kill(process.pid, stop)
+    process.join(60)
+    assert process.exitcode is not None
+    return process.exitcode
 
 
 @pytest.mark.parametrize(("stop", "case"), [(signal.SIGKILL, 1), (signal.SIGINT, 0)])
@@ -81,11 +65,13 @@ def test_a_stopped_audit_goes_on_and_loses_and_repeats_nothing(
     unbroken: AuditResult,
     tmp_path: Path,
     without_times: Callable[[Any], list[Any]],
+    start_process: Start,
 ) -> None:
     out = tmp_path / "stopped"
     folders = [out / one.folder for one in JOB.cases]
-    assert start(folders[case] / "records.jsonl", stop, after=9).returncode != 0
-    kept = read_records(folders[case] / "records.jsonl")
+    records = folders[case] / "records.jsonl"
+    assert stopped(start_process, out, records, stop, after=9) != 0
+    kept = read_records(records)
     assert 0 < len(kept) < len(unbroken.cases[case].records)
     assert [folder.exists() for folder in folders] == [True, case == 1]
     assert len(AuditResult.read(out).cases) == case + 1  # what there is can be looked at
