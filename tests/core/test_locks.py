@@ -4,9 +4,9 @@ import errno
 import fcntl
 import os
 import socket
-import subprocess
-import sys
+import time
 from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import pytest
@@ -16,36 +16,38 @@ from gradveil.core.errors import GradveilWarning
 from gradveil.core.locks import alone, held, locked, refuse_held
 
 HOLDER = """
-import sys
-from pathlib import Path
+import time
 from gradveil.core.locks import alone, locked
-path = Path(sys.argv[1])
+
+path, sign = arguments
 with locked(path) if path.name == "lock" else alone(path, "working in"):
-    print("held", flush=True)
-    sys.stdin.read()
+    sign.touch()
+    time.sleep(600)
 """
-Start = Callable[[Path], "subprocess.Popen[bytes]"]
+Start = Callable[[Path], BaseProcess]
 
 
 @pytest.fixture
-def start() -> Iterator[Start]:
-    """Start another process that holds a file or folder until its input ends."""
+def start(
+    start_process: Callable[..., BaseProcess], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Start]:
+    """Start another process that holds a file or folder until it is killed."""
     running = []
 
-    def start(path: Path) -> "subprocess.Popen[bytes]":
-        process = subprocess.Popen(
-            [sys.executable, "-c", HOLDER, str(path)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-        )
+    def start(path: Path) -> BaseProcess:
+        sign = tmp_path_factory.mktemp("holder") / "held"
+        process = start_process(HOLDER, path, sign)
         running.append(process)
-        assert process.stdout is not None and process.stdout.readline() == b"held\n"
+        until = time.monotonic() + 60
+        while not sign.exists():
+            assert process.is_alive() and time.monotonic() < until
+            time.sleep(0.002)
         return process
 
     yield start
     for process in running:
         process.kill()
-        process.communicate()
+        process.join()
 
 
 def refuse() -> None:
@@ -99,7 +101,7 @@ def test_a_folder_is_free_again_after_its_holder_was_killed_and_left_its_lock(
 ) -> None:
     holder = start(tmp_path / "out")
     holder.kill()
-    holder.wait()
+    holder.join()
     assert (tmp_path / "out" / ".lock").is_file()
     refuse_held(tmp_path / "out", "working in")
     with alone(tmp_path / "out", "working in"):
