@@ -1,5 +1,6 @@
 """Small models of a user's own, and a quick job on the embedded images."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,8 +28,8 @@ def small(classes, size):
 
 
 def norm(classes):
-    features = nn.Conv2d(1, 4, 3, 2), nn.BatchNorm2d(4), nn.ReLU()
-    return nn.Sequential(*features, nn.Flatten(), nn.Linear(676, classes))
+    features = nn.Conv2d(1, 4, 3, 4), nn.BatchNorm2d(4), nn.ReLU()
+    return nn.Sequential(*features, nn.Flatten(), nn.Linear(196, classes))
 
 
 def dropout(classes, size):
@@ -71,14 +72,15 @@ def nets_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def nets(nets_folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The name of the module with these models, importable while a test runs."""
-    monkeypatch.syspath_prepend(nets_folder)
-    return "own_training_nets"
+@pytest.fixture(scope="session")
+def nets(nets_folder: Path) -> Iterator[str]:
+    """The name of the module with these models, importable while the tests run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(nets_folder)
+        yield "own_training_nets"
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def job(nets: str) -> TrainingJob:
     """Four epochs of five steps, with every source of randomness: order, crop, flip, dropout."""
     recipe = Recipe(epochs=4, lr=0.05, batch_size=40)

@@ -63,10 +63,10 @@ def assert_same(found: Path, expected: Path) -> None:
     assert not [*found.rglob("*.part"), *found.rglob("resume.ckpt")]
 
 
-@pytest.fixture
-def whole(job: TrainingJob, tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def whole(job: TrainingJob, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the same job, never stopped."""
-    return train(job, tmp_path / "whole", progress=False).out
+    return train(job, tmp_path_factory.mktemp("whole") / "run", progress=False).out
 
 
 @pytest.fixture
