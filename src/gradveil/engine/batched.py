@@ -12,12 +12,14 @@ from torch import Generator, Tensor, nn
 
 from gradveil.core.errors import GradveilError, one_line
 from gradveil.core.types import Gradients, Loss
+from gradveil.engine.device import suits
 from gradveil.engine.draws import DROPOUTS, Draws, given
 from gradveil.engine.gradients import check_victims, gradient, trainable
-from gradveil.engine.layers import BATCH_NORMS, RULES
+from gradveil.engine.layers import BATCH_NORMS, FORWARDS, RULES, SHORT_TWICE
 from gradveil.engine.passes import Pass, collect, compare, forward
 from gradveil.engine.products import Aim, DotAndSquare
 
+ALIKE = 0.9  # cosine below which bf16 is no rounding but a mistake
 ALL_DROPOUTS = (*DROPOUTS, nn.AlphaDropout, nn.FeatureAlphaDropout)
 
 
@@ -41,6 +43,7 @@ class BatchedGradients:
         self._model, self._loss, self._short, self._told = model, loss, short, frozenset(told)
         self._tried = False
         self._mismatch: str | None = None
+        self._forwards = FORWARDS
 
     @property
     def why_not(self) -> str | None:
@@ -88,6 +91,9 @@ class BatchedGradients:
             ends = {name: value.detach()[[0, -1]] for name, value in (draws or {}).items()}
             with _rows_given(self._model, ends):
                 self._mismatch = _trial(self._model, self._loss, images, labels)
+                if self._short and self._mismatch is None and suits(images):
+                    shortened = _can_be_short(self._model, self._loss, images, labels)
+                    self._forwards = SHORT_TWICE if shortened else FORWARDS
             self._tried = True
         if (reason := self.why_not) is not None:
             raise NotBatchableError(f"the gradients of these victims cannot be batched: {reason}")
@@ -110,7 +116,7 @@ class BatchedGradients:
         # Detached parameters spare autograd the summed weight gradients, which nobody needs.
         frozen = {name: parameter.detach() for name, parameter in self._model.named_parameters()}
         with torch.enable_grad(), _rows_given(self._model, draws):
-            yield forward(self._model, self._loss, images, labels, frozen)
+            yield forward(self._model, self._loss, images, labels, frozen, self._forwards)
 
 
 def obstacle(model: nn.Module, told: Collection[str] = ()) -> str | None:
@@ -177,6 +183,29 @@ def _trial(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor) -> str 
     except Exception as error:
         gradient(model, loss, first[0], ends[0])  # shows a mistake in the input, not in batching
         return f"a trial pass failed with {one_line(error)}"
+
+
+def _can_be_short(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor) -> bool:
+    """Tell whether bf16 between the layers gives the gradients of two random victims, and slopes.
+
+    A model's own code may not take that format.
+    """
+    frozen = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    first = torch.rand((2, *images.shape[1:]), generator=Generator().manual_seed(0)).to(images)
+    found = []
+    try:
+        for forwards in (FORWARDS, SHORT_TWICE):
+            with torch.enable_grad():
+                guess = first.clone().requires_grad_()
+                done = forward(model, loss, guess, labels.detach()[[0, -1]], frozen, forwards)
+                gradients = collect(model, done, 2, differentiable=True, short=True)
+                flat = torch.cat([part.float().flatten(1) for part in gradients.values()], dim=1)
+                (slope,) = torch.autograd.grad(flat.square().sum(), guess)
+            found.append((flat.detach(), slope.flatten(1)))
+    except Exception:
+        return False
+    alike = [torch.cosine_similarity(*pair, dim=1).min() for pair in zip(*found, strict=True)]
+    return bool(torch.stack(alike).min() > ALIKE)
 
 
 def _disagreement(model: nn.Module, done: Pass, batched: Gradients) -> str | None:

@@ -95,9 +95,97 @@ def _patches(  # type: ignore[no-untyped-def]
     tl.store(target + index, value, mask=inside)
 
 
+def patches_last(
+    maps: Tensor,
+    kernel: tuple[int, int],
+    stride: tuple[int, int],
+    dilation: tuple[int, int],
+    corner: tuple[int, int],
+    out: tuple[int, int],
+    *,
+    adjoint: bool,
+) -> Tensor:
+    """Return (rows, positions, kernel area x channels) of patches, with zeros outside the map.
+
+    The first pixel of the map lies at `corner` of the padded map. The `adjoint` gathers, for each
+    of the `out` positions of a layer's input, the outputs that it went into, 0 where there is none.
+    """
+    maps = maps.contiguous(memory_format=torch.channels_last)
+    rows, channels, height, width = maps.shape
+    area = kernel[0] * kernel[1]
+    found = torch.empty(
+        rows, out[0] * out[1], area * channels, dtype=maps.dtype, device=maps.device
+    )
+    grid = (triton.cdiv(found.numel(), ENTRIES),)
+    _patches_last[grid](
+        maps, found, found.numel(), channels, height, width, *out, *kernel, *stride, *dilation,
+        *corner, adjoint, ENTRIES,
+    )  # fmt: skip
+    return found
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _patches_last(  # type: ignore[no-untyped-def]
+    source,
+    target,
+    total,
+    channels: tl.constexpr,
+    height: tl.constexpr,
+    width: tl.constexpr,
+    out_h: tl.constexpr,
+    out_w: tl.constexpr,
+    kernel_h: tl.constexpr,
+    kernel_w: tl.constexpr,
+    stride_h: tl.constexpr,
+    stride_w: tl.constexpr,
+    step_h: tl.constexpr,
+    step_w: tl.constexpr,
+    top: tl.constexpr,
+    left: tl.constexpr,
+    adjoint: tl.constexpr,
+    block: tl.constexpr,
+):
+    index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    there = index < total
+    inside = there
+    c = index % channels
+    rest = index // channels
+    j = rest % kernel_w
+    rest = rest // kernel_w
+    i = rest % kernel_h
+    rest = rest // kernel_h
+    x = rest % out_w
+    rest = rest // out_w
+    y = rest % out_h
+    image = rest // out_h
+    if adjoint:
+        row = y + top - i * step_h
+        column = x + left - j * step_w
+        there = there & (row % stride_h == 0) & (column % stride_w == 0)
+        there = there & (row >= 0) & (column >= 0)
+        row = row // stride_h
+        column = column // stride_w
+    else:
+        row = y * stride_h + i * step_h - top
+        column = x * stride_w + j * step_w - left
+        there = there & (row >= 0) & (column >= 0)
+    there = there & (row < height) & (column < width)
+    place = ((image * height + row) * width + column) * channels + c
+    tl.store(target + index, tl.load(source + place, mask=there, other=0.0), mask=inside)
+
+
+def _alike(found: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Return both with each victim's numbers in one order of the memory."""
+    if found.stride() == target.stride() == torch.empty_like(found).stride() and (
+        found.stride(0) == found[0].numel()
+    ):
+        return found, target
+    return found.contiguous(), target.contiguous()
+
+
 def products(found: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     """Return <g', g> and <g', g'> for each victim, in one pass and in float32."""
-    found, target = found.contiguous(), target.contiguous()
+    found, target = _alike(found, target)
     victims, size = len(found), found[0].numel()
     chunks = triton.cdiv(size, CHUNK)
     sums = torch.empty(2, victims, chunks, device=found.device)
@@ -127,7 +215,7 @@ def _products(  # type: ignore[no-untyped-def]
 
 def mix(found: Tensor, target: Tensor, to_found: Tensor, to_target: Tensor) -> Tensor:
     """Return a_v g' + b_v g for each victim v, in one pass."""
-    found, target = found.contiguous(), target.contiguous()
+    found, target = _alike(found, target)
     out = torch.empty_like(found)
     size = found[0].numel()
     _mix[(len(found), triton.cdiv(size, BLOCK))](

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from gradveil.engine.convolutions import convolution_weight, convolve
+from gradveil.engine.convolutions import convolution_weight, convolve, short_convolve
 from gradveil.engine.device import load_kernels, suits
 from gradveil.engine.products import thin_product
 
@@ -106,7 +106,7 @@ def affine(norm: nn.BatchNorm1d | nn.BatchNorm2d, inputs: Tensor) -> Tensor:
 
 
 def short_affine(norm: nn.BatchNorm2d, inputs: Tensor) -> Tensor:
-    """Run the same in short formats on a GPU, differentiable once.
+    """Run the same in short formats on a GPU.
 
     Torch's backward is slow there, and gives up channels last.
     """
@@ -140,6 +140,20 @@ SHORT_FORWARDS: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
 """The same for a pass in short formats on a GPU that is differentiated once."""
 
 
+def wide_linear(layer: nn.Linear, inputs: Tensor) -> Tensor:
+    """Run a linear layer in the format of its weights, whatever came before it."""
+    return nn.Linear.forward(layer, inputs.to(layer.weight.dtype))
+
+
+SHORT_TWICE: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
+    nn.Conv2d: short_convolve,
+    nn.Linear: wide_linear,
+    nn.BatchNorm1d: affine,
+    nn.BatchNorm2d: short_affine,
+}
+"""The same for one that is differentiated twice."""
+
+
 def _scale_and_shift(norm: nn.BatchNorm1d | nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
     assert norm.running_mean is not None and norm.running_var is not None
     scale = torch.rsqrt(norm.running_var + norm.eps)
@@ -154,19 +168,18 @@ def _sums(values: Tensor, victims: int) -> Tensor:
 
 
 class _ShortAffine(torch.autograd.Function):
-    """scale x + shift, channel by channel."""
+    """scale x + shift, channel by channel; its slope is one without a shift."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, scale: Tensor, shift: Tensor) -> Tensor:
+    def forward(ctx: Any, inputs: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
         ctx.save_for_backward(scale)
         found: Tensor = load_kernels().scale_shift(inputs, scale, shift)
         return found
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
         (scale,) = ctx.saved_tensors
-        return load_kernels().scale_shift(slope, scale, None), None, None
+        return _ShortAffine.apply(slope, scale, None), None, None  # type: ignore[no-untyped-call]
 
 
 class _Outer(torch.autograd.Function):
@@ -195,6 +208,9 @@ class _Moments(torch.autograd.Function):
         positions = tuple(range(2, blame.dim()))
         if not positions:
             return blame.clone(), blame * inputs
+        if suits(blame) and blame.dim() == 4:
+            both: tuple[Tensor, Tensor] = load_kernels().moments(blame, inputs)
+            return both
         return blame.sum(positions), (blame * inputs).sum(positions)
 
     @staticmethod
@@ -202,5 +218,5 @@ class _Moments(torch.autograd.Function):
     def backward(ctx: Any, to_plain: Tensor, to_mixed: Tensor) -> tuple[Tensor, Tensor]:
         blame, inputs = ctx.saved_tensors
         shape = (*to_plain.shape, *(1,) * (blame.dim() - 2))
-        to_plain, to_mixed = to_plain.view(shape), to_mixed.view(shape)
+        to_plain, to_mixed = (slope.view(shape).to(blame.dtype) for slope in (to_plain, to_mixed))
         return torch.addcmul(to_plain, inputs, to_mixed), blame * to_mixed

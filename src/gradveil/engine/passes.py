@@ -75,6 +75,8 @@ def forward(
     }
     with _taps(model, forwards) as taps:
         logits = functional_call(model, {**parameters, **copies}, (rows,))
+    if logits.dtype in (torch.bfloat16, torch.float16):
+        logits = logits.float()
     losses = with_slope(per_sample(loss, logits, labels.flatten(0, 1)))
     return Pass(rows, losses, taps, copies)
 

@@ -35,11 +35,21 @@ class Aim:
     def pair(self, found: Gradients, names: Sequence[str] | None = None) -> DotAndSquare:
         """Return <g', g> and <g', g'>, (victims,), summed over the named parameters or over all."""
         names = list(self.factors) if names is None else names
+        for name in names:
+            self._lay_out(name, found[name])
         return inner_products(
             [found[n] for n in names],
             [self.target[n] for n in names],
             [self.factors[n] for n in names],
         )
+
+    def _lay_out(self, name: str, found: Tensor) -> None:
+        """Keep a target in the order of the memory and the format that a GPU finds gradients in."""
+        target = self.target[name]
+        if suits(found) and (found.dtype != target.dtype or found.stride() != target.stride()):
+            alike = torch.empty_like(found)
+            if alike.stride() != target.stride() or alike.dtype != target.dtype:
+                self.target[name] = alike.copy_(target)
 
     def outer_pair(self, name: str, blame: Tensor, inputs: Tensor) -> DotAndSquare:
         """Return the same for one parameter's gradient b^T a, without writing it out.
