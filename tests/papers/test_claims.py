@@ -29,7 +29,9 @@ from gradveil.papers.switches import VARIANTS
     ("hits", "n", "bare", "verdict"),
     [
         (0, 64, (30, 64), HOLDS),
-        (1, 100, None, HOLDS),
+        (1, 100, (60, 100), HOLDS),
+        (0, 64, (1, 64), UNTOLD),  # the attack finds nothing without a defense either
+        (0, 64, None, UNTOLD),
         (0, 6, (3, 6), UNTOLD),  # as many as the replication attacked
         (20, 64, (50, 64), IN_PART),
         (20, 64, (22, 64), FAILS),
@@ -50,13 +52,15 @@ def test_verdicts_of_parts_are_joined() -> None:
 
 
 def test_a_loss_of_accuracy_is_decided_over_trainings_or_test_images() -> None:
-    lost, low, high = accuracy_loss([0.760, 0.757, 0.756], [0.748, 0.747, 0.745])
+    lost, low, high = accuracy_loss([0.760, 0.757, 0.756], [0.748, 0.747, 0.745], 10_000)
     assert low < lost < high and lost == pytest.approx(0.011, abs=1e-3)
     assert decide_loss(low, high) == UNTOLD
-    _, low, high = accuracy_loss([0.75], [0.66])
+    _, low, high = accuracy_loss([0.75], [0.66], 10_000)
     assert decide_loss(low, high) == FAILS
-    _, low, high = accuracy_loss([0.75], [0.77])
+    _, low, high = accuracy_loss([0.75], [0.77], 10_000)
     assert decide_loss(low, high) == HOLDS
+    _, low, high = accuracy_loss([0.75], [0.77], 100)
+    assert decide_loss(low, high) == UNTOLD
 
 
 def test_the_papers_five_are_counted_among_the_lowest() -> None:

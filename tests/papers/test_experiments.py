@@ -1,6 +1,7 @@
 """The experiments: complete, with published figures, and made of cells that they share."""
 
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -83,8 +84,13 @@ def test_a_key_tells_cells_apart_by_every_setting() -> None:
     for name, value in {"images": 7, "first": True, "clean": True, "steps": 3, "seed": 1}.items():
         assert replace(one, **{name: value}).key != one.key
     training = one.training
-    for name, value in {"epochs": 200, "loss_scale": 0.5, "seed": 1, "augment": False}.items():
-        assert replace(one, training=replace(training, **{name: value})).key != one.key
+    others = (
+        replace(training, epochs=200),
+        replace(training, loss_scale=0.5),
+        replace(training, augment=False),
+        replace(training, seed=1),
+    )
+    assert all(replace(one, training=other).key != one.key for other in others)
 
 
 @pytest.mark.parametrize(
@@ -135,9 +141,9 @@ def test_a_switch_that_is_none_is_refused_with_the_choices() -> None:
 
 @pytest.mark.parametrize("model", ["resnet20-4", "convnet", "convnet-9", "lenet"])
 def test_a_network_with_other_constants_starts_from_the_same_weights(model: str) -> None:
-    shape = {"channels": 3, "size": 32, "classes": 4}
-    plain = build(model, **shape, mean=(0.5,) * 3, std=(0.2,) * 3).state_dict()
-    other = build(with_constants(model, "cifar10"), **shape).state_dict()
+    make = partial(build, channels=3, size=32, classes=4)
+    plain = make(model, mean=(0.5,) * 3, std=(0.2,) * 3).state_dict()
+    other = make(with_constants(model, "cifar10")).state_dict()
     assert other["normalize.mean"].flatten().tolist() == pytest.approx(CIFAR10.mean)
     assert other["normalize.std"].flatten().tolist() == pytest.approx(CIFAR10.std)
     weights = [name for name in plain if not name.startswith("normalize")]

@@ -145,6 +145,26 @@ def test_a_failure_is_told_of_and_the_others_go_on(queue: Queue) -> None:
     assert not queue.records.done(bad)
 
 
+def test_after_an_interrupt_the_same_queue_goes_on(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = given("one", seeded(1, 1), seeded(1, 2), seeded(2, 3))
+    plain = Noted.measure
+
+    def interrupted(cell: Noted, place: Place) -> dict[str, Any]:
+        if cell.number == 2:
+            raise KeyboardInterrupt
+        return plain(cell, place)
+
+    monkeypatch.setattr(Noted, "measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        queue.run(queue.plan(experiment))
+    assert not [*queue.place.work.rglob(".lock")]
+    monkeypatch.setattr(Noted, "measure", plain)
+    queue.run(queue.plan(experiment))
+    assert sorted(queue.order) == [1, 2, 3]
+
+
 def test_only_what_is_likely_to_end_in_time_is_started(queue: Queue) -> None:
     long, short = seeded(1, 1, 600), seeded(1, 2, 5)
     outcome = queue.run(queue.plan(given("one", long, short)), minutes=1)
@@ -234,7 +254,7 @@ def test_a_training_and_an_audit_go_through_the_queue_into_a_table(queue: Queue)
     assert row is not None and row.n == 4 and row.psnr.mean is not None and row.psnr.mean > 40
     facts = queue.records.facts(cells[0])
     assert facts is not None and facts["device"] == "cpu" and facts["seconds"] >= 0
-    assert len(facts["result"]["history"]) == 1
+    assert len(facts["result"]["history"]) == 1 and facts["result"]["test_images"] == 500
     _check_table(compare({"ours": plan.parts[0]}, queue.records), facts["result"]["accuracy"])
 
 

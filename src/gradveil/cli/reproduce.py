@@ -88,6 +88,10 @@ def reproduce_command(
         Path | None,
         typer.Option(help="After each cell, write the first folder of records to this .tar.gz."),
     ] = None,
+    figures: Annotated[
+        Path | None,
+        typer.Option(help="Draw the figures of what is done into this folder."),
+    ] = None,
     engine: Annotated[str, typer.Option(help="local, or ray: on a Ray cluster.")] = "local",
     at_once: Annotated[
         int, typer.Option(help="Processes that work side by side; they may share a GPU.")
@@ -136,6 +140,7 @@ def reproduce_command(
         _show_list(chosen, parts, place, as_json)
         return
     if status:
+        _draw(parts, kept, figures)
         _show_status(plan, place, kept, as_json)
         return
     for line in _announced(plan, place, size):
@@ -150,6 +155,7 @@ def reproduce_command(
         at_once=at_once,
         ray_address=ray_address,
     )
+    _draw(parts, kept, figures)
     _show_outcome(make_plan(parts, kept, place), kept, outcome, size, as_json)
     if outcome.failed:
         raise typer.Exit(1)
@@ -164,6 +170,14 @@ def _ways(as_published: bool, settings: Sequence[str]) -> "dict[str, Switches]":
     if settings:
         return {"ours": switched(VARIANTS["ours"], settings)}
     return dict(VARIANTS)
+
+
+def _draw(parts: "Sequence[Part]", records: "Records", folder: Path | None) -> None:
+    if folder is not None:
+        from gradveil.papers.figures import draw_figures
+
+        for path in draw_figures(parts, records, folder):
+            print_line(f"figure {path}", error=True)
 
 
 def _minutes(seconds: float) -> str:

@@ -17,7 +17,7 @@ from gradveil.attacks import find
 from gradveil.audits.job import AuditJob, Case, slug
 from gradveil.core.files import write_bytes
 from gradveil.core.job_folder import SETTINGS
-from gradveil.data.registry import DATASETS, find_root
+from gradveil.data.registry import DATASETS, find_root, load
 from gradveil.defenses import Defense
 from gradveil.models.checkpoints import read_settings
 from gradveil.papers.costs import (
@@ -238,6 +238,7 @@ class Trained(Cell):
         return {
             "accuracy": facts["test_accuracy"],
             "train_images": facts["images"],
+            "test_images": len(load(self.data, "test", root=place.root)),
             "training_seconds": round(sum(each.get("seconds", 0.0) for each in history), 1),
             "history": history,
         }
@@ -322,9 +323,10 @@ class Audited(Cell):
 
         source = place.folder(self)
         (case,) = AuditResult.read(source).cases
-        write_bytes(target / SETTINGS, (source / SETTINGS).read_bytes())
-        for name in CASE_FILES:
-            write_bytes(target / case.out.name / name, (case.out / name).read_bytes())
+        for name in (SETTINGS, *(f"{case.out.name}/{name}" for name in CASE_FILES)):
+            # A checkpoint is named by its path below the folder of work, the same on any machine.
+            text = (source / name).read_bytes().replace(f'"{place.work}/'.encode(), b'"')
+            write_bytes(target / name, text)
         if self.grid:
             from gradveil.report.pictures import draw_grid
 

@@ -20,8 +20,8 @@ TRAIN_IMAGES = {
     "cifar10": 50_000,
     "cifar100": 50_000,
     "fashion-mnist": 60_000,
-    "tiny-imagenet": 10_000,  # the part that was measured; the whole has ten times as many
-    "medical-mnist": 47_000,
+    "tiny-imagenet": 10_000,  # of the part that is measured; the whole has ten times as many
+    "medical-mnist": 9_600,  # of the part that is measured
     "fashion-mnist-mini": 2_000,
 }
 SIDES = {"fashion-mnist": 28, "fashion-mnist-mini": 28, "tiny-imagenet": 64, "medical-mnist": 64}

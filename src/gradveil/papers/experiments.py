@@ -25,6 +25,7 @@ STANDARD, STRONGEST = "adam-cosine", "raced"
 USUAL, USUAL_PUBLISHED = 64, 32  # images of a cell
 FEW = 30  # images of a cell whose attack is slow
 SEEDS = 3  # trainings of a row whose accuracy decides
+OPTIONAL_DATA = ("cifar10",)  # PRECODE's rows on it are run where a user has the official files
 LONG = 200  # epochs, as the paper trains
 
 

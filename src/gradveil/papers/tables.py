@@ -57,6 +57,12 @@ def accuracies(entries: Sequence[Entry], records: Records) -> list[float]:
     return [float(each["accuracy"]) for each in found if each is not None]
 
 
+def count_tested(entries: Sequence[Entry], records: Records) -> int:
+    """Return the number of test images of a training among some cells that is done."""
+    found = (records.result(e.cell) for e in entries if isinstance(e.cell, Trained))
+    return next(int(each["test_images"]) for each in found if each is not None)
+
+
 def rows_of(part: Part | None, row: str) -> list[Entry]:
     """Return the cells of a row."""
     return [] if part is None else [entry for entry in part.entries if entry.row == row]
