@@ -249,7 +249,12 @@ def test_a_training_and_an_audit_go_through_the_queue_into_a_table(queue: Queue)
     outcome = queue.run(plan)
     assert len(outcome.done) == 2, outcome.failed
     target = queue.records.folders[0] / audited.key
-    assert (target / "grid.png").is_file() and not [*target.rglob("*.safetensors")]
+    kept = {str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()}
+    assert kept == {
+        *("cell.json", "grid.png", "settings.json"),
+        *(f"none/{name}" for name in ("settings.json", "model.json", "records.jsonl.gz")),
+    }
+    assert str(queue.folder) not in (target / "settings.json").read_text()
     row = attack_row(plan.parts[0].entries, queue.records, "closed-form")
     assert row is not None and row.n == 4 and row.psnr.mean is not None and row.psnr.mean > 40
     facts = queue.records.facts(cells[0])

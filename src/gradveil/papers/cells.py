@@ -4,6 +4,7 @@ A cell is a frozen value. Its key holds a digest of all its settings, so that th
 experiments, two runs or two machines has the same key.
 """
 
+import gzip
 import hashlib
 import json
 from abc import ABC, abstractmethod
@@ -15,6 +16,7 @@ from typing import Any, ClassVar, Self
 
 from gradveil.attacks import find
 from gradveil.audits.job import AuditJob, Case, slug
+from gradveil.audits.records import MODEL, RECORDS
 from gradveil.core.files import write_bytes
 from gradveil.core.job_folder import SETTINGS
 from gradveil.data.registry import DATASETS, find_root, load
@@ -35,7 +37,8 @@ LONGEST = 60  # letters of a key before its digest
 MINI = "fashion-mnist-mini"
 QUICK_IMAGES = 600  # training images of a quick run
 QUICK_VICTIMS, QUICK_STEPS = 4, 5
-CASE_FILES = ("records.jsonl", SETTINGS, "model.json")
+PACKED = f"{RECORDS}.gz"
+"""The records of a kept audit: a fifth of the size, since hundreds of audits are kept."""
 
 
 @dataclass(frozen=True)
@@ -323,10 +326,12 @@ class Audited(Cell):
 
         source = place.folder(self)
         (case,) = AuditResult.read(source).cases
-        for name in (SETTINGS, *(f"{case.out.name}/{name}" for name in CASE_FILES)):
+        for path in (source / SETTINGS, case.out / SETTINGS, case.out / MODEL):
             # A checkpoint is named by its path below the folder of work, the same on any machine.
-            text = (source / name).read_bytes().replace(f'"{place.work}/'.encode(), b'"')
-            write_bytes(target / name, text)
+            text = path.read_bytes().replace(f'"{place.work}/'.encode(), b'"')
+            write_bytes(target / path.relative_to(source), text)
+        packed = gzip.compress((case.out / RECORDS).read_bytes(), mtime=0)
+        write_bytes(target / case.out.name / PACKED, packed)
         if self.grid:
             from gradveil.report.pictures import draw_grid
 

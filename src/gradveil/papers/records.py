@@ -1,27 +1,34 @@
 """Records of finished cells: written as each ends, found again anywhere by the cell's key."""
 
+import gzip
 import json
 import platform
 import tarfile
+import tempfile
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gradveil import __version__
-from gradveil.audits.results import AuditResult, CaseResult
+from gradveil.audits.model import read_facts
+from gradveil.audits.records import RECORDS, read_records
+from gradveil.audits.results import CASE, CaseResult
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import replacing, write_text
 from gradveil.core.reading import read_json
 from gradveil.engine.device import find_device
-from gradveil.papers.cells import Audited, Cell, Place
+from gradveil.papers.cells import PACKED, Audited, Cell, Place
 
 CELL = "cell.json"
 FORMAT = "gradveil cell 1"
 COMMITTED = Path("benchmarks") / "results" / "reproduce"
 """Where records lie in the repository."""
+
+LARGEST = 64 << 20  # bytes of an audit's records
 
 
 @dataclass(frozen=True)
@@ -53,10 +60,10 @@ class Records:
 
     def case(self, cell: Audited) -> CaseResult | None:
         """Return the audit of a cell; None where it is not done."""
+        result = self.result(cell)
         for folder in self.folders:
-            if (folder / cell.key / CELL).is_file():
-                (case,) = AuditResult.read(folder / cell.key).cases
-                return case
+            if result is not None and (folder / cell.key / CELL).is_file():
+                return _read_case(folder / cell.key / str(result["case"]))
         return None
 
     def write(self, cell: Cell, place: Place, result: dict[str, Any], seconds: float) -> Path:
@@ -88,6 +95,20 @@ class Records:
         with replacing(path) as part, tarfile.open(part, "w:gz") as made:
             for cell in sorted(self.folders[0].glob(f"*/{CELL}")):
                 made.add(cell.parent, arcname=cell.parent.name)
+
+
+@cache
+def _read_case(folder: Path) -> CaseResult:
+    """Read a finished audit, once: tables and claims look at it many times."""
+    with gzip.open(folder / PACKED) as packed:
+        data = packed.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise GradveilError(f"{folder / PACKED} holds more than {LARGEST:,} bytes of records")
+    with tempfile.TemporaryDirectory() as scratch:
+        plain = Path(scratch) / RECORDS
+        plain.write_bytes(data)
+        records = tuple(read_records(plain))
+    return CaseResult(folder, CASE.read(folder), records, read_facts(folder))
 
 
 def device_name(device: str) -> str:
