@@ -84,7 +84,7 @@ def _two_attackers() -> str:
         for found in [row(plain, name, "positive")]
     )
     pairs = ", ".join(f"{p} under `{name}`" for name, p in notes)
-    weak, strong = (
+    by_weak, by_strong = (
         _differ(ranked_first(hybrid, name), ranked_first(plain, name)) for name in ATTACKS
     )
     candidates = plain.settings["candidates"]
@@ -107,8 +107,8 @@ def _two_attackers() -> str:
         f"class; by chance {percent(1 / candidates, 0)} do. Exact 95% intervals.\n\n"
         f"{table(head, body)}\n\n"
         "Exact McNemar tests, images that only the first and only the second has at rank 1: "
-        f"`adam-cosine` and `raced` {pairs}; under the hybrid and without it {weak} for "
-        f"`adam-cosine`, {strong} for `raced`: {COMPARED} comparisons. Attack seconds, H200: "
+        f"`adam-cosine` and `raced` {pairs}; under the hybrid and without it {by_weak} for "
+        f"`adam-cosine`, {by_strong} for `raced`: {COMPARED} comparisons. Attack seconds, H200: "
         f"{seconds[0]:.0f} and {seconds[1]:.0f} for {whole.settings['images']} images. Positive "
         f"controls (untrained lenet): {positives}. PSNR shows none of this: the guess that knows "
         "the defense has as much as `raced`, or more. Not tried: attacks that look through the "
