@@ -23,7 +23,7 @@ demo: install
 	@echo "  $(DEMO)/train/metrics.csv                   loss and accuracy after each epoch"
 
 test: install
-	$(BIN)/python -m pytest -n 2 --dist loadscope -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder -m "not slow"
 
 test-slow: install
 	$(BIN)/python -m pytest -m slow

@@ -87,11 +87,11 @@ class Misspelled(Halved):
 
 
 def test_a_user_s_own_defense_meets_what_it_declares_alone_and_in_a_chain() -> None:
-    assert automatic(Halved()) == ("adam-cosine", "closed-form")
+    assert automatic(Halved()) == ("adam-cosine", "raced", "closed-form")
     assert unbroken(chain([Pruning(0.5), Halved()])) == (Halved(),)
-    assert automatic(Broken()) == ("adam-cosine", "masked", "closed-form")
+    assert automatic(Broken()) == ("adam-cosine", "raced", "masked", "raced+masked", "closed-form")
     names = automatic(chain([parse("3-1-7"), Broken(), Halved()]))
-    assert "transform-known+masked" in names and len(names) == 9
+    assert "transform-known+masked" in names and len(names) == 12
     with pytest.raises(
         GradveilError, match=r"Misspelled declares a breaker: unknown attack 'maskd'"
     ):
@@ -100,18 +100,25 @@ def test_a_user_s_own_defense_meets_what_it_declares_alone_and_in_a_chain() -> N
 
 def test_a_stronger_breaker_stands_for_a_weaker_one_of_another_part() -> None:
     names = automatic(parse("3-1-7,then,prune:0.9,then,prune-feedback:0.9"))
-    assert [name for name in names if "+" in name] == ["transform-known+masked-rounds"]
+    assert [name for name in names if "+" in name] == [
+        "transform-known+masked-rounds",
+        "raced+transform-known+masked-rounds",
+        "raced+masked-rounds",
+    ]
 
 
 def test_auto_is_the_standard_attack_all_breakers_alone_and_together_and_the_closed_form() -> None:
-    assert automatic(parse("none")) == ("adam-cosine", "closed-form")
+    assert automatic(parse("none")) == ("adam-cosine", "raced", "closed-form")
     both = automatic(parse("precode:k=8,then,prune:0.9"))
     single = "without-random-layers", "joint-noise", "masked"
     assert both == (
         "adam-cosine",
+        "raced",
         *single,
         "without-random-layers+masked",
         "joint-noise+masked",
+        "raced+without-random-layers+masked",
+        "raced+joint-noise+masked",
         "closed-form",
     )
 
@@ -215,7 +222,10 @@ def test_the_standard_attack_searches_as_much_as_the_breakers_beside_it() -> Non
     job = AuditJob("lenet", "fashion-mnist-mini", {}, auto=True)
     for defense, restarts in (("none", 1), ("3-1-7", 8), ("gaussian:0.1", 8), ("prune:0.9", 1)):
         attacks = job.attacks_on(Case(parse(defense)))
-        searches = [a for a in attacks.values() if isinstance(a, GradientMatching)]
+        searches = [
+            a for a in attacks.values() if isinstance(a, GradientMatching) and not a.race.heats
+        ]
+        assert attacks["raced"] == find("raced")
         assert {attack.steps for attack in searches} == {4_800}
         standard = attacks["adam-cosine"]
         assert isinstance(standard, GradientMatching) and standard.restarts == restarts

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import toys
-from gradveil.attacks import find
+from gradveil.attacks import GradientMatching, find, likelihood, raced
 from gradveil.audits import AuditJob, Case, run_audit
 from gradveil.audits.attackers import STANDARD, automatic, granted, rounds
 from gradveil.audits.prepare import PreparedCase, prepare
@@ -80,7 +80,27 @@ def dropping(classes, size):
 def test_auto_adds_the_strongest_breakers_of_a_chain_in_one_search(
     defense: str, expected: list[str]
 ) -> None:
-    assert [name for name in automatic(parse(defense)) if "+" in name] == expected
+    plain = [name for name in automatic(parse(defense)) if "+" in name and "raced" not in name]
+    assert plain == expected
+
+
+@pytest.mark.parametrize(
+    ("defense", "expected"),
+    [
+        ("none", "raced"),
+        ("3-1-7", "raced+transform-known"),
+        ("prune:0.9", "raced+masked"),
+        ("gaussian:0.1", "raced+likelihood"),
+        ("3-1-7,then,precode:k=8", "raced+joint-noise"),
+    ],
+)
+def test_the_strongest_breakers_of_all_parts_are_raced_too(defense: str, expected: str) -> None:
+    *_, last = (name for name in automatic(parse(defense)) if name.startswith("raced"))
+    attack = find(last)
+    assert last == expected and isinstance(attack, GradientMatching)
+    assert attack.race == raced.race and attack.restarts == raced.restarts
+    if defense == "gaussian:0.1":
+        assert attack.prior == likelihood.prior  # its weight belongs to the likelihood
 
 
 def test_no_chain_has_an_attack_that_does_not_exist_or_whose_name_an_audit_refuses() -> None:

@@ -58,21 +58,22 @@ def whole(job: AuditJob, tmp_path_factory: pytest.TempPathFactory) -> AuditResul
 def test_each_defense_meets_the_standard_attack_and_its_own_breakers(whole: AuditResult) -> None:
     attacks = {one.out.name: set(one.settings["attacks"]) for one in whole.cases}
     policy = {"early-step", "transform-known", "transform-drawn", "transform-guessed", "class-mean"}
-    standard = {"adam-cosine", "closed-form"}
+    standard = {"adam-cosine", "raced", "closed-form"}
     assert attacks == {
         "none": standard,
         "prune-0.95-clean": standard,
-        "prune-0.95": standard | {"masked"},
-        "precode-k-16": standard | {"joint-noise"},
-        "3-1-7": standard | policy,
+        "prune-0.95": standard | {"masked", "raced+masked"},
+        "precode-k-16": standard | {"joint-noise", "raced+joint-noise"},
+        "3-1-7": standard | policy | {"raced+transform-known"},
     }
     assert {folder.name for folder in whole.out.iterdir()} == {*attacks, "settings.json"}
 
 
 def test_attacks_that_do_not_suit_are_left_out_with_the_reason(whole: AuditResult) -> None:
     left = whole.case("precode:k=16").settings["left_out"]
-    assert set(left) == {"without-random-layers"}  # the bottleneck comes first in this model
-    assert "leave no parameter to match" in left["without-random-layers"]
+    without = "without-random-layers", "raced+without-random-layers"
+    assert set(left) == set(without)  # the bottleneck comes first in this model
+    assert all("leave no parameter to match" in left[name] for name in without)
     assert whole.case("none").settings["left_out"] == {}
 
 

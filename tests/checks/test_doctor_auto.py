@@ -38,9 +38,9 @@ def found(capsys: pytest.CaptureFixture[str], more: str) -> list[dict[str, str]]
         (
             "--steps 2 --defense prune:0.95",
             "adam-cosine was tried",
-            "adam-cosine, masked and closed-form",
+            "adam-cosine, raced, masked, raced+masked and closed-form",
         ),
-        ("--steps 0", "nothing was tried", "adam-cosine and closed-form"),
+        ("--steps 0", "nothing was tried", "adam-cosine, raced and closed-form"),
     ],
 )
 def test_auto_tries_the_standard_attack_and_names_those_of_an_audit(

@@ -35,8 +35,11 @@ def test_the_published_search_cannot_be_another(other: dict[str, Any]) -> None:
         ({"threshold": float("nan")}, "threshold nan"),
         ({"score": "guess"}, "unknown score 'guess': choose from privacy, probe"),
         ({"rule": "law"}, "unknown rule 'law': choose from code, paper"),
-        ({"rank_by": "psnr"}, "unknown rank by 'psnr': choose from over_blind, ssim, lineup"),
-        ({"score": "privacy", "rank_by": "ssim"}, "rank by ssim: score privacy is ranked by S_pri"),
+        ({"rank_by": "psnr"}, "unknown rank by 'psnr': choose from ssim, over_blind, lineup"),
+        (
+            {"score": "privacy", "rank_by": "lineup"},
+            "rank by lineup: score privacy is ranked by S_pri",
+        ),
         ({"sampler": "grid"}, "unknown sampler 'grid': choose from random, tpe, nsga2"),
         ({"attack": "dlg"}, "attack: a str; expected an Attack"),
         ({"attack": find("dlg"), "attack_name": "../dlg"}, "attack name '../dlg'"),

@@ -150,7 +150,7 @@ def test_no_test_can_reject_on_fewer_images_than_the_note_says() -> None:
 
 def scored(number: int, policy: str, *values: float) -> FinishedTrial:
     return FinishedTrial(
-        number, Policy.parse(policy), "scored", {"accuracy": (-1.0,), "over_blind": values}
+        number, Policy.parse(policy), "scored", {"accuracy": (-1.0,), "ssim": values}
     )
 
 
@@ -215,9 +215,9 @@ def test_a_threshold_that_filters_is_not_noted(job: SearchJob) -> None:
 
 
 def test_the_kept_policies_leak_least_and_the_files_agree(whole: SearchResult) -> None:
-    means = [one.quantities["over_blind"].mean for one in whole.kept]
+    means = [one.quantities["ssim"].mean for one in whole.kept]
     everything = sorted(
-        {one.quantities["over_blind"].mean for one in whole.trials}
+        {one.quantities["ssim"].mean for one in whole.trials}
     )  # some policies give the same images
     assert len(whole.kept) == 4 and len(whole.trials) == 8 and means == everything[:4]
     assert whole.hybrid is not None and len(whole.hybrid.members) == 2
@@ -353,7 +353,7 @@ def test_the_privacy_score_and_a_race_search_too(job: SearchJob, tmp_path: Path)
 
 
 @pytest.mark.usefixtures("copied_audits")
-@pytest.mark.parametrize("rank_by", ["ssim", "lineup"])
+@pytest.mark.parametrize("rank_by", ["over_blind", "lineup"])
 def test_a_search_ranks_by_another_measure_of_the_probe(
     job: SearchJob, tmp_path: Path, rank_by: str
 ) -> None:

@@ -1,5 +1,6 @@
 """The figures of README.md: its table, and the sentence on the trained model."""
 
+from results import scores
 from results.records import audit, row
 
 BEGIN, END = "<!-- made by make results -->\n```\n", "```\n<!-- end -->"
@@ -10,7 +11,7 @@ def with_figures(text: str) -> str:
     """Return README.md with the table of its audit, and check the figures of its sentence."""
     before, rest = text.split(BEGIN)
     _, after = rest.split(END)
-    for part in sentence():
+    for part in [*sentence(), *why_ranked_so()]:
         if part not in text:
             raise SystemExit(f"README.md does not say {part!r}, as the records do")
     return f"{before}{BEGIN}{block()}{END}{after}"
@@ -38,14 +39,25 @@ def block() -> str:
 
 
 def sentence() -> list[str]:
-    """Return the figures on the trained model that README.md must have."""
-    (case,) = audit("raced-60-epochs").cases
-    weak, strong = row(case, "adam-cosine"), row(case, "raced")
-    sham = row(case, "sham", "sham")
+    """Return the figures on the trained models that README.md must have."""
+    plain, hybrid = audit("raced-60-epochs").cases
+    weak, strong = row(plain, "adam-cosine"), row(plain, "raced")
+    sham, defended = row(plain, "sham", "sham"), row(hybrid, "raced")
     return [
         f"the published attack picks {weak.identified} of {weak.n}",
         f"`--attack raced` {strong.identified} of {strong.n}",
-        f"line-ups of {case.settings['candidates']} pictures",
+        f"line-ups of {plain.settings['candidates']} pictures",
         f"{sham.identified} of {sham.n})",
-        f"chance {100 / case.settings['candidates']:.0f}%",
+        f"chance {100 / plain.settings['candidates']:.0f}%",
+        f"under the paper's policy {hybrid.defense} `raced` finds {defended.identified} of "
+        f"{defended.n}",
     ]
+
+
+def why_ranked_so() -> list[str]:
+    """Return the figures on the search's objective that README.md must have."""
+    each = scores.foretold()
+    ours, theirs = (
+        " and ".join(f"{r:.2f}" for r in each[item]) for item in (scores.DEFAULT, scores.S_PRI)
+    )
+    return [f"of {len(each)} scores", f"({ours}; S_pri {theirs})"]

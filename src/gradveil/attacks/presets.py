@@ -143,6 +143,7 @@ def _combine(attacks: Mapping[str, Attack], name: str) -> GradientMatching:
     """Return the standard attack with every setting in which one of the attacks differs from it.
 
     Steps and restarts are those of the attack that races, if one does: its heats have many more.
+    Its prior gives way to that of another part, which belongs to that part's distance.
     """
     differing: dict[str, dict[str, Any]] = {}  # by setting, then by part
     for part, attack in attacks.items():
@@ -159,6 +160,8 @@ def _combine(attacks: Mapping[str, Attack], name: str) -> GradientMatching:
         for length in {"steps", "restarts"} & differing.keys():
             values = differing[length]
             differing[length] = {part: values[part]} if part in values else values
+        if len(differing.get("prior", {})) > 1:
+            differing["prior"].pop(part, None)
     distance = _combine_distances(differing.pop("distance", {}), name)
     others = {setting: _agree(setting, values, name) for setting, values in differing.items()}
     return replace(adam_cosine, distance=distance, **others)

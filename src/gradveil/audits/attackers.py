@@ -22,6 +22,7 @@ from gradveil.engine.gradients import in_mode
 
 AUTO = "auto"
 STANDARD = "adam-cosine"
+RACED = "raced"
 EXACT = "closed-form"
 EXACT_BATCH = "peeling"  # of several images
 LONGEST = 128  # letters of an attack's name
@@ -39,9 +40,10 @@ def automatic(
 ) -> tuple[str, ...]:
     """Name the attacks of `auto`, each once.
 
-    These are the standard attack, the breakers that each part of the defense declares, all parts'
-    strongest ones in one search, and the exact one for such batches. What the model draws by itself
-    in this mode is attacked as the defense that draws alike is.
+    These are the standard attack and the raced one, the breakers that each part of the defense
+    declares, all parts' strongest ones in one search, plain and raced, and the exact one for such
+    batches. What the model draws by itself in this mode is attacked as the defense that draws alike
+    is.
     """
     parts: list[Defense | type[Defense]] = [*defense.parts()]
     parts += [] if model is None else _drawing_like(model, train_mode)
@@ -49,17 +51,20 @@ def automatic(
     for part in parts:
         _check_breakers(part)
     exact = EXACT if batch_size == 1 else EXACT_BATCH
-    names = (STANDARD, *breakers, *combinations(defense, parts), exact)
+    names = (STANDARD, RACED, *breakers, *combinations(defense, parts), exact)
     return tuple(dict.fromkeys(names))
 
 
 def on_equal_terms(attacks: Mapping[str, Attack]) -> dict[str, Attack]:
     """Return the attacks with as many steps as any has, the standard one with as many restarts.
 
-    A breaker that beats the standard attack shall not do so by having searched more.
+    A breaker that beats the standard attack shall not do so by having searched more. Attacks that
+    race search more by design, and are left as they are.
     """
     searches = {
-        name: attack for name, attack in attacks.items() if isinstance(attack, GradientMatching)
+        name: attack
+        for name, attack in attacks.items()
+        if isinstance(attack, GradientMatching) and not attack.race.heats
     }
     if STANDARD not in searches:
         return dict(attacks)
@@ -79,7 +84,8 @@ def combinations(defense: Defense, parts: Sequence[Defense | type[Defense]]) -> 
     """Name the attacks that unite a breaker of each part in one search, as `A+B`.
 
     Each part takes part with its strongest breaker that can be told what it needs, and once more
-    with each of those that it has instead. Attacks that cannot be united are left out.
+    with each of those that it has instead. Attacks that cannot be united are left out. The last
+    are the same in the raced search.
     """
     told = _Told.of(defense, parts)
     choices: list[list[str | None]] = []
@@ -91,12 +97,14 @@ def combinations(defense: Defense, parts: Sequence[Defense | type[Defense]]) -> 
             choices.append([able[0], *part.instead])
     choices = [choice for choice in choices if choice[0] not in weaker]
     choices.sort(key=lambda choice: _rank(choice[0] or ""))
-    found = []
+    found, raced = [], list[str]()
     for reversed_names in product(*reversed(choices)):  # the first part's choices change fastest
         names = list(dict.fromkeys(name for name in reversed(reversed_names) if name))
         if len(names) > 1 and _can_unite(names):
             found.append(_joined(names))
-    return list(dict.fromkeys(found))
+        if names and _can_unite([RACED, *names]):
+            raced.append(_joined([RACED, *names]))
+    return list(dict.fromkeys(found + raced))
 
 
 @dataclass(frozen=True, eq=False)

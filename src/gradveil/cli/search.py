@@ -57,8 +57,8 @@ def search_command(
     ] = "code",
     rank_by: Annotated[
         str,
-        typer.Option(help="Quantity of the probe: over_blind, ssim or lineup; low leaks less."),
-    ] = "over_blind",
+        typer.Option(help="Quantity of the probe: ssim, over_blind or lineup; low leaks less."),
+    ] = "ssim",
     sampler: Annotated[
         str,
         typer.Option(
@@ -79,7 +79,7 @@ def search_command(
     attack: Annotated[
         str, typer.Option(help="Attack of the probe and of the confirming audits.")
     ] = "adam-cosine",
-    probe_steps: Annotated[int, typer.Option(help="Iterations of the probe.")] = 200,
+    probe_steps: Annotated[int, typer.Option(help="Iterations of the probe.")] = 400,
     hybrid: Annotated[int, typer.Option(help="Members of the hybrid, at most.")] = 2,
     at_once: Annotated[
         int | None,
