@@ -224,7 +224,8 @@ def test_a_training_counts_once_and_only_while_its_weights_are_absent(queue: Que
 
 
 @pytest.mark.slow
-def test_processes_side_by_side_share_the_queue(queue: Queue) -> None:
+@pytest.mark.parametrize("how", [{"at_once": 2}, {"engine": "ray"}])
+def test_processes_side_by_side_share_the_queue(queue: Queue, how: dict[str, Any]) -> None:
     training = replace(UNTRAINED, model="lenet")
     cells = [
         Audited(
@@ -233,10 +234,13 @@ def test_processes_side_by_side_share_the_queue(queue: Queue) -> None:
         for seed in (1, 2)
     ]
     plan = queue.plan(given("one", *cells))
-    outcome = queue.run(plan, at_once=2)
+    outcome = queue.run(plan, **how)
     assert sorted(outcome.done) == sorted(cell.key for cell in cells) and not outcome.left
+
+
+def test_no_process_at_all_is_refused(queue: Queue) -> None:
     with pytest.raises(GradveilError, match="at once 0"):
-        queue.run(plan, at_once=0)
+        queue.run(queue.plan(), at_once=0)
 
 
 def test_a_training_and_an_audit_go_through_the_queue_into_a_table(queue: Queue) -> None:
