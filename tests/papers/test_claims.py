@@ -47,8 +47,9 @@ def test_an_attack_is_infeasible_only_where_the_interval_says_so(
 def test_verdicts_of_parts_are_joined() -> None:
     assert together([HOLDS, HOLDS, UNTOLD]) == HOLDS
     assert together([HOLDS, FAILS]) == IN_PART
-    assert together([UNTOLD, MISSING]) == UNTOLD
-    assert together([MISSING]) == MISSING
+    assert together([UNTOLD, MISSING]) == f"{UNTOLD}, so far"
+    assert together([HOLDS, MISSING]) == f"{HOLDS}, so far"
+    assert together([MISSING]) == MISSING and together([]) == MISSING
 
 
 def test_a_loss_of_accuracy_is_decided_over_trainings_or_test_images() -> None:

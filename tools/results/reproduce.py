@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from gradveil.papers.cells import Place
-from gradveil.papers.claims import MISSING, decide_all
+from gradveil.papers.claims import INFEASIBLE, MISSING, POINT, decide_all
 from gradveil.papers.experiments import EXPERIMENTS, OPTIONAL_DATA, Experiment, Size
 from gradveil.papers.published import table_title
 from gradveil.papers.queue import Part, make_parts
@@ -61,7 +61,12 @@ def _verdicts(parts: tuple[Part, ...], records: Records) -> str:
     rest = [each for each in body if each[2] != f"**{MISSING}**"]
     if not rest:
         return f"None of the {len(body)} claims can be judged yet."
-    return "**Verdicts** (95%):\n\n" + table(["", "claim", "verdict", "decided by"], body)
+    rules = (
+        "**Verdicts**, each at 95%, not corrected for their number. *Infeasible* means that at "
+        f"most {INFEASIBLE:.0%} of images can have rank 1, under an attack that works without the "
+        f"defense; *almost nothing* at most {100 * POINT:.0f} point of accuracy."
+    )
+    return f"{rules}\n\n{table(['', 'claim', 'verdict', 'decided by'], body)}"
 
 
 def _experiment(experiment: Experiment, ways: dict[str, Part], records: Records) -> list[str]:
@@ -69,6 +74,7 @@ def _experiment(experiment: Experiment, ways: dict[str, Part], records: Records)
     if not body:
         return []
     title = experiment.claim if experiment.table is None else table_title(experiment.table)
+    title = title.rstrip(".")
     return [
         f"**{experiment.id}**: {title}. Agreeing means: {experiment.agrees}\n\n{table(head, body)}"
     ]

@@ -9,7 +9,7 @@ import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -33,7 +33,7 @@ from gradveil.papers.networks import OWN, with_constants
 from gradveil.training.job import FINAL, Recipe, TrainingJob
 
 DIGITS = 10  # of the digest in a key
-LONGEST = 60  # letters of a key before its digest
+LONGEST = 90  # letters of a key before its digest
 MINI = "fashion-mnist-mini"
 QUICK_IMAGES = 600  # training images of a quick run
 QUICK_VICTIMS, QUICK_STEPS = 4, 5
@@ -74,6 +74,22 @@ def plain(value: object) -> Any:
     return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
 
 
+def chosen(value: Any) -> dict[str, Any]:
+    """Return the settings of a training or cell that are not as by default, as JSON has them.
+
+    A setting that is added later leaves the keys of cells that do not use it as they are.
+    """
+    found: dict[str, Any] = {}
+    for each in fields(value):
+        mine = getattr(value, each.name)
+        usual = each.default if each.default_factory is MISSING else each.default_factory()
+        if isinstance(mine, Training):
+            found[each.name] = chosen(mine)
+        elif mine != usual:
+            found[each.name] = plain(mine)
+    return found
+
+
 def _key(name: str, settings: Mapping[str, Any]) -> str:
     text = json.dumps(settings, sort_keys=True)
     return f"{slug(name)[:LONGEST]}-{hashlib.sha256(text.encode()).hexdigest()[:DIGITS]}"
@@ -101,7 +117,7 @@ class Training:
     @cached_property
     def key(self) -> str:
         """The name of its folder."""
-        return _key(f"{self.data}-{self.model}-{self.defense}", plain(self))
+        return _key(f"{self.data}-{self.model}-{self.defense}", chosen(self))
 
     @property
     def network(self) -> str:
@@ -179,7 +195,7 @@ class Cell(ABC):
     @cached_property
     def key(self) -> str:
         """The name of its folder of records."""
-        return _key(f"{self.kind}-{self.name}", {"kind": self.kind, **self.settings()})
+        return _key(f"{self.kind}-{self.name}", {"kind": self.kind, **chosen(self)})
 
     @property
     def name(self) -> str:

@@ -11,6 +11,7 @@ from gradveil.papers.experiments import (
     GRID,
     HYBRID,
     NONE,
+    OPTIONAL_DATA,
     PRECODE_ROWS,
     STRONGEST,
     AttackTable,
@@ -37,6 +38,7 @@ from gradveil.stats import clopper_pearson, difference, mean_interval, summary
 
 HOLDS, IN_PART, FAILS = "holds", "holds in part", "does not hold"
 UNTOLD, MISSING = "cannot be told at this n", "not measured yet"
+SO_FAR = ", so far"
 INFEASIBLE = 0.10  # the largest share of images with rank 1 that "infeasible" allows
 POINT = 0.01  # of accuracy: what "almost nothing" allows
 SOME = 3  # of the paper's five best transformations: "in part"
@@ -75,11 +77,15 @@ class Evidence:
 
 
 def together(verdicts: Sequence[str]) -> str:
-    """Join the verdicts of a claim's parts: those that are known decide, where they agree."""
+    """Join the verdicts of a claim's parts: those that are known decide, where they agree.
+
+    While parts are missing, it is a verdict so far.
+    """
+    if {*verdicts} <= {MISSING}:
+        return MISSING
     known = {verdict for verdict in verdicts if verdict not in (UNTOLD, MISSING)}
-    if not known:
-        return UNTOLD if UNTOLD in verdicts else MISSING
-    return known.pop() if len(known) == 1 else IN_PART
+    joined = UNTOLD if not known else known.pop() if len(known) == 1 else IN_PART
+    return f"{joined}{SO_FAR}" if MISSING in verdicts else joined
 
 
 def decide_infeasible(hits: int, n: int, chance: float, bare: tuple[int, int] | None) -> str:
@@ -131,7 +137,7 @@ def defeats_attacks(evidence: Evidence) -> Decision:
             for name in ("none", "hybrid")
         )
         if none is None or hybrid is None or not hybrid.candidates:
-            verdicts.append(MISSING)
+            verdicts += [] if attack in table.slow else [MISSING]
         else:
             chance, bare = 1 / hybrid.candidates, (none.identified, none.n)
             verdicts.append(decide_infeasible(hybrid.identified, hybrid.n, chance, bare))
@@ -190,7 +196,7 @@ def costs_nothing(
             for row in (without, with_it)
         )
         if not bare or not defended:
-            verdicts.append(MISSING)
+            verdicts += [] if without.startswith(OPTIONAL_DATA) else [MISSING]
             continue
         tested = count_tested(evidence.entries(experiment, without), evidence.records)
         lost, low, high = accuracy_loss(bare, defended, tested)
@@ -333,7 +339,7 @@ def precode_protects(evidence: Evidence, way: str) -> Decision:
             rows = [attack_row(entries, evidence.records, each) for each in attacks_of(entries)]
             found = [each for each in rows if each is not None and each.candidates]
             if not found:
-                verdicts.append(MISSING)
+                verdicts += [] if data in OPTIONAL_DATA else [MISSING]
                 continue
             most = max(found, key=lambda each: each.identified)
             bare = attack_row(

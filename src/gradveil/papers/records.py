@@ -44,7 +44,7 @@ class Records:
             if not path.is_file():
                 continue
             found = read_json(path, dict[str, Any])
-            if found.get("format") != FORMAT or found.get("cell") != cell.settings():
+            if found.get("format") != FORMAT or found.get("key") != cell.key:
                 raise GradveilError(f"{path} is no record of this cell: remove its folder")
             return found
         return None
@@ -72,6 +72,7 @@ class Records:
         cell.keep(place, target)
         facts = {
             "format": FORMAT,
+            "key": cell.key,
             "kind": cell.kind,
             "cell": cell.settings(),
             "n": cell.n,

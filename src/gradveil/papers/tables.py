@@ -30,7 +30,8 @@ def attack_records(
     chosen = [e.cell for e in entries if isinstance(e.cell, Audited) and e.cell.attack == attack]
     for number, cell in enumerate(chosen):
         case = records.case(cell)
-        for record in () if case is None else case.of(kind):
+        name = attack if kind == "attack" else None
+        for record in () if case is None else case.of(kind, name):
             # Images of two cells are different victims, even where they have the same number.
             update = record.image if record.update is None else record.update
             shift = APART * number
@@ -95,7 +96,16 @@ def _compare_rows(ways: Mapping[str, Part], records: Records) -> tuple[list[str]
             anything |= any(measured)
             cells += measured
         body.append(cells)
-    return head, body if anything else []
+    return _without_empty(head, body) if anything else (head, [])
+
+
+def _without_empty(
+    head: list[str], body: Sequence[Sequence[str]]
+) -> tuple[list[str], list[list[str]]]:
+    """Leave out columns and rows that say nothing yet."""
+    kept = [k for k in range(len(head)) if any(cells[k] for cells in body)]
+    rows = [[cells[k] for k in kept] for cells in body if any(cells[1:])]
+    return [head[k] for k in kept], rows
 
 
 def _way(way: str) -> str:
