@@ -1,5 +1,6 @@
 """The job of an audit: its model, images, cases and attacks, and all settings of its result."""
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
@@ -10,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from gradveil.attacks import Attack, find, names
+from gradveil.attacks import Attack, GradientMatching, find, names
 from gradveil.attacks.base import check_attack, not_an_attack
 from gradveil.audits.attackers import AUTO, LONGEST, automatic, on_equal_terms
 from gradveil.core.boundary import check_fields, check_shown
@@ -100,7 +101,9 @@ class AuditJob:
     one, as far as they suit. `steps` and `restarts` change every attack that has such a setting.
     `victims_at_once` fixes the chunks, and so the random numbers; None leaves it to the device.
     `positive` runs each attack that needs no defense also where it is known to work; `sham` runs
-    the strongest attack also on updates of other images.
+    the strongest attack also on updates of other images. `budget` are minutes that the attacks
+    shall take at most: each then makes the same `share` of its iterations, which is measured where
+    it is None.
     """
 
     model: nn.Module | str
@@ -122,6 +125,8 @@ class AuditJob:
     image_size: int | None = None
     positive: bool = True
     sham: bool = True
+    budget: float | None = None
+    share: float | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -132,6 +137,8 @@ class AuditJob:
                 raise GradveilError(
                     f"{name.replace('_', ' ')} {value}: it must be at least {least}"
                 )
+        if self.budget is not None and not 0 < self.budget < math.inf:
+            raise GradveilError(f"budget {self.budget}: minutes must be above 0")
         if self.images % self.batch_size:
             raise GradveilError(
                 f"{self.images} images in batches of {self.batch_size}: choose a multiple of the "
@@ -184,7 +191,7 @@ class AuditJob:
         for setting in CHANGEABLE:
             if (value := getattr(self, setting)) is not None:
                 chosen = _changed(chosen, setting, value)
-        return chosen
+        return chosen if self.share is None else shorter(chosen, self.share)
 
     @property
     def known(self) -> Literal["known", "inferred"]:
@@ -283,6 +290,16 @@ def _check_name(name: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", name) or len(name) > LONGEST:
         allowed = f"up to {LONGEST} letters, digits and any of . _ + -"
         raise GradveilError(f"attack name {name!r}: files are named after it; choose {allowed}")
+
+
+def shorter(attacks: Mapping[str, Attack], share: float) -> dict[str, Attack]:
+    """Return the attacks with this share of their iterations, at least one each."""
+    return {
+        name: replace(attack, steps=max(1, math.floor(attack.steps * share)))
+        if isinstance(attack, GradientMatching)
+        else attack
+        for name, attack in attacks.items()
+    }
 
 
 def shortened(attack: Attack) -> Attack:

@@ -118,6 +118,13 @@ def audit_command(
             "without the victim's.",
         ),
     ] = True,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            help="Minutes that the attacks may take: each makes as large a share of its "
+            "iterations as fits."
+        ),
+    ] = None,
     victims_at_once: Annotated[
         int | None,
         typer.Option(help="Victims attacked together. Default: 16 on a CPU, 100 on a GPU."),
@@ -161,6 +168,7 @@ def audit_command(
         split=split,
         first=first,
         sham=sham,
+        budget=budget,
         victims_at_once=victims_at_once,
         image_size=image_size,
         seed=seed,

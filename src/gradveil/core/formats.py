@@ -41,6 +41,8 @@ class Asked(Struct, frozen=True):
     split: str = "test"
     first: Count | None = None
     sham: bool = True
+    budget: float | None = None
+    share: Share | None = None
     victims_at_once: Positive | None = None
     image_size: Positive | None = None
 
