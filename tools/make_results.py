@@ -11,10 +11,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from results import audits, exact, reading, readme, scores, searches, speed, trained
+from results import audits, exact, reading, readme, reproduce, scores, searches, speed, trained
 from results.records import ROOT
 
-SECTIONS = (reading, trained, exact, scores, audits, searches, speed)
+SECTIONS = (reading, trained, reproduce, exact, scores, audits, searches, speed)
 TARGET = ROOT / "RESULTS.md"
 README = ROOT / "README.md"
 

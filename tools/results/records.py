@@ -1,7 +1,6 @@
 """Records, as the sections of RESULTS.md read them, and how figures are written."""
 
 import json
-import tomllib
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -11,6 +10,8 @@ from scipy.stats import binomtest
 
 from gradveil.audits.records import Record, read_records
 from gradveil.audits.results import AuditResult, CaseResult, Row, make_row
+from gradveil.papers.published import SOURCES, figure
+from gradveil.papers.published import published as published_figures
 from gradveil.stats import Summary, clopper_pearson
 
 ROOT = Path(__file__).parents[2]
@@ -95,20 +96,19 @@ def percent(value: float, digits: int = 1) -> str:
     return f"{100 * value:.{digits}f}%"
 
 
-@cache
-def _published() -> dict[str, Any]:
-    return tomllib.loads((ROOT / "benchmarks" / "published.toml").read_text())
+TABLES = {"policies": "table1a", "defenses": "table-defenses"}
+QUANTITIES = ("psnr", "acc")
 
 
 def published(part: str, name: str, which: int, unit: str) -> str:
     """Write what paper and replication print: PSNR is number 0, accuracy 1."""
-    found = _published()[part].get(name)
-    if found is None:
+    found = [figure(TABLES[part], name, source, QUANTITIES[which]) for source in SOURCES]
+    if None in found:
         return ""
-    return " / ".join(f"{found[source][which]:.1f}" for source in ("paper", "replication")) + unit
+    return " / ".join(f"{value:.1f}" for value in found) + unit
 
 
 def published_correlation() -> str:
     """Write Pearson's r of S_pri with PSNR, as paper and replication print it."""
-    found = _published()["correlation"]
+    found = published_figures()["correlation"]
     return f"{found['paper']} and {found['replication']}"

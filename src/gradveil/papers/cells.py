@@ -1,0 +1,365 @@
+"""Cells: the trainings and audits that experiments are made of, each done once and shared.
+
+A cell is a frozen value. Its key holds a digest of all its settings, so that the same cell of two
+experiments, two runs or two machines has the same key.
+"""
+
+import gzip
+import hashlib
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+from gradveil.attacks import find
+from gradveil.audits.job import AuditJob, Case, slug
+from gradveil.audits.records import MODEL, RECORDS
+from gradveil.core.files import write_bytes
+from gradveil.core.job_folder import SETTINGS
+from gradveil.data.registry import DATASETS, find_root, load
+from gradveil.defenses import Defense
+from gradveil.models.checkpoints import read_settings
+from gradveil.papers.costs import (
+    STARTING,
+    area,
+    attack_seconds,
+    sham_seconds,
+    training_seconds,
+)
+from gradveil.papers.networks import OWN, with_constants
+from gradveil.training.job import FINAL, Recipe, TrainingJob
+
+DIGITS = 10  # of the digest in a key
+LONGEST = 90  # letters of a key before its digest
+MINI = "fashion-mnist-mini"
+QUICK_IMAGES = 600  # training images of a quick run
+QUICK_VICTIMS, QUICK_STEPS = 4, 5
+PACKED = f"{RECORDS}.gz"
+"""The records of a kept audit: a fifth of the size, since hundreds of audits are kept."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where cells work: the folder for weights and unfinished audits, the data, the device."""
+
+    work: Path
+    root: Path | None = None
+    device: str = "auto"
+    progress: bool = False
+
+    def weights(self, training: "Training") -> Path:
+        """Return the folder of a training."""
+        return self.work / "weights" / training.key
+
+    def folder(self, cell: "Cell") -> Path:
+        """Return the folder in which a cell works."""
+        return self.work / "cells" / cell.key
+
+    def has(self, data: str) -> bool:
+        """Tell whether a data set lies below the root; a part of it suffices."""
+        root = find_root(self.root)
+        return any(each.here(root) or each.name == MINI for each in DATASETS if each.name == data)
+
+
+def plain(value: object) -> Any:
+    """Return a value as JSON has it: fields by name, defenses and policies as text."""
+    if isinstance(value, Defense) or not is_dataclass(value):
+        if isinstance(value, tuple):
+            return [plain(each) for each in value]
+        kept = isinstance(value, str | int | float | bool) or value is None
+        return value if kept else str(value)
+    return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+
+
+def chosen(value: Any) -> dict[str, Any]:
+    """Return the settings of a training or cell that are not as by default, as JSON has them.
+
+    A setting that is added later leaves the keys of cells that do not use it as they are.
+    """
+    found: dict[str, Any] = {}
+    for each in fields(value):
+        mine = getattr(value, each.name)
+        usual = each.default if each.default_factory is MISSING else each.default_factory()
+        if isinstance(mine, Training):
+            found[each.name] = chosen(mine)
+        elif mine != usual:
+            found[each.name] = plain(mine)
+    return found
+
+
+def _key(name: str, settings: Mapping[str, Any]) -> str:
+    text = json.dumps(settings, sort_keys=True)
+    return f"{slug(name)[:LONGEST]}-{hashlib.sha256(text.encode()).hexdigest()[:DIGITS]}"
+
+
+@dataclass(frozen=True)
+class Training:
+    """A model trained by the published recipe; `epochs` 0 leaves it untrained.
+
+    `constants` are those of its normalization: its data set's own, or cifar10's.
+    """
+
+    data: str
+    model: str
+    defense: Defense = field(default_factory=Defense)
+    epochs: int = 60
+    lr: float = 0.1
+    fraction: float = 1.0
+    loss_scale: float = 1.0
+    constants: str = OWN
+    image_size: int | None = None
+    augment: bool = True
+    seed: int = 0
+
+    @cached_property
+    def key(self) -> str:
+        """The name of its folder."""
+        return _key(f"{self.data}-{self.model}-{self.defense}", chosen(self))
+
+    @property
+    def network(self) -> str:
+        """The model, by the name that builds it."""
+        return with_constants(self.model, self.constants)
+
+    @property
+    def seconds(self) -> float:
+        """The time it takes on an H200, estimated."""
+        if not self.epochs:
+            return 0.0
+        return training_seconds(self.data, self.model, self.epochs, self.fraction, self.image_size)
+
+    def job(self) -> TrainingJob:
+        """Return the job that trains it."""
+        return TrainingJob(
+            self.data,
+            self.network,
+            Recipe(self.epochs, self.lr, loss_scale=self.loss_scale),
+            self.defense,
+            self.augment,
+            self.fraction,
+            self.image_size,
+            seed=self.seed,
+        )
+
+    def checkpoint(self, place: Place) -> Path | None:
+        """Return the weights, or None for an untrained model."""
+        return place.weights(self) / FINAL if self.epochs else None
+
+    def there(self, place: Place) -> bool:
+        """Tell whether nothing is left to train."""
+        path = self.checkpoint(place)
+        return path is None or path.is_file()
+
+    def run(self, place: Place) -> None:
+        """Train it, or go on where it stopped."""
+        if self.there(place):
+            return
+        from gradveil.training.run import train  # Lightning takes seconds to import
+
+        train(
+            self.job(),
+            place.weights(self),
+            root=place.root,
+            device=place.device,
+            progress=place.progress,
+        )
+
+    def quick(self, place: Place) -> "Training":
+        """Return a stand-in that trains in seconds on two cores, on the data there is."""
+        there = place.has(self.data)
+        data = self.data if there else MINI
+        total = next(each.train for each in DATASETS if each.name == data)
+        return replace(
+            self,
+            data=data,
+            model="mlp" if self.model == "mlp" else "lenet",
+            epochs=min(1, self.epochs),
+            lr=0.01,
+            fraction=min(1.0, QUICK_IMAGES / total),
+            image_size=self.image_size if there else None,
+            constants=self.constants if there and self.model != "mlp" else OWN,
+        )
+
+
+@dataclass(frozen=True)
+class Cell(ABC):
+    """A part of an experiment that is measured by itself, on a trained or untrained model."""
+
+    kind: ClassVar[str]
+
+    training: Training
+
+    @cached_property
+    def key(self) -> str:
+        """The name of its folder of records."""
+        return _key(f"{self.kind}-{self.name}", {"kind": self.kind, **chosen(self)})
+
+    @property
+    def name(self) -> str:
+        """The cell in a few words, as part of its key."""
+        return f"{self.training.data}-{self.training.model}-{self.training.defense}"
+
+    @property
+    def data(self) -> str:
+        """The data set that it needs."""
+        return self.training.data
+
+    @property
+    @abstractmethod
+    def seconds(self) -> float:
+        """The time it takes on an H200 without its training, estimated."""
+
+    @property
+    def n(self) -> int:
+        """The number of images that the figures are over."""
+        return int(getattr(self, "images", 0))
+
+    def settings(self) -> dict[str, Any]:
+        """Return all settings, as JSON has them."""
+        found: dict[str, Any] = plain(self)
+        return found
+
+    @abstractmethod
+    def measure(self, place: Place) -> dict[str, Any]:
+        """Measure it, or go on where it stopped, and return the result; the model is trained."""
+
+    def keep(self, place: Place, target: Path) -> None:
+        """Copy further files of the result to the folder of records: by default there are none."""
+        return
+
+    def quick(self, place: Place) -> Self:
+        """Return a stand-in that runs in seconds and proves nothing."""
+        return replace(self, training=self.training.quick(place))
+
+
+@dataclass(frozen=True)
+class Trained(Cell):
+    """The accuracy of a training, epoch by epoch."""
+
+    kind: ClassVar[str] = "training"
+
+    @property
+    def seconds(self) -> float:
+        return 0.0
+
+    def measure(self, place: Place) -> dict[str, Any]:
+        path = self.training.checkpoint(place)
+        assert path is not None, "an untrained model has no accuracy to measure"
+        facts = read_settings(path, ("test_accuracy", "history", "images"))
+        kept = ("epoch", "train_loss", "train_accuracy", "test_accuracy", "seconds")
+        history = [
+            {name: round(float(each[name]), 5) for name in kept if name in each}
+            for each in facts["history"]
+        ]
+        return {
+            "accuracy": facts["test_accuracy"],
+            "train_images": facts["images"],
+            "test_images": len(load(self.data, "test", root=place.root)),
+            "training_seconds": round(sum(each.get("seconds", 0.0) for each in history), 1),
+            "history": history,
+        }
+
+
+@dataclass(frozen=True)
+class Audited(Cell):
+    """An attack on victims of a model, under a defense, with its controls.
+
+    `first` takes the first images of the test split, else they are drawn over all classes. `clean`
+    attacks the gradient as it is before a gradient defense. `controls` adds the positive control,
+    and `sham` the attack on updates of other images. `grid` keeps a picture of the first images.
+    """
+
+    kind: ClassVar[str] = "audit"
+
+    defense: Defense = field(default_factory=Defense)
+    attack: str = "adam-cosine"
+    images: int = 64
+    first: bool = False
+    clean: bool = False
+    controls: bool = True
+    sham: bool = False
+    grid: bool = False
+    steps: int | None = None
+    restarts: int | None = None
+    seed: int = 0
+
+    @property
+    def name(self) -> str:
+        return f"{self.training.data}-{self.training.model}-{self.defense}-{self.attack}"
+
+    @property
+    def seconds(self) -> float:
+        model = self.training.model
+        scale = area(self.data, self.training.image_size)
+        found = STARTING + attack_seconds(self.attack, self.images, model, scale, self.steps)
+        return found + (sham_seconds(self.attack, self.images, model, scale) if self.sham else 0)
+
+    @property
+    def case(self) -> Case:
+        """The case of the audit, but for its weights."""
+        acts = str(self.defense.without_gradients()) != str(self.defense)
+        return Case(self.defense, clean=self.clean and acts)
+
+    def job(self, place: Place) -> AuditJob:
+        """Return the job that audits it."""
+        return AuditJob(
+            self.training.network,
+            self.training.data,
+            {self.attack: find(self.attack)},
+            cases=(replace(self.case, weights=self.training.checkpoint(place)),),
+            images=self.images,
+            steps=self.steps,
+            restarts=self.restarts,
+            first=0 if self.first else None,
+            image_size=self.training.image_size,
+            positive=self.controls,
+            sham=self.sham,
+            seed=self.seed,
+        )
+
+    def measure(self, place: Place) -> dict[str, Any]:
+        from gradveil.audits.run import run_audit
+
+        result = run_audit(
+            self.job(place),
+            place.folder(self),
+            root=place.root,
+            device=place.device,
+            progress=place.progress,
+        )
+        (case,) = result.cases
+        return {
+            "case": case.out.name,
+            "accuracy": case.model and case.model.accuracy,
+            "attack_seconds": sum(row.seconds for row in case.rows if row.truth == "used"),
+        }
+
+    def keep(self, place: Place, target: Path) -> None:
+        from gradveil.audits.results import AuditResult
+
+        source = place.folder(self)
+        (case,) = AuditResult.read(source).cases
+        for path in (source / SETTINGS, case.out / SETTINGS, case.out / MODEL):
+            # A checkpoint is named by its path below the folder of work, the same on any machine.
+            text = path.read_bytes().replace(f'"{place.work}/'.encode(), b'"')
+            write_bytes(target / path.relative_to(source), text)
+        packed = gzip.compress((case.out / RECORDS).read_bytes(), mtime=0)
+        write_bytes(target / case.out.name / PACKED, packed)
+        if self.grid:
+            from gradveil.report.pictures import draw_grid
+
+            draw_grid(case, self.attack, target / "grid.png")
+
+    def quick(self, place: Place) -> Self:
+        steps = None if self.attack in ("closed-form", "peeling") else QUICK_STEPS
+        return replace(
+            self,
+            training=self.training.quick(place),
+            images=QUICK_VICTIMS,
+            controls=False,
+            steps=steps,
+            restarts=steps and 1,
+        )

@@ -1,0 +1,411 @@
+"""Verdicts on the papers' claims, each with the figure that decides it and its 95% interval."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from gradveil.papers.experiments import (
+    EXPERIMENTS,
+    GRID,
+    HYBRID,
+    NONE,
+    OPTIONAL_DATA,
+    PRECODE_ROWS,
+    STRONGEST,
+    AttackTable,
+    DefenseTable,
+    Entry,
+    PolicyTable,
+    PrecodeAccuracy,
+    PrecodeReconstructions,
+)
+from gradveil.papers.published import claim, published
+from gradveil.papers.queue import Part
+from gradveil.papers.records import Records
+from gradveil.papers.summaries import correlation_table, lowest, overlap
+from gradveil.papers.tables import (
+    accuracies,
+    attack_records,
+    attack_row,
+    attacks_of,
+    count_tested,
+    rank_one,
+    rows_of,
+)
+from gradveil.stats import clopper_pearson, difference, mean_interval, summary
+
+HOLDS, IN_PART, FAILS = "holds", "holds in part", "does not hold"
+UNTOLD, MISSING = "cannot be told at this n", "not measured yet"
+SO_FAR = ", so far"
+INFEASIBLE = 0.10  # the largest share of images with rank 1 that "infeasible" allows
+POINT = 0.01  # of accuracy: what "almost nothing" allows
+SOME = 3  # of the paper's five best transformations: "in part"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """A verdict on a claim, with the figures that decide it."""
+
+    name: str
+    claim: str
+    verdict: str
+    figure: str
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The parts of the experiments by id and way, and the records."""
+
+    parts: Mapping[tuple[str, str], Part]
+    records: Records
+
+    @classmethod
+    def of(cls, parts: Sequence[Part], records: Records) -> "Evidence":
+        """Return the evidence of some parts."""
+        return cls({(part.experiment.id, part.way): part for part in parts}, records)
+
+    def entries(self, experiment: str, row: str, way: str = "ours") -> list[Entry]:
+        """Return the cells of a row of an experiment."""
+        return rows_of(self.parts.get((experiment, way)), row)
+
+    def result(self, experiment: str, row: str, way: str = "ours") -> Any:
+        """Return the result of a row's single cell; None where it is not done."""
+        found = self.entries(experiment, row, way)
+        return self.records.result(found[0].cell) if found else None
+
+
+def together(verdicts: Sequence[str]) -> str:
+    """Join the verdicts of a claim's parts: those that are known decide, where they agree.
+
+    While parts are missing, it is a verdict so far.
+    """
+    if {*verdicts} <= {MISSING}:
+        return MISSING
+    known = {verdict for verdict in verdicts if verdict not in (UNTOLD, MISSING)}
+    joined = UNTOLD if not known else known.pop() if len(known) == 1 else IN_PART
+    return f"{joined}{SO_FAR}" if MISSING in verdicts else joined
+
+
+def decide_infeasible(hits: int, n: int, chance: float, bare: tuple[int, int] | None) -> str:
+    """Decide whether an attack is infeasible that has rank 1 for `hits` of n images.
+
+    It holds where the share can be at most `INFEASIBLE`, and the attack works without the defense,
+    `bare` (hits, n). It does not where the share is above chance; in part, where it is then at
+    least below that without the defense.
+    """
+    low, high = clopper_pearson(hits, n)
+    if low <= chance:
+        works = bare is not None and clopper_pearson(*bare)[0] > chance
+        return HOLDS if works and high <= INFEASIBLE else UNTOLD
+    below = bare is not None and difference(hits, n, *bare, level=0.975).high < 0
+    return IN_PART if below else FAILS
+
+
+def protects(evidence: Evidence, tables: Sequence[str], name: str, text: str) -> Decision:
+    """Decide on policy tables whether the hybrid makes the strongest attack infeasible."""
+    verdicts, figures = [], []
+    for table in tables:
+        experiment = EXPERIMENTS[table]
+        assert isinstance(experiment, PolicyTable)
+        none, hybrid = (
+            attack_row(evidence.entries(table, row), evidence.records, STRONGEST)
+            for row in (NONE, experiment.hybrid)
+        )
+        if hybrid is None or not hybrid.candidates:
+            verdicts.append(MISSING)
+            continue
+        bare = None if none is None else (none.identified, none.n)
+        chance = 1 / hybrid.candidates
+        verdicts.append(decide_infeasible(hybrid.identified, hybrid.n, chance, bare))
+        beside = "" if none is None else f" against {rank_one(none)} without a policy"
+        figures.append(
+            f"{table}: `{STRONGEST}` has rank 1 for {rank_one(hybrid)}{beside}, chance {chance:.0%}"
+        )
+    return Decision(name, text, together(verdicts), "; ".join(figures))
+
+
+def defeats_attacks(evidence: Evidence) -> Decision:
+    """Decide whether the hybrid makes each attack infeasible that works without it."""
+    table = EXPERIMENTS["table2"]
+    assert isinstance(table, AttackTable)
+    verdicts, figures = [], []
+    for attack in table.attacks:
+        none, hybrid = (
+            attack_row(evidence.entries("table2", f"{attack}, {name}"), evidence.records, attack)
+            for name in ("none", "hybrid")
+        )
+        if none is None or hybrid is None or not hybrid.candidates:
+            verdicts += [] if attack in table.slow else [MISSING]
+        else:
+            chance, bare = 1 / hybrid.candidates, (none.identified, none.n)
+            verdicts.append(decide_infeasible(hybrid.identified, hybrid.n, chance, bare))
+            figures.append(f"{attack} {rank_one(hybrid)} against {rank_one(none)}")
+        if told := _psnr_change(evidence, attack):
+            figures.append(told)
+    text = f"rank 1 with the hybrid against without: {'; '.join(figures)}" if figures else ""
+    return Decision("claim 2", claim(2), together(verdicts), text)
+
+
+def _psnr_change(evidence: Evidence, attack: str) -> str:
+    """Write by how much the hybrid changes the PSNR of an attack as published, image by image."""
+    none, hybrid = (_psnr(evidence, f"{attack}, {name}", attack) for name in ("none", "hybrid"))
+    both = sorted(none.keys() & hybrid.keys())
+    found = mean_interval(summary([hybrid[k] - none[k] for k in both])) if both else None
+    if found is None:
+        return ""
+    return f"PSNR of {attack} as published {found[0]:+.1f} to {found[1]:+.1f} dB"
+
+
+def _psnr(evidence: Evidence, row: str, attack: str) -> dict[int, float]:
+    entries = evidence.entries("table2", row, "published")
+    found = attack_records(entries, evidence.records, attack)
+    return {each.image: each.scores["used"]["psnr"] for each in found if each.ok}
+
+
+def accuracy_loss(
+    bare: Sequence[float], defended: Sequence[float], tested: int
+) -> tuple[float, float, float]:
+    """Return the loss of accuracy and its 95% bounds.
+
+    Over trainings by Welch's t, where there are two or more of each; else over the `tested` images.
+    """
+    if min(len(bare), len(defended)) >= 2:
+        found = _welch(bare, defended)
+        if np.isfinite(found[1]):
+            return found
+    one, other = (round(tested * values[0]) for values in (bare, defended))
+    test = difference(one, tested, other, tested, level=0.975)
+    return test.value, test.low, test.high
+
+
+def decide_loss(low: float, high: float) -> str:
+    """Decide whether a loss of accuracy is at most a point."""
+    return HOLDS if high <= POINT else FAILS if low > POINT else UNTOLD
+
+
+def costs_nothing(
+    evidence: Evidence, name: str, text: str, pairs: Sequence[tuple[str, str, str]]
+) -> Decision:
+    """Decide on (experiment, row without, row with) whether a defense costs at most a point."""
+    verdicts, figures = [], []
+    for experiment, without, with_it in pairs:
+        bare, defended = (
+            accuracies(evidence.entries(experiment, row), evidence.records)
+            for row in (without, with_it)
+        )
+        if not bare or not defended:
+            verdicts += [] if without.startswith(OPTIONAL_DATA) else [MISSING]
+            continue
+        tested = count_tested(evidence.entries(experiment, without), evidence.records)
+        lost, low, high = accuracy_loss(bare, defended, tested)
+        verdicts.append(decide_loss(low, high))
+        several = min(len(bare), len(defended)) >= 2
+        over = f"{len(bare)} and {len(defended)} trainings" if several else f"{tested:,} images"
+        figures.append(
+            f"{with_it} loses {100 * lost:.1f} ({100 * low:.1f} to {100 * high:.1f}) points, over "
+            f"{over}"
+        )
+    return Decision(name, text, together(verdicts), "; ".join(figures))
+
+
+def shallow_layers(evidence: Evidence) -> Decision:
+    """Decide whether the hybrid lowers the likeness of gradients in shallow layers most."""
+    none, hybrid = (evidence.result("exp8", row) for row in (NONE, HYBRID))
+    if none is None or hybrid is None:
+        return Decision("claim 5", claim(5), MISSING, "")
+    falls, figures = [], []
+    for layer, values in none["layers"].items():
+        middle, low, high = _welch(values["last"], hybrid["layers"][layer]["last"])
+        falls.append((middle, low, high))
+        figures.append(f"{layer} {middle:.2f} ({low:.2f} to {high:.2f})")
+    shallow, deep = falls[:2], falls[2:]
+    less = max(middle for middle, _, _ in deep) < min(middle for middle, _, _ in shallow)
+    if all(low > 0 for _, low, _ in shallow):
+        verdict = HOLDS if less else IN_PART
+    else:
+        verdict = FAILS if any(high < 0 for _, _, high in shallow) else UNTOLD
+    return Decision(
+        "claim 5", claim(5), verdict, f"cosine without minus with the hybrid: {'; '.join(figures)}"
+    )
+
+
+def later_rise(evidence: Evidence) -> Decision:
+    """Decide whether GradSim half way from noise to the image is lower with the policy."""
+    text = EXPERIMENTS["exp1"].claim
+    result = evidence.result("exp1", "lines")
+    if result is None:
+        return Decision("figure 1", text, MISSING, "")
+    middle, bare = result["points"] // 2, result["lines"][NONE]
+    name, with_it = next(item for item in result["lines"].items() if item[0] != NONE)
+    n = evidence.entries("exp1", "lines")[0].cell.n
+    fall = bare["mean"][middle] - with_it["mean"][middle]
+    half = 1.96 * float(np.hypot(bare["std"][middle], with_it["std"][middle])) / n**0.5
+    verdict = HOLDS if fall > half else FAILS if fall < -half else UNTOLD
+    figure = (
+        f"half way, GradSim without minus with {name}: {fall:.3f} ({fall - half:.3f} to "
+        f"{fall + half:.3f}), {n} images"
+    )
+    return Decision("figure 1", text, verdict, figure)
+
+
+def _welch(left: Sequence[float], right: Sequence[float]) -> tuple[float, float, float]:
+    """Return the difference of two means, with its 95% bounds by Welch's t."""
+    from scipy.stats import ttest_ind
+
+    found = ttest_ind(left, right, equal_var=False).confidence_interval(0.95)
+    return float(np.mean(left) - np.mean(right)), float(found.low), float(found.high)
+
+
+def best_transformations(evidence: Evidence, experiment: str, name: str, least: int) -> Decision:
+    """Decide whether the paper's five best transformations are ours."""
+    text = EXPERIMENTS[experiment].claim
+    result = evidence.result(experiment, "singles")
+    if result is None:
+        return Decision(name, text, MISSING, "")
+    figures, verdicts = [], []
+    for rule, values in result["values"].items():
+        found, low, high = overlap(values)
+        verdict = HOLDS if found >= least else IN_PART if found >= SOME else FAILS
+        verdicts.append(UNTOLD if low < SOME and high >= least else verdict)
+        figures.append(
+            f"{found} ({low} to {high}) of five by the rule of the {rule}: "
+            f"{', '.join(lowest(values))}"
+        )
+    return Decision(name, text, verdicts[0], "; ".join(figures))
+
+
+def score_foretells(evidence: Evidence) -> Decision:
+    """Decide whether S_pri rises with PSNR as the paper has it."""
+    result = evidence.result("exp10", "correlation")
+    if result is None:
+        return Decision("claim 7", claim(7), MISSING, "")
+    rule, _, _, r, low, high = correlation_table(result)[0]
+    paper = float(published()["correlation"]["paper"])
+    if low > 0:
+        verdict = HOLDS if high >= paper else IN_PART
+    else:
+        verdict = FAILS if high < paper else UNTOLD
+    figure = (
+        f"Pearson's r of S_pri (rule of the {rule}) and PSNR over {len(result['attack'])} "
+        f"policies: {r:.2f} ({low:.2f} to {high:.2f}); paper {paper}"
+    )
+    return Decision("claim 7", claim(7), verdict, figure)
+
+
+def best_defense(evidence: Evidence) -> Decision:
+    """Decide whether the hybrid beats all other defenses, in rank 1 and in accuracy."""
+    table = EXPERIMENTS["table-defenses"]
+    assert isinstance(table, DefenseTable)
+    worst: dict[str, tuple[int, int]] = {}
+    right: dict[str, float] = {}
+    for row in table.rows:
+        entries = evidence.entries(table.id, row)
+        rows = [attack_row(entries, evidence.records, attack) for attack in attacks_of(entries)]
+        found = [each for each in rows if each is not None and each.candidates]
+        if found:
+            most = max(found, key=lambda each: each.identified)
+            worst[row] = (most.identified, most.n)
+        if values := accuracies(entries, evidence.records):
+            right[row] = values[0]
+    others = [row for row in worst if row != HYBRID]
+    if HYBRID not in worst or HYBRID not in right or not others:
+        return Decision("defenses", table.claim, MISSING, "")
+    verdicts = []
+    for row in others:
+        gap = difference(*worst[HYBRID], *worst[row], level=0.975)
+        kept = right.get(row, 0.0) < right[HYBRID]
+        verdicts.append(
+            HOLDS if gap.high < 0 and kept else FAILS if gap.low > 0 and not kept else UNTOLD
+        )
+    figures = ", ".join(
+        f"{row} {hits}/{n}, accuracy {right.get(row, float('nan')):.1%}"
+        for row, (hits, n) in worst.items()
+    )
+    text = f"rank 1 on the shared gradient, the stronger of two attacks: {figures}"
+    return Decision("defenses", table.claim, together(verdicts), text)
+
+
+def precode_protects(evidence: Evidence, way: str) -> Decision:
+    """Decide whether PRECODE makes attacks infeasible: the plain one, or its breakers too."""
+    experiment = EXPERIMENTS["precode-rec"]
+    assert isinstance(experiment, PrecodeReconstructions)
+    verdicts, figures = [], []
+    for data, _ in experiment.data:
+        for model in experiment.models:
+            where = f"{data}, {model}"
+            entries = evidence.entries(experiment.id, f"{where}, precode", way)
+            rows = [attack_row(entries, evidence.records, each) for each in attacks_of(entries)]
+            found = [each for each in rows if each is not None and each.candidates]
+            if not found:
+                verdicts += [] if data in OPTIONAL_DATA else [MISSING]
+                continue
+            most = max(found, key=lambda each: each.identified)
+            bare = attack_row(
+                evidence.entries(experiment.id, f"{where}, none", way), evidence.records, "iga"
+            )
+            beside = None if bare is None else (bare.identified, bare.n)
+            verdicts.append(decide_infeasible(most.identified, most.n, 1 / most.candidates, beside))
+            figures.append(f"{where}: `{most.attack}` {rank_one(most)}")
+    name = "PRECODE, attacked as published" if way == "published" else "PRECODE, with breakers"
+    return Decision(name, experiment.claim, together(verdicts), "; ".join(figures))
+
+
+def precode_grid(evidence: Evidence) -> Decision:
+    """Decide whether k does not matter, and beta = 0.1 and several modules cost accuracy."""
+    right = {}
+    for row in GRID:
+        if found := accuracies(evidence.entries("precode-grid", row), evidence.records):
+            right[row] = found[0]
+    usual = right.get("k = 256")
+    same = [right[f"k = {k}"] for k in (64, 128, 512) if f"k = {k}" in right]
+    costly = [right[row] for row in ("beta = 0.1", "2 modules", "3 modules") if row in right]
+    text = EXPERIMENTS["precode-grid"].claim
+    if usual is None or not same or not costly:
+        return Decision("PRECODE's settings", text, MISSING, "")
+    tested = count_tested(evidence.entries("precode-grid", "k = 256"), evidence.records)
+    parts = []
+    for value in same:
+        _, low, high = accuracy_loss([usual], [value], tested)
+        parts.append(
+            HOLDS
+            if low >= -POINT and high <= POINT
+            else FAILS
+            if low > POINT or high < -POINT
+            else UNTOLD
+        )
+    for value in costly:
+        _, low, high = accuracy_loss([usual], [value], tested)
+        parts.append(HOLDS if low > 0 else FAILS if high < POINT else UNTOLD)
+    figures = ", ".join(f"{row} {value:.1%}" for row, value in right.items())
+    return Decision("PRECODE's settings", text, together(parts), f"accuracies: {figures}")
+
+
+def decide_all(parts: Sequence[Part], records: Records) -> list[Decision]:
+    """Return the verdicts on the seven claims, the extensions and PRECODE's claims."""
+    evidence = Evidence.of(parts, records)
+    accuracy = EXPERIMENTS["precode-acc"]
+    assert isinstance(accuracy, PrecodeAccuracy)
+    pairs = [
+        (accuracy.id, f"{data}, {model}, {NONE}", f"{data}, {model}, {PRECODE_ROWS[-1]}")
+        for data in accuracy.data
+        for model in accuracy.models
+    ]
+    return [
+        protects(evidence, ("table1a", "table1b", "table1c", "table1d"), "claim 1", claim(1)),
+        defeats_attacks(evidence),
+        protects(evidence, ("table4a", "table4b"), "claim 3", claim(3)),
+        costs_nothing(evidence, "claim 4", claim(4), [("table1a", NONE, HYBRID)]),
+        shallow_layers(evidence),
+        best_transformations(evidence, "exp9", "claim 6", 5),
+        score_foretells(evidence),
+        later_rise(evidence),
+        best_defense(evidence),
+        protects(evidence, ("table5",), "extension 1", EXPERIMENTS["table5"].claim),
+        best_transformations(evidence, "ext2", "extension 2", 3),
+        costs_nothing(evidence, "PRECODE's accuracy", accuracy.claim, pairs),
+        precode_protects(evidence, "published"),
+        precode_protects(evidence, "ours"),
+        precode_grid(evidence),
+    ]

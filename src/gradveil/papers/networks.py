@@ -1,0 +1,46 @@
+"""The built-in networks with CIFAR-10's constants of normalization, which the paper's code has.
+
+That code trains and attacks models of CIFAR-100 with the mean and deviation of CIFAR-10. A training
+names these as `gradveil.papers.networks:resnet20_4`, and so on; their weights at the start are
+those of the built-in network of the same seed.
+"""
+
+from torch import nn
+
+from gradveil.data.cifar import CIFAR10
+from gradveil.models import ARCHITECTURES, Classifier, Normalize, Task
+
+OWN, CIFAR10_CONSTANTS = "own", "cifar10"
+CONSTANTS = (OWN, CIFAR10_CONSTANTS)
+
+
+def with_constants(model: str, constants: str) -> str:
+    """Return the name of a network that normalizes by these constants: its own, or cifar10."""
+    if constants == OWN:
+        return model
+    return f"{__name__}:{model.replace('-', '_')}"
+
+
+def resnet20_4(channels: int, size: int, classes: int) -> nn.Module:
+    """Make resnet20-4 for images of 3 channels."""
+    return _make("resnet20-4", Task(channels, size, classes))
+
+
+def convnet(channels: int, size: int, classes: int) -> nn.Module:
+    """Make the convnet of eight layers for images of 3 channels."""
+    return _make("convnet", Task(channels, size, classes))
+
+
+def convnet_9(channels: int, size: int, classes: int) -> nn.Module:
+    """Make the convnet of nine layers for images of 3 channels."""
+    return _make("convnet-9", Task(channels, size, classes))
+
+
+def lenet(channels: int, size: int, classes: int) -> nn.Module:
+    """Make lenet for images of 3 channels."""
+    return _make("lenet", Task(channels, size, classes))
+
+
+def _make(name: str, task: Task) -> nn.Module:
+    normalize = Normalize(task.channels, CIFAR10.mean, CIFAR10.std)
+    return Classifier(normalize, *ARCHITECTURES[name](task))

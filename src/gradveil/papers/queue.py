@@ -1,0 +1,353 @@
+"""The queue: which cells are missing, in which order, and working through them until time is up.
+
+Cells of the same model form a group, since weights may be lost between two sittings. Several
+processes may work through the same queue: each holds the group that it works on, and a cell that
+another has done is not done again.
+"""
+
+import gc
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from gradveil.core.errors import GradveilError, one_line
+from gradveil.core.importing import RAISED
+from gradveil.core.locks import held
+from gradveil.core.stopping import signaled, stop_if_signaled
+from gradveil.core.streams import print_line
+from gradveil.papers.cells import Cell, Place, Training
+from gradveil.papers.experiments import Entry, Experiment, Size
+from gradveil.papers.records import Records
+from gradveil.papers.switches import Switches
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Part:
+    """An experiment in one way, with its cells: `way` is published or ours."""
+
+    experiment: Experiment
+    way: str
+    entries: tuple[Entry, ...]
+
+    @property
+    def name(self) -> str:
+        """The experiment and the way."""
+        return f"{self.experiment.id}, {self.way}"
+
+
+@dataclass(frozen=True)
+class Group:
+    """A training and the missing cells that need it, in the order in which they are done."""
+
+    training: Training
+    cells: tuple[Cell, ...]
+
+    def seconds(self, place: Place) -> float:
+        """The time for all of it on an H200, estimated."""
+        return training_left(self.training, place) + sum(cell.seconds for cell in self.cells)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is done, what is missing, and what cannot be done because its data is not there."""
+
+    parts: tuple[Part, ...]
+    done: frozenset[str]
+    absent: frozenset[str]
+    groups: tuple[Group, ...]
+
+    def left(self, part: Part) -> list[Cell]:
+        """Return the cells of a part that are missing and can be done."""
+        every = {entry.cell.key: entry.cell for entry in part.entries}
+        return [cell for key, cell in every.items() if key not in self.done | self.absent]
+
+    def seconds(self, place: Place) -> float:
+        """The time for all that is missing on an H200, estimated."""
+        return sum(group.seconds(place) for group in self.groups)
+
+
+def training_left(training: Training, place: Place) -> float:
+    """The time for a training on an H200, estimated; 0 where its weights are there."""
+    return 0.0 if training.there(place) else training.seconds
+
+
+def estimate(cells: Sequence[Cell], place: Place) -> float:
+    """The time for some cells and their trainings on an H200, estimated."""
+    trainings = {cell.training.key: cell.training for cell in cells}
+    return sum(training_left(each, place) for each in trainings.values()) + sum(
+        cell.seconds for cell in cells
+    )
+
+
+def make_parts(
+    experiments: Sequence[Experiment], ways: dict[str, Switches], size: Size, place: Place
+) -> tuple[Part, ...]:
+    """Return each experiment in each of its ways."""
+    return tuple(
+        Part(experiment, way, experiment.planned(switches, size, place))
+        for experiment in experiments
+        for way, switches in ways.items()
+        if way in experiment.variants
+    )
+
+
+def make_plan(parts: Sequence[Part], records: Records, place: Place) -> Plan:
+    """Order what is missing: the cheapest experiment first, and all cells of a model together."""
+    every = {entry.cell.key: entry.cell for part in parts for entry in part.entries}
+    done = frozenset(key for key, cell in every.items() if records.done(cell))
+    data = {cell.data: place.has(cell.data) for cell in every.values()}
+    absent = frozenset(
+        key for key, cell in every.items() if key not in done and not data[cell.data]
+    )
+    plan = Plan(tuple(parts), done, absent, ())
+    cheapest = sorted(parts, key=lambda part: estimate(plan.left(part), place))
+    ranks: dict[str, int] = {}
+    for rank, part in enumerate(cheapest):
+        for cell in plan.left(part):
+            ranks.setdefault(cell.key, rank)
+    groups: dict[str, list[Cell]] = {}
+    for key in ranks:
+        groups.setdefault(every[key].training.key, []).append(every[key])
+    ordered = sorted(
+        groups.values(), key=lambda cells: (min(ranks[c.key] for c in cells), cells[0].training.key)
+    )
+    made = tuple(
+        Group(cells[0].training, tuple(sorted(cells, key=lambda c: (ranks[c.key], c.seconds))))
+        for cells in ordered
+    )
+    return Plan(tuple(parts), done, absent, made)
+
+
+@dataclass
+class Outcome:
+    """What a run did: cells by key, those that failed with the reason, and those left for later."""
+
+    done: list[str] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+    left: list[str] = field(default_factory=list)
+
+
+class _Busy(Exception):  # noqa: N818  # no error: another process does this group
+    """Another process holds the group."""
+
+
+@dataclass
+class Clock:
+    """The time left, and how this machine compares with the estimates, which are an H200's."""
+
+    minutes: float | None
+    began: float = field(default_factory=time.monotonic)
+    estimated: float = 0.0
+    taken: float = 0.0
+
+    @property
+    def pace(self) -> float:
+        """How many times longer than estimated things took so far; at least 1."""
+        return max(1.0, self.taken / self.estimated) if self.estimated else 1.0
+
+    @property
+    def left(self) -> float:
+        """Seconds until the time is up."""
+        if self.minutes is None:
+            return float("inf")
+        return self.minutes * 60 - (time.monotonic() - self.began)
+
+    def fits(self, seconds: float) -> bool:
+        """Tell whether work of so many estimated seconds is likely to end in time."""
+        return seconds * self.pace <= self.left
+
+    def learn(self, estimated: float, taken: float) -> None:
+        """Note how long something took."""
+        self.estimated += estimated
+        self.taken += taken
+
+
+def work_through(
+    groups: Sequence[Group],
+    records: Records,
+    place: Place,
+    *,
+    minutes: float | None = None,
+    archive: Path | None = None,
+    say: Say | None = None,
+) -> Outcome:
+    """Do the groups in order until all are done or the time is up.
+
+    Groups that are likely to end in time come first, since the weights may be lost afterwards; then
+    parts of the others that are. A cell that fails is told of and left; the others go on. Each
+    cell's records are written as it ends.
+    """
+    clock, outcome = Clock(minutes), Outcome()
+    later = []
+    job = _Job(records, place, clock, outcome, archive, say or _to_stderr)
+    for group in groups:
+        if clock.fits(group.seconds(place)):
+            job.claim(group)
+        else:
+            later.append(group)
+    for group in later:
+        job.claim(group)
+    every = [cell.key for group in groups for cell in group.cells]
+    outcome.left = [key for key in every if key not in {*outcome.done, *outcome.failed}]
+    return outcome
+
+
+def _refuse(holder: str) -> None:
+    raise _Busy(holder)
+
+
+@dataclass
+class _Job:
+    """The work of one process on the queue."""
+
+    records: Records
+    place: Place
+    clock: Clock
+    outcome: Outcome
+    archive: Path | None
+    tell: Say
+
+    def claim(self, group: Group) -> None:
+        """Work on a group, unless another process does."""
+        cells = [cell for cell in group.cells if not self.records.done(cell)]
+        if not cells or not self._begins(group.training, cells):
+            return
+        with suppress(_Busy), held(self.place.work / "held" / group.training.key, _refuse):
+            if self._train(group.training, cells):
+                for cell in cells:
+                    if self.clock.fits(cell.seconds) and not self.records.done(cell):
+                        self._measure(cell)
+
+    def _begins(self, training: Training, cells: Sequence[Cell]) -> bool:
+        """Tell whether the training and the shortest cell are likely to end in time."""
+        shortest = min(cell.seconds for cell in cells)
+        return self.clock.fits(training_left(training, self.place) + shortest)
+
+    def _train(self, training: Training, cells: Sequence[Cell]) -> bool:
+        if training.there(self.place):
+            return True
+        began = time.monotonic()
+        if not self._tried(lambda: training.run(self.place), training.key, cells):
+            return False
+        self._learn("trained", training.key, training.seconds, began)
+        return True
+
+    def _measure(self, cell: Cell) -> None:
+        began = time.monotonic()
+
+        def measure() -> None:
+            result = cell.measure(self.place)
+            self.records.write(cell, self.place, result, time.monotonic() - began)
+
+        if not self._tried(measure, cell.key, [cell]):
+            return
+        self.outcome.done.append(cell.key)
+        self._learn("done", cell.key, cell.seconds, began)
+        if self.archive is not None:
+            self.records.archive(self.archive)
+
+    def _learn(self, word: str, name: str, estimated: float, began: float) -> None:
+        taken = time.monotonic() - began
+        self.clock.learn(estimated, taken)
+        self.tell(f"{word} {name} in {taken:.0f} s, estimated {estimated:.0f} s")
+
+    def _tried(self, work: Callable[[], None], name: str, cells: Sequence[Cell]) -> bool:
+        """Do some work; tell of a failure, and note it for these cells."""
+        stop_if_signaled()
+        try:
+            work()
+        except RAISED as error:
+            if signaled():
+                raise
+            told = isinstance(error, GradveilError)
+            reason = " ".join(str(error).split()) if told else one_line(error, 300)
+            self.tell(f"failed {name}: {reason}")
+            self.outcome.failed |= {cell.key: reason for cell in cells}
+            return False
+        finally:
+            if torch.cuda.is_available():
+                gc.collect()
+                torch.cuda.empty_cache()
+        return True
+
+
+def _to_stderr(text: str) -> None:
+    print_line(text, error=True)
+
+
+def run_queue(
+    plan: Plan,
+    records: Records,
+    place: Place,
+    *,
+    minutes: float | None = None,
+    archive: Path | None = None,
+    engine: str = "local",
+    at_once: int = 1,
+    ray_address: str | None = None,
+    say: Say | None = None,
+) -> Outcome:
+    """Work through what is missing, here, in `at_once` processes, or on a Ray cluster.
+
+    All processes need the folders of work and records, which a cluster's machines must share.
+    """
+    if at_once < 1:
+        raise GradveilError(f"at once {at_once}: it must be at least 1")
+    if engine == "local" and at_once == 1:
+        return work_through(plan.groups, records, place, minutes=minutes, archive=archive, say=say)
+    task = Worker(plan.groups, records, place, minutes, archive)
+    if engine == "ray":
+        from gradveil.search.ray import RayEngine
+
+        with RayEngine({}, ray_address) as cluster:
+            cluster.run([task] * min(cluster.workers, len(plan.groups)), place.device)
+    else:
+        _side_by_side(task, min(at_once, len(plan.groups)))
+    every = {cell.key: cell for group in plan.groups for cell in group.cells}
+    done = {key for key, cell in every.items() if records.done(cell)}
+    return Outcome([*done], {}, [key for key in every if key not in done])
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A process that works through the queue beside others; it can be pickled."""
+
+    groups: tuple[Group, ...]
+    records: Records
+    place: Place
+    minutes: float | None
+    archive: Path | None
+
+    def __call__(self, progress: bool = False) -> None:
+        work_through(
+            self.groups, self.records, self.place, minutes=self.minutes, archive=self.archive
+        )
+
+
+def _side_by_side(task: Worker, count: int) -> None:
+    """Run the task in so many processes, and end them all where this one is stopped."""
+    import multiprocessing
+
+    context = multiprocessing.get_context("spawn")  # a fork may not use the GPU
+    processes = [context.Process(target=task, daemon=False) for _ in range(count)]
+    try:
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join()
+    finally:
+        for process in processes:
+            if process.is_alive():
+                process.terminate()
+                process.join()
+    if failed := [process.exitcode for process in processes if process.exitcode]:
+        raise GradveilError(
+            f"{len(failed)} of {count} processes ended with status {failed[0]}: run the same "
+            "command again to go on"
+        )

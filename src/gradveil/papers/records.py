@@ -1,0 +1,118 @@
+"""Records of finished cells: written as each ends, found again anywhere by the cell's key."""
+
+import gzip
+import json
+import platform
+import tarfile
+import tempfile
+import time
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from gradveil import __version__
+from gradveil.audits.model import read_facts
+from gradveil.audits.records import RECORDS, read_records
+from gradveil.audits.results import CASE, CaseResult
+from gradveil.core.errors import GradveilError
+from gradveil.core.files import replacing, write_text
+from gradveil.core.reading import read_json
+from gradveil.engine.device import find_device
+from gradveil.papers.cells import PACKED, Audited, Cell, Place
+
+CELL = "cell.json"
+FORMAT = "gradveil cell 1"
+COMMITTED = Path("benchmarks") / "results" / "reproduce"
+"""Where records lie in the repository."""
+
+LARGEST = 64 << 20  # bytes of an audit's records
+
+
+@dataclass(frozen=True)
+class Records:
+    """Folders of records; new ones are written to the first, and found in all."""
+
+    folders: tuple[Path, ...] = (COMMITTED,)
+
+    def facts(self, cell: Cell) -> dict[str, Any] | None:
+        """Return what was written of a cell; None where it is not done."""
+        for folder in self.folders:
+            path = folder / cell.key / CELL
+            if not path.is_file():
+                continue
+            found = read_json(path, dict[str, Any])
+            if found.get("format") != FORMAT or found.get("key") != cell.key:
+                raise GradveilError(f"{path} is no record of this cell: remove its folder")
+            return found
+        return None
+
+    def done(self, cell: Cell) -> bool:
+        """Tell whether a cell is done."""
+        return self.facts(cell) is not None
+
+    def result(self, cell: Cell) -> Any:
+        """Return the result of a cell; None where it is not done."""
+        found = self.facts(cell)
+        return None if found is None else found["result"]
+
+    def case(self, cell: Audited) -> CaseResult | None:
+        """Return the audit of a cell; None where it is not done."""
+        result = self.result(cell)
+        for folder in self.folders:
+            if result is not None and (folder / cell.key / CELL).is_file():
+                return _read_case(folder / cell.key / str(result["case"]))
+        return None
+
+    def write(self, cell: Cell, place: Place, result: dict[str, Any], seconds: float) -> Path:
+        """Write a finished cell; its own file comes last, and says that the others are whole."""
+        target = self.folders[0] / cell.key
+        cell.keep(place, target)
+        facts = {
+            "format": FORMAT,
+            "key": cell.key,
+            "kind": cell.kind,
+            "cell": cell.settings(),
+            "n": cell.n,
+            "seconds": round(seconds, 1),
+            "estimated_seconds": round(cell.seconds, 1),
+            "estimated_training_seconds": round(cell.training.seconds, 1),
+            "device": device_name(place.device),
+            "date": time.strftime("%Y-%m-%d", time.gmtime()),
+            "versions": {
+                "gradveil": __version__,
+                "torch": torch.__version__,
+                "python": platform.python_version(),
+            },
+            "result": result,
+        }
+        write_text(target / CELL, json.dumps(facts, sort_keys=True) + "\n")
+        return target
+
+    def archive(self, path: Path) -> None:
+        """Write all records of the first folder into one tar file, which can be sent elsewhere."""
+        with replacing(path) as part, tarfile.open(part, "w:gz") as made:
+            for cell in sorted(self.folders[0].glob(f"*/{CELL}")):
+                made.add(cell.parent, arcname=cell.parent.name)
+
+
+@cache
+def _read_case(folder: Path) -> CaseResult:
+    """Read a finished audit, once: tables and claims look at it many times."""
+    with gzip.open(folder / PACKED) as packed:
+        data = packed.read(LARGEST + 1)
+    if len(data) > LARGEST:
+        raise GradveilError(f"{folder / PACKED} holds more than {LARGEST:,} bytes of records")
+    with tempfile.TemporaryDirectory() as scratch:
+        plain = Path(scratch) / RECORDS
+        plain.write_bytes(data)
+        records = tuple(read_records(plain))
+    return CaseResult(folder, CASE.read(folder), records, read_facts(folder))
+
+
+def device_name(device: str) -> str:
+    """Return the GPU's name, or `cpu`."""
+    found = find_device(device)
+    return torch.cuda.get_device_name(found) if found.type == "cuda" else "cpu"

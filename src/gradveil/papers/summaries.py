@@ -1,0 +1,119 @@
+"""Summaries of the measurements that are no audits: the best transformations, correlations."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from gradveil.papers.experiments import NONE, Entry
+from gradveil.papers.measurements import Correlated, Layers, Lines, Singles
+from gradveil.papers.published import published
+from gradveil.papers.records import Records
+
+RESAMPLES = 2_000
+
+Values = NDArray[np.float64]
+
+
+def lowest(values: Mapping[str, Sequence[float]], count: int = 5) -> list[str]:
+    """Return the transformations with the lowest mean; none is none of them."""
+    means = {name: float(np.mean(some)) for name, some in values.items() if name != NONE}
+    return sorted(means, key=lambda name: means[name])[:count]
+
+
+def overlap(values: Mapping[str, Sequence[float]], seed: int = 0) -> tuple[int, int, int]:
+    """Return how many of the paper's five are among the five lowest, with bootstrap bounds."""
+    paper = {str(number) for number in published()["best"]["paper"]}
+    names = [name for name in values if name != NONE]
+    table = np.array([values[name] for name in names])
+    drawn = np.random.default_rng(seed).integers(table.shape[1], size=(RESAMPLES, table.shape[1]))
+    counts = []
+    for some in drawn:
+        order = np.argsort(table[:, some].mean(1), kind="stable")[: len(paper)]
+        counts.append(len(paper & {names[k] for k in order}))
+    low, high = np.quantile(counts, [0.025, 0.975], method="nearest")
+    return len(paper & {*lowest(values)}), int(low), int(high)
+
+
+def correlations(
+    left: Values, right: Values, seed: int = 0, *, ranks: bool = False
+) -> tuple[float, float, float]:
+    """Return Pearson's or Spearman's r of two rows of values, with bootstrap bounds (95%)."""
+    from scipy.stats import rankdata
+
+    if ranks:
+        left, right = rankdata(left), rankdata(right)
+    drawn = np.random.default_rng(seed).integers(len(left), size=(RESAMPLES, len(left)))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        again = _pearson(left[drawn], right[drawn])
+        value = float(_pearson(left[None], right[None])[0])
+    some = again[np.isfinite(again)]
+    low, high = np.quantile(some, [0.025, 0.975]) if len(some) else (np.nan, np.nan)
+    return value, float(low), float(high)
+
+
+def _pearson(left: Values, right: Values) -> Values:
+    left, right = (some - some.mean(1, keepdims=True) for some in (left, right))
+    found: Values = (left * right).sum(1) / np.sqrt((left**2).sum(1) * (right**2).sum(1))
+    return found
+
+
+def correlation_table(result: Mapping[str, Any]) -> list[tuple[str, str, str, float, float, float]]:
+    """Return rule, quantity, kind of r, and r with its bounds, for all that was measured."""
+    names = [*result["attack"]]
+    found = []
+    for rule, values in result["privacy"].items():
+        score = np.array([np.mean(values[name]) for name in names])
+        for quantity in ("psnr", "ssim", "lineup", "over_blind"):
+            attacked = np.array([np.mean(result["attack"][name][quantity]) for name in names])
+            for kind in ("Pearson", "Spearman"):
+                r = correlations(score, attacked, ranks=kind == "Spearman")
+                found.append((rule, quantity, kind, *r))
+    return found
+
+
+def measurement_lines(entry: Entry, records: Records) -> list[list[str]]:
+    """Return what a measurement gave, as (quantity, value); empty where it is not done."""
+    result = records.result(entry.cell)
+    if result is None:
+        return []
+    make = next(lines for kind, lines in LINES.items() if isinstance(entry.cell, kind))
+    return [[f"{entry.row}: {name}", value] for name, value in make(result)]
+
+
+def _similarity_lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    middle = result["points"] // 2
+    return [
+        (f"GradSim half way, {policy}", f"{each['mean'][middle]:.3f} ± {each['std'][middle]:.3f}")
+        for policy, each in result["lines"].items()
+    ]
+
+
+def _layer_lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [
+        (f"cosine at the end, {layer}", f"{each['mean'][-1]:.3f} ± {each['std'][-1]:.3f}")
+        for layer, each in result["layers"].items()
+    ]
+
+
+def _single_lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [
+        (f"five lowest, rule of the {rule}", ", ".join(lowest(values)))
+        for rule, values in result["values"].items()
+    ]
+
+
+def _correlation_lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    return [
+        (f"{kind}'s r of S_pri ({rule}) and {quantity}", f"{r:.2f} ({low:.2f} to {high:.2f})")
+        for rule, quantity, kind, r, low, high in correlation_table(result)
+    ]
+
+
+LINES: dict[type, Callable[[Mapping[str, Any]], list[tuple[str, str]]]] = {
+    Lines: _similarity_lines,
+    Layers: _layer_lines,
+    Singles: _single_lines,
+    Correlated: _correlation_lines,
+}

@@ -1,0 +1,160 @@
+"""Tables of the experiments: what was published, beside ours as published and as it should be."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from gradveil.audits.records import Record
+from gradveil.audits.results import Row, make_row
+from gradveil.papers.cells import Audited, Trained
+from gradveil.papers.experiments import STANDARD, STRONGEST, Entry, PolicyTable
+from gradveil.papers.measurements import Correlated, Layers, Lines, Singles
+from gradveil.papers.published import SOURCES, figure
+from gradveil.papers.queue import Part
+from gradveil.papers.records import Records
+from gradveil.papers.summaries import measurement_lines
+from gradveil.stats import clopper_pearson
+
+APART = 10**9  # between the numbers of images of two cells that are pooled
+
+
+def attacks_of(entries: Iterable[Entry]) -> list[str]:
+    """Return the attacks of some cells, each once."""
+    return [*dict.fromkeys(e.cell.attack for e in entries if isinstance(e.cell, Audited))]
+
+
+def attack_records(
+    entries: Sequence[Entry], records: Records, attack: str, kind: str = "attack"
+) -> list[Record]:
+    """Return the records of an attack on some cells, pooled; empty where none is done."""
+    found: list[Record] = []
+    chosen = [e.cell for e in entries if isinstance(e.cell, Audited) and e.cell.attack == attack]
+    for number, cell in enumerate(chosen):
+        case = records.case(cell)
+        name = attack if kind == "attack" else None
+        for record in () if case is None else case.of(kind, name):
+            # Images of two cells are different victims, even where they have the same number.
+            update = record.image if record.update is None else record.update
+            shift = APART * number
+            found.append(replace(record, image=record.image + shift, update=update + shift))
+    return found
+
+
+def attack_row(
+    entries: Sequence[Entry],
+    records: Records,
+    attack: str,
+    *,
+    kind: str = "attack",
+    truth: str = "used",
+) -> Row | None:
+    """Return the figures of an attack on some cells; None where none is done."""
+    found = attack_records(entries, records, attack, kind)
+    return make_row(found, truth) if found else None
+
+
+def accuracies(entries: Sequence[Entry], records: Records) -> list[float]:
+    """Return the test accuracies of the trainings among some cells that are done."""
+    found = (records.result(e.cell) for e in entries if isinstance(e.cell, Trained))
+    return [float(each["accuracy"]) for each in found if each is not None]
+
+
+def count_tested(entries: Sequence[Entry], records: Records) -> int:
+    """Return the number of test images of a training among some cells that is done."""
+    found = (records.result(e.cell) for e in entries if isinstance(e.cell, Trained))
+    return next(int(each["test_images"]) for each in found if each is not None)
+
+
+def rows_of(part: Part | None, row: str) -> list[Entry]:
+    """Return the cells of a row."""
+    return [] if part is None else [entry for entry in part.entries if entry.row == row]
+
+
+def compare(ways: Mapping[str, Part], records: Records) -> tuple[list[str], list[list[str]]]:
+    """Return the head and the rows of an experiment's table; no rows where nothing is done."""
+    part = next(iter(ways.values()))
+    if any(isinstance(e.cell, Lines | Layers | Singles | Correlated) for e in part.entries):
+        return _compare_measurements(ways, records)
+    return _compare_rows(ways, records)
+
+
+def _compare_rows(ways: Mapping[str, Part], records: Records) -> tuple[list[str], list[list[str]]]:
+    first = next(iter(ways.values()))
+    experiment = first.experiment
+    names = [*dict.fromkeys(entry.row for part in ways.values() for entry in part.entries)]
+    head = ["row"]
+    if experiment.table is not None:
+        head += [f"{source}: PSNR, accuracy" for source in SOURCES]
+    for way in ways:
+        head += [f"{_way(way)}: PSNR dB, SSIM, n", "line-up", "to the original", "accuracy"]
+    body, anything = [], False
+    for name in names:
+        cells = [name]
+        if experiment.table is not None:
+            cells += [_published(experiment.table, name, source) for source in SOURCES]
+        for part in ways.values():
+            measured = _measured(rows_of(part, name), records, experiment)
+            anything |= any(measured)
+            cells += measured
+        body.append(cells)
+    return _without_empty(head, body) if anything else (head, [])
+
+
+def _without_empty(
+    head: list[str], body: Sequence[Sequence[str]]
+) -> tuple[list[str], list[list[str]]]:
+    """Leave out columns and rows that say nothing yet."""
+    kept = [k for k in range(len(head)) if any(cells[k] for cells in body)]
+    rows = [[cells[k] for k in kept] for cells in body if any(cells[1:])]
+    return [head[k] for k in kept], rows
+
+
+def _way(way: str) -> str:
+    return "ours as published" if way == "published" else "ours as it should be"
+
+
+def _published(table: str, row: str, source: str) -> str:
+    level, spread, right = (figure(table, row, source, q) for q in ("psnr", "std", "acc"))
+    parts = [] if level is None else [f"{level:.2f}" + (f" ± {spread:.2f}" if spread else "")]
+    return ", ".join(parts + ([] if right is None else [f"{right:.1f}%"]))
+
+
+def _measured(entries: Sequence[Entry], records: Records, experiment: object) -> list[str]:
+    """Return four texts: PSNR, SSIM and n; line-ups; to the original; accuracy."""
+    levels, lineups, originals = [], [], []
+    attacks = attacks_of(entries)
+    usual = experiment.attack if isinstance(experiment, PolicyTable) else STANDARD
+    for attack in attacks:
+        row = attack_row(entries, records, attack)
+        if row is None or row.psnr.mean is None:
+            continue
+        told = "" if len(attacks) == 1 or attack == usual else f"{attack}: "
+        like = "-" if row.ssim.mean is None else f"{row.ssim.mean:.2f}"
+        wide = "" if row.psnr.std is None else f" ± {row.psnr.std:.2f}"
+        levels.append(f"{told}{row.psnr.mean:.2f}{wide}, {like}, {row.n}")
+        lineups.append(f"{told}{rank_one(row)}")
+        sham = attack_row(entries, records, attack, kind="sham") if attack == STRONGEST else None
+        lineups += [] if sham is None else [f"sham {sham.lineup}"]
+        other = attack_row(entries, records, attack, truth="original")
+        if other is not None and other.psnr.mean is not None and other.psnr != row.psnr:
+            originals.append(f"{told}{other.psnr.mean:.2f}, {rank_one(other)}")
+    right = accuracies(entries, records)
+    each = ", ".join(f"{100 * value:.1f}%" for value in right)
+    return ["; ".join(levels), "; ".join(lineups), "; ".join(originals), each]
+
+
+def rank_one(row: Row) -> str:
+    """Write rank 1 as a count with its exact 95% interval, or a dash without a line-up."""
+    if not row.candidates:
+        return "-"
+    low, high = clopper_pearson(row.identified, row.n)
+    return f"{row.identified}/{row.n} ({100 * low:.0f} to {100 * high:.0f}%)"
+
+
+def _compare_measurements(
+    ways: Mapping[str, Part], records: Records
+) -> tuple[list[str], list[list[str]]]:
+    body = []
+    for way, part in ways.items():
+        for entry in part.entries:
+            body += [[_way(way), *line] for line in measurement_lines(entry, records)]
+    return ["way", "quantity", "value"], body

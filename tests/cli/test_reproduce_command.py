@@ -1,0 +1,54 @@
+"""gradveil reproduce: the list, the status, a quick run, and one line for bad input."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def test_the_list_has_every_experiment_with_its_claim_and_minutes(gradveil: Any) -> None:
+    found = {each["id"]: each for each in gradveil("reproduce --list --json").result["experiments"]}
+    assert len(found) >= 20 and all(each["claim"] and each["agrees"] for each in found.values())
+    assert found["exp9"]["minutes"] < found["table1b"]["minutes"]
+    assert "table-defenses" in gradveil("reproduce --list").shown
+
+
+def test_a_quick_run_goes_through_and_is_not_done_again(gradveil: Any, tmp_path: Path) -> None:
+    outcome = gradveil("reproduce exp9 --scale quick --device cpu --json --as-published")
+    assert outcome.status == 0, outcome.said
+    assert len(outcome.result["done"]) == 1 and not outcome.result["failed"]
+    assert "proves nothing" in outcome.said and "1 are to do" in outcome.said
+    folder = tmp_path / "runs" / "reproduce-quick" / "records"
+    assert len([*folder.glob("*/cell.json")]) == 1
+    (found,) = outcome.result["experiments"]
+    assert [row[0] for row in found["rows"]] == ["ours as published"] * 2
+    again = gradveil("reproduce exp9 --scale quick --device cpu --json --as-published")
+    assert not again.result["done"] and again.result["experiments"] == [found]
+    status = gradveil("reproduce exp9 --status --scale quick --device cpu --json").result
+    assert (status["done"], status["missing"]) == (1, 1)
+
+
+def test_without_records_or_data_all_is_missing(gradveil: Any) -> None:
+    found = gradveil("reproduce --status --json").result
+    assert not found["done"] and not found["missing"]
+    assert all(each["data_absent"] for each in found["experiments"])
+    said = gradveil("reproduce precode-acc --device cpu --json").said
+    assert "24 cells need cifar10, cifar100, medical-mnist, not there" in said
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("", "no experiment named: see gradveil reproduce --list, or give --all"),
+        ("table9", "unknown experiment 'table9': choose from exp1"),
+        ("exp1 --all", "give experiments, --all, --list or --status: one of them"),
+        ("exp1 --scale huge", "unknown scale 'huge': choose from paper, quick"),
+        ("exp1 --engine slurm", "unknown engine 'slurm': choose from local, ray"),
+        ("--all --minutes 0", "minutes 0: it must be above 0"),
+        ("exp1 --switch loss=third", "'third': choose from whole, halved"),
+        ("exp1 --images 0", "images 0: it must be at least 1"),
+        ("exp1 --device gpu", "unknown device 'gpu': choose from auto, cpu, cuda"),
+    ],
+)
+def test_bad_input_is_one_line(gradveil: Any, line: str, says: str) -> None:
+    assert says in gradveil(f"reproduce {line}").error

@@ -1,0 +1,102 @@
+"""Verdicts: what decides them, and that nothing is decided without records."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gradveil.papers.cells import Place
+from gradveil.papers.claims import (
+    FAILS,
+    HOLDS,
+    IN_PART,
+    MISSING,
+    UNTOLD,
+    accuracy_loss,
+    decide_all,
+    decide_infeasible,
+    decide_loss,
+    together,
+)
+from gradveil.papers.experiments import EXPERIMENTS, Size
+from gradveil.papers.queue import make_parts
+from gradveil.papers.records import Records
+from gradveil.papers.summaries import correlation_table, correlations, lowest, overlap
+from gradveil.papers.switches import VARIANTS
+
+
+@pytest.mark.parametrize(
+    ("hits", "n", "bare", "verdict"),
+    [
+        (0, 64, (30, 64), HOLDS),
+        (1, 100, (60, 100), HOLDS),
+        (0, 64, (1, 64), UNTOLD),  # the attack finds nothing without a defense either
+        (0, 64, None, UNTOLD),
+        (0, 6, (3, 6), UNTOLD),  # as many as the replication attacked
+        (20, 64, (50, 64), IN_PART),
+        (20, 64, (22, 64), FAILS),
+        (20, 64, None, FAILS),
+    ],
+)
+def test_an_attack_is_infeasible_only_where_the_interval_says_so(
+    hits: int, n: int, bare: tuple[int, int] | None, verdict: str
+) -> None:
+    assert decide_infeasible(hits, n, 0.02, bare) == verdict
+
+
+def test_verdicts_of_parts_are_joined() -> None:
+    assert together([HOLDS, HOLDS, UNTOLD]) == HOLDS
+    assert together([HOLDS, FAILS]) == IN_PART
+    assert together([UNTOLD, MISSING]) == f"{UNTOLD}, so far"
+    assert together([HOLDS, MISSING]) == f"{HOLDS}, so far"
+    assert together([MISSING]) == MISSING and together([]) == MISSING
+
+
+def test_a_loss_of_accuracy_is_decided_over_trainings_or_test_images() -> None:
+    lost, low, high = accuracy_loss([0.760, 0.757, 0.756], [0.748, 0.747, 0.745], 10_000)
+    assert low < lost < high and lost == pytest.approx(0.011, abs=1e-3)
+    assert decide_loss(low, high) == UNTOLD
+    _, low, high = accuracy_loss([0.75], [0.66], 10_000)
+    assert decide_loss(low, high) == FAILS
+    _, low, high = accuracy_loss([0.75], [0.77], 10_000)
+    assert decide_loss(low, high) == HOLDS
+    _, low, high = accuracy_loss([0.75], [0.77], 100)
+    assert decide_loss(low, high) == UNTOLD
+
+
+def test_the_papers_five_are_counted_among_the_lowest() -> None:
+    rng = np.random.default_rng(0)
+    values = {str(k): list(0.5 + 0.01 * rng.random(20)) for k in range(50)}
+    values["none"] = [0.0] * 20
+    for k in (3, 15, 18, 26):
+        values[str(k)] = [0.1 + k / 1_000] * 20
+    assert {*lowest(values)} >= {"3", "15", "18", "26"} and "none" not in lowest(values)
+    found, low, high = overlap(values)
+    assert low <= found <= high and 4 <= found <= 5
+
+
+def test_correlations_have_an_interval_around_them() -> None:
+    rng = np.random.default_rng(0)
+    left = rng.random(100)
+    right = left + 0.5 * rng.random(100)
+    r, low, high = correlations(left, right)
+    assert r == pytest.approx(np.corrcoef(left, right)[0, 1]) and low < r < high
+    assert correlations(left, np.exp(9 * left), ranks=True)[0] == pytest.approx(1)
+    result = {
+        "privacy": {"code": {"a": [0.1], "b": [0.2], "c": [0.3]}},
+        "attack": {
+            name: {"psnr": [level], "ssim": [0.1], "lineup": [0.0], "over_blind": [-level]}
+            for name, level in (("a", 1.0), ("b", 2.0), ("c", 3.0))
+        },
+    }
+    found = {(quantity, kind): r for _, quantity, kind, r, *_ in correlation_table(result)}
+    assert found["psnr", "Pearson"] == pytest.approx(1)
+    assert found["over_blind", "Spearman"] == pytest.approx(-1)
+
+
+def test_without_records_every_claim_is_not_measured_yet(tmp_path: Path) -> None:
+    place = Place(tmp_path, device="cpu")
+    parts = make_parts([*EXPERIMENTS.values()], VARIANTS, Size(), place)
+    decisions = decide_all(parts, Records((tmp_path / "records",)))
+    assert {each.verdict for each in decisions} == {MISSING}
+    assert [each.name for each in decisions[:7]] == [f"claim {n}" for n in range(1, 8)]

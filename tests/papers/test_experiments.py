@@ -1,0 +1,175 @@
+"""The experiments: complete, with published figures, and made of cells that they share."""
+
+from dataclasses import fields, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gradveil.core.errors import GradveilError
+from gradveil.data.cifar import CIFAR10
+from gradveil.models import build
+from gradveil.papers.cells import Audited, Place, Trained
+from gradveil.papers.experiments import (
+    ALIASES,
+    EXPERIMENTS,
+    GRID,
+    Entry,
+    Experiment,
+    Size,
+    find_experiments,
+)
+from gradveil.papers.networks import with_constants
+from gradveil.papers.published import SOURCES, figure, published, table_rows
+from gradveil.papers.switches import AS_PUBLISHED, CHOICES, OURS, VARIANTS, Switches, switched
+
+WHOLE = Size()
+SECTION_8 = [*(f"exp{number}" for number in range(1, 11)), "ext1", "ext2"]
+
+
+def entries(experiment: Experiment, switches: Switches = OURS) -> tuple[Entry, ...]:
+    return experiment.entries(switches, WHOLE)
+
+
+def cell(experiment: str, row: str, switches: Switches = OURS, attack: str = "adam-cosine") -> Any:
+    """The audit of a row by an attack."""
+    (found,) = [
+        entry.cell
+        for entry in entries(EXPERIMENTS[experiment], switches)
+        if entry.row == row and isinstance(entry.cell, Audited) and entry.cell.attack == attack
+    ]
+    return found
+
+
+def test_every_experiment_of_the_documents_has_a_name() -> None:
+    assert {*SECTION_8} <= {*EXPERIMENTS, *ALIASES}
+    assert {"precode-acc", "precode-rec", "precode-grid"} <= {*EXPERIMENTS}
+    found = find_experiments(["exp6", "table4a"])
+    assert [each.id for each in found] == ["table4a", "table4b"]
+    with pytest.raises(GradveilError, match=r"unknown experiment 'table9': choose from exp1"):
+        find_experiments(["table9"])
+
+
+def test_every_published_row_is_measured_in_both_ways() -> None:
+    tables = [each for each in EXPERIMENTS.values() if each.table is not None]
+    assert {each.table for each in tables} == {*published()["tables"]}
+    for experiment in tables:
+        assert experiment.table is not None
+        rows = table_rows(experiment.table)
+        assert {entry.row for entry in entries(experiment, AS_PUBLISHED)} == {*rows}
+        assert {entry.row for entry in entries(experiment)} <= {*rows}
+        for row, sources in rows.items():
+            assert {*sources} <= {*SOURCES}
+            assert figure(experiment.table, row, "replication", "psnr") is not None
+
+
+def test_experiments_share_the_cells_that_are_the_same() -> None:
+    for switches in (OURS, AS_PUBLISHED):
+        hybrid = cell("table1a", "3-1-7+43-18-18", switches)
+        assert cell("table-defenses", "3-1-7+43-18-18", switches) == hybrid
+        assert cell("table1c", "none", switches) == cell("table4a", "none", switches)
+        pictures = {entry.cell for entry in entries(EXPERIMENTS["exp2"], switches)}
+        assert hybrid in pictures
+    assert cell("table2", "adam-cosine, none") == cell("table1a", "none")
+    trained = {entry.cell.key for entry in entries(EXPERIMENTS["table1a"])}
+    assert {entry.cell.key for entry in entries(EXPERIMENTS["exp7"])} <= trained
+
+
+def test_a_key_tells_cells_apart_by_every_setting() -> None:
+    one = cell("table1a", "none")
+    assert replace(one).key == one.key
+    assert one.key.startswith("audit-cifar100-resnet20-4-policy-none-adam-cosine-")
+    for name, value in {"images": 7, "first": True, "clean": True, "steps": 3, "seed": 1}.items():
+        assert replace(one, **{name: value}).key != one.key
+    training = one.training
+    others = (
+        replace(training, epochs=200),
+        replace(training, loss_scale=0.5),
+        replace(training, augment=False),
+        replace(training, seed=1),
+    )
+    assert all(replace(one, training=other).key != one.key for other in others)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, some) for name, values in CHOICES.items() for some in values[1:]]
+)
+def test_each_switch_changes_cells(name: str, value: str) -> None:
+    changed = switched(OURS, [f"{name}={value}"])
+    assert changed.changed == {name: value}
+    ours, others = (
+        {entry.cell.key for each in EXPERIMENTS.values() for entry in entries(each, switches)}
+        for switches in (OURS, changed)
+    )
+    assert others - ours
+
+
+def test_as_published_a_model_of_cifar100_has_the_papers_defects() -> None:
+    found = cell("table-defenses", "prune:0.95", AS_PUBLISHED)
+    assert found.training.loss_scale == 0.5 and found.training.constants == "cifar10"
+    assert found.clean and found.first and str(found.defense) == "prune:0.95"
+    ours = cell("table-defenses", "prune:0.95")
+    assert not ours.clean and not ours.first
+    assert str(ours.defense) == "policy:none,then,prune:0.95"
+    assert str(cell("table1a", "none").defense) == "policy:none"
+    assert str(cell("table1a", "none", AS_PUBLISHED).defense) == "none"
+    assert str(cell("table1a", "random", AS_PUBLISHED).defense) == "19-1-18"
+    assert cell("table1c", "none", AS_PUBLISHED).training.image_size == 32
+
+
+def test_the_mean_over_random_policies_trains_ten_models() -> None:
+    found = [
+        entry.cell.training
+        for entry in entries(EXPERIMENTS["table1a"], switched(OURS, ["random=mean"]))
+        if entry.row == "random" and isinstance(entry.cell, Trained)
+    ]
+    assert len({training.key for training in found}) == 10
+
+
+def test_a_switch_that_is_none_is_refused_with_the_choices() -> None:
+    with pytest.raises(GradveilError, match="unknown switch 'lose': choose from loss"):
+        switched(OURS, ["lose=halved"])
+    with pytest.raises(GradveilError, match="'third': choose from whole, halved"):
+        switched(OURS, ["loss=third"])
+    with pytest.raises(GradveilError, match="write NAME=VALUE"):
+        switched(OURS, ["loss"])
+    assert {name.replace("-", "_") for name in CHOICES} == {each.name for each in fields(Switches)}
+    assert switched(AS_PUBLISHED, []) == VARIANTS["published"]
+
+
+@pytest.mark.parametrize("model", ["resnet20-4", "convnet", "convnet-9", "lenet"])
+def test_a_network_with_other_constants_starts_from_the_same_weights(model: str) -> None:
+    make = partial(build, channels=3, size=32, classes=4)
+    plain = make(model, mean=(0.5,) * 3, std=(0.2,) * 3).state_dict()
+    other = make(with_constants(model, "cifar10")).state_dict()
+    assert other["normalize.mean"].flatten().tolist() == pytest.approx(CIFAR10.mean)
+    assert other["normalize.std"].flatten().tolist() == pytest.approx(CIFAR10.std)
+    weights = [name for name in plain if not name.startswith("normalize")]
+    assert weights and all(torch.equal(plain[name], other[name]) for name in weights)
+
+
+def test_every_position_of_precodes_grid_exists() -> None:
+    model = build("mlp", channels=3, size=8, classes=4)
+    for defense in GRID.values():
+        assert defense.protect_model(model, (3, 8, 8)) is not model
+
+
+def test_a_quick_cell_is_small_and_on_the_data_there_is(tmp_path: Path) -> None:
+    place = Place(tmp_path, tmp_path / "no-data")
+    found = cell("table1a", "none").quick(place)
+    assert found.training.data == "fashion-mnist-mini" and found.training.model == "lenet"
+    assert found.images == 4 and found.steps == 5 and found.training.epochs == 1
+    assert found.key != cell("table1a", "none").key
+
+
+def test_the_number_of_images_and_seeds_can_be_chosen() -> None:
+    assert cell("table1a", "none").images == 64
+    assert cell("table1a", "none", AS_PUBLISHED).images == 32
+    experiment = EXPERIMENTS["table1b"]
+    found = [entry.cell for entry in experiment.entries(OURS, Size(images=7, seeds=2))]
+    assert {each.images for each in found if isinstance(each, Audited)} == {7}
+    assert {each.training.seed for each in found} == {0, 1}
+    with pytest.raises(GradveilError, match="images 0: it must be at least 1"):
+        Size(images=0)

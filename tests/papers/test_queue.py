@@ -1,0 +1,274 @@
+"""The queue: what is done first, what fits into the time, and what happens after a failure."""
+
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from gradveil.core.errors import GradveilError
+from gradveil.core.locks import held
+from gradveil.papers.cells import Audited, Cell, Place, Trained, Training
+from gradveil.papers.experiments import Entry, Experiment, Size
+from gradveil.papers.queue import (
+    Clock,
+    Outcome,
+    Plan,
+    estimate,
+    make_parts,
+    make_plan,
+    run_queue,
+    work_through,
+)
+from gradveil.papers.records import CELL, Records
+from gradveil.papers.switches import OURS, Switches
+from gradveil.papers.tables import attack_row, compare
+
+UNTRAINED = Training("fashion-mnist-mini", "mlp", epochs=0)
+
+
+@dataclass(frozen=True)
+class Noted(Cell):
+    """A cell that notes in a file that it was measured."""
+
+    kind: ClassVar[str] = "noted"
+
+    number: int = 0
+    cost: float = 1.0
+    fails: bool = False
+
+    @property
+    def seconds(self) -> float:
+        return self.cost
+
+    def measure(self, place: Place) -> dict[str, Any]:
+        if self.fails:
+            raise GradveilError(f"number {self.number} fails")
+        place.work.mkdir(parents=True, exist_ok=True)
+        with (place.work / "order").open("a") as file:
+            file.write(f"{self.number}\n")
+        return {"number": self.number}
+
+
+@dataclass(frozen=True)
+class Given(Experiment):
+    """An experiment of given cells."""
+
+    cells: tuple[Cell, ...] = ()
+
+    def entries(self, switches: Switches, size: Size) -> tuple[Entry, ...]:
+        return tuple(Entry("row", cell) for cell in self.cells)
+
+
+def given(name: str, *cells: Cell) -> Given:
+    return Given(name, ("paper",), "a claim", "it agrees", cells)
+
+
+def seeded(seed: int, number: int, cost: float = 1.0, **more: Any) -> Noted:
+    """A cell of an untrained model with this seed: another seed is another group."""
+    return Noted(replace(UNTRAINED, seed=seed), number, cost, **more)
+
+
+@dataclass
+class Queue:
+    """Experiments with their folders."""
+
+    folder: Path
+
+    @property
+    def place(self) -> Place:
+        return Place(self.folder / "work", self.folder / "no-data", "cpu")
+
+    @property
+    def records(self) -> Records:
+        return Records((self.folder / "records",))
+
+    def plan(self, *experiments: Experiment) -> Plan:
+        parts = make_parts(experiments, {"ours": OURS}, Size(), self.place)
+        return make_plan(parts, self.records, self.place)
+
+    def run(self, plan: Plan, **more: Any) -> Outcome:
+        said: list[str] = []
+        return run_queue(plan, self.records, self.place, say=said.append, **more)
+
+    @property
+    def order(self) -> list[int]:
+        path = self.place.work / "order"
+        return [int(line) for line in path.read_text().split()] if path.is_file() else []
+
+
+@pytest.fixture
+def queue(tmp_path: Path) -> Queue:
+    return Queue(tmp_path)
+
+
+def test_the_cheapest_experiment_is_first_with_all_cells_of_its_models(queue: Queue) -> None:
+    shared = seeded(1, 1, 5)
+    plan = queue.plan(
+        given("dear", seeded(2, 2, 50), seeded(1, 3, 60)), given("cheap", shared, seeded(3, 4, 2))
+    )
+    assert len(plan.groups) == 3
+    outcome = queue.run(plan)
+    assert queue.order == [1, 3, 4, 2] or queue.order == [4, 1, 3, 2]
+    assert len(outcome.done) == 4 and not outcome.left
+
+
+def test_what_is_done_is_not_done_again_and_is_found_in_every_folder(queue: Queue) -> None:
+    experiment = given("one", seeded(1, 1), seeded(1, 2))
+    queue.run(queue.plan(experiment))
+    assert queue.order == [1, 2]
+    plan = queue.plan(experiment)
+    assert not plan.groups and len(plan.done) == 2
+    elsewhere = Records((queue.folder / "new", *queue.records.folders))
+    assert elsewhere.result(seeded(1, 2)) == {"number": 2}
+    assert not Records((queue.folder / "new",)).done(seeded(1, 2))
+
+
+def test_a_cell_without_its_last_file_is_done_again(queue: Queue) -> None:
+    experiment = given("one", seeded(1, 1))
+    queue.run(queue.plan(experiment))
+    (queue.records.folders[0] / seeded(1, 1).key / CELL).unlink()
+    queue.run(queue.plan(experiment))
+    assert queue.order == [1, 1]
+
+
+def test_a_failure_is_told_of_and_the_others_go_on(queue: Queue) -> None:
+    said: list[str] = []
+    bad = seeded(1, 1, fails=True)
+    plan = queue.plan(given("one", bad, seeded(1, 2), seeded(2, 3)))
+    outcome = work_through(plan.groups, queue.records, queue.place, say=said.append)
+    assert sorted(queue.order) == [2, 3]
+    assert outcome.failed == {bad.key: "number 1 fails"} and not outcome.left
+    assert any(line.startswith(f"failed {bad.key}: number 1") for line in said)
+    assert not queue.records.done(bad)
+
+
+def test_after_an_interrupt_the_same_queue_goes_on(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = given("one", seeded(1, 1), seeded(1, 2), seeded(2, 3))
+    plain = Noted.measure
+
+    def interrupted(cell: Noted, place: Place) -> dict[str, Any]:
+        if cell.number == 2:
+            raise KeyboardInterrupt
+        return plain(cell, place)
+
+    monkeypatch.setattr(Noted, "measure", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        queue.run(queue.plan(experiment))
+    assert not [*queue.place.work.rglob(".lock")]
+    monkeypatch.setattr(Noted, "measure", plain)
+    queue.run(queue.plan(experiment))
+    assert sorted(queue.order) == [1, 2, 3]
+
+
+def test_only_what_is_likely_to_end_in_time_is_started(queue: Queue) -> None:
+    long, short = seeded(1, 1, 600), seeded(1, 2, 5)
+    outcome = queue.run(queue.plan(given("one", long, short)), minutes=1)
+    assert queue.order == [2] and outcome.left == [long.key]
+
+
+def test_a_group_that_ends_in_time_comes_before_a_part_of_one_that_does_not(queue: Queue) -> None:
+    plan = queue.plan(
+        given("cheap", seeded(1, 1, 20)), given("dear", seeded(1, 2, 50), seeded(2, 3, 30))
+    )
+    queue.run(plan, minutes=1)
+    assert queue.order == [3, 1, 2] or queue.order == [3, 1]
+
+
+def test_the_clock_learns_that_a_machine_is_slower_than_the_estimates() -> None:
+    clock = Clock(10)
+    assert clock.fits(590) and not clock.fits(610)
+    clock.learn(10, 30)
+    assert clock.pace == 3 and clock.fits(190) and not clock.fits(210)
+    clock.learn(1_000, 1)
+    assert clock.pace == 1 and Clock(None).fits(1e9)
+
+
+def test_a_group_that_another_process_holds_is_left_to_it(queue: Queue) -> None:
+    plan = queue.plan(given("one", seeded(1, 1), seeded(2, 2)))
+    with held(queue.place.work / "held" / seeded(1, 1).training.key, lambda _: None):
+        outcome = queue.run(plan)
+    assert queue.order == [2] and outcome.left == [seeded(1, 1).key]
+
+
+def test_the_archive_holds_all_records_after_each_cell(queue: Queue) -> None:
+    path = queue.folder / "records.tar.gz"
+    queue.run(queue.plan(given("one", seeded(1, 1), seeded(1, 2))), archive=path)
+    with tarfile.open(path) as file:
+        names = file.getnames()
+    assert sorted(name for name in names if name.endswith(CELL)) == sorted(
+        f"{seeded(1, number).key}/{CELL}" for number in (1, 2)
+    )
+
+
+def test_cells_of_data_that_is_not_there_are_left_out(queue: Queue) -> None:
+    absent = Noted(Training("cifar10", "mlp", epochs=0), 1)
+    plan = queue.plan(given("one", absent, seeded(1, 2)))
+    assert plan.absent == {absent.key}
+    assert [cell.key for group in plan.groups for cell in group.cells] == [seeded(1, 2).key]
+
+
+def test_a_training_counts_once_and_only_while_its_weights_are_absent(queue: Queue) -> None:
+    training = Training("fashion-mnist-mini", "mlp", epochs=1)
+    cells = [Noted(training, 1, 2), Noted(training, 2, 3)]
+    assert estimate(cells, queue.place) == pytest.approx(5 + training.seconds)
+    path = training.checkpoint(queue.place)
+    assert path is not None
+    path.parent.mkdir(parents=True)
+    path.touch()
+    assert estimate(cells, queue.place) == 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [{"at_once": 2}, {"engine": "ray"}])
+def test_processes_side_by_side_share_the_queue(queue: Queue, how: dict[str, Any]) -> None:
+    training = replace(UNTRAINED, model="lenet")
+    cells = [
+        Audited(
+            replace(training, seed=seed), attack="class-mean", images=1, steps=1, controls=False
+        )
+        for seed in (1, 2)
+    ]
+    plan = queue.plan(given("one", *cells))
+    outcome = queue.run(plan, **how)
+    assert sorted(outcome.done) == sorted(cell.key for cell in cells) and not outcome.left
+
+
+def test_no_process_at_all_is_refused(queue: Queue) -> None:
+    with pytest.raises(GradveilError, match="at once 0"):
+        queue.run(queue.plan(), at_once=0)
+
+
+def test_a_training_and_an_audit_go_through_the_queue_into_a_table(queue: Queue) -> None:
+    training = Training(
+        "fashion-mnist-mini", "mlp", epochs=1, lr=0.01, fraction=0.05, augment=False
+    )
+    audited = Audited(training, attack="closed-form", images=4, controls=False, grid=True)
+    cells = [Trained(training), audited]
+    plan = queue.plan(given("one", *cells))
+    outcome = queue.run(plan)
+    assert len(outcome.done) == 2, outcome.failed
+    target = queue.records.folders[0] / audited.key
+    kept = {str(path.relative_to(target)) for path in target.rglob("*") if path.is_file()}
+    assert kept == {
+        *("cell.json", "grid.png", "settings.json"),
+        *(f"none/{name}" for name in ("settings.json", "model.json", "records.jsonl.gz")),
+    }
+    assert str(queue.folder) not in (target / "settings.json").read_text()
+    row = attack_row(plan.parts[0].entries, queue.records, "closed-form")
+    assert row is not None and row.n == 4 and row.psnr.mean is not None and row.psnr.mean > 40
+    facts = queue.records.facts(cells[0])
+    assert facts is not None and facts["device"] == "cpu" and facts["seconds"] >= 0
+    assert len(facts["result"]["history"]) == 1 and facts["result"]["test_images"] == 500
+    _check_table(compare({"ours": plan.parts[0]}, queue.records), facts["result"]["accuracy"])
+
+
+def _check_table(found: tuple[list[str], Sequence[Sequence[str]]], accuracy: float) -> None:
+    head, ((name, level, lineup, right),) = found
+    assert head[0] == "row" and name == "row" and level.endswith(", 4")
+    assert lineup.startswith("4/4") and "to the original" not in head
+    assert right == f"{100 * accuracy:.1f}%"

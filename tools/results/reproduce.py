@@ -1,0 +1,115 @@
+"""The papers' experiments, run again: verdicts, tables four ways, and what is missing."""
+
+import json
+from pathlib import Path
+
+from gradveil.papers.cells import Place
+from gradveil.papers.claims import INFEASIBLE, MISSING, POINT, decide_all
+from gradveil.papers.experiments import EXPERIMENTS, OPTIONAL_DATA, Experiment, Size
+from gradveil.papers.published import table_title
+from gradveil.papers.queue import Part, make_parts
+from gradveil.papers.records import Records
+from gradveil.papers.switches import VARIANTS
+from gradveil.papers.tables import compare
+from results.records import RECORDS, table
+
+FOLDER = RECORDS / "reproduce"
+NOWHERE = Place(Path("no-weights"), Path("no-data"), "cpu")  # so that no machine's files count
+
+
+def section() -> str:
+    records = Records((FOLDER,))
+    parts = make_parts([*EXPERIMENTS.values()], VARIANTS, Size(), NOWHERE)
+    every = {entry.cell.key: entry.cell for part in parts for entry in part.entries}
+    done = [cell for cell in every.values() if records.done(cell)]
+    texts = [_intro(len(done), len(every), [*every])]
+    texts.append(_verdicts(parts, records))
+    for experiment in EXPERIMENTS.values():
+        ways = {part.way: part for part in parts if part.experiment is experiment}
+        texts += _experiment(experiment, ways, records)
+    texts.append(_missing(parts, records))
+    return "\n\n".join(filter(None, texts))
+
+
+def _intro(done: int, total: int, keys: list[str]) -> str:
+    text = (
+        "## The papers' experiments, run again\n"
+        "Each in two ways: *as published*, with the defects of the published code, and *as it "
+        "should be* (`DEVIATIONS.md` lists the switches): what is shared is attacked, victims are "
+        "cropped and flipped with a policy and without, drawn over all classes, and the strongest "
+        "attack (`raced`) and its sham stand beside the published one for none and the hybrid. "
+        "PSNR is against the image used; line-ups count rank 1 with exact 95% intervals. "
+        f"{done} of {total} cells are done. `gradveil reproduce ID --data-root DIR`; records "
+        "`reproduce/`, one folder for each cell."
+    )
+    spent: dict[str, float] = {}
+    for key in keys:
+        path = FOLDER / key / "cell.json"
+        if path.is_file():
+            facts = json.loads(path.read_text())
+            used = facts["seconds"] + facts["result"].get("training_seconds", 0.0)
+            spent[facts["device"]] = spent.get(facts["device"], 0.0) + used
+    told = ", ".join(f"{seconds / 60:.0f} minutes on {name}" for name, seconds in spent.items())
+    return text + (f" They took {told}." if told else "")
+
+
+def _verdicts(parts: tuple[Part, ...], records: Records) -> str:
+    body = [
+        [each.name, each.claim, f"**{each.verdict}**", each.figure]
+        for each in decide_all(parts, records)
+    ]
+    rest = [each for each in body if each[2] != f"**{MISSING}**"]
+    if not rest:
+        return f"None of the {len(body)} claims can be judged yet."
+    rules = (
+        "**Verdicts**, each at 95%, not corrected for their number. *Infeasible* means that at "
+        f"most {INFEASIBLE:.0%} of images can have rank 1, under an attack that works without the "
+        f"defense; *almost nothing* at most {100 * POINT:.0f} point of accuracy."
+    )
+    return f"{rules}\n\n{table(['', 'claim', 'verdict', 'decided by'], body)}"
+
+
+def _experiment(experiment: Experiment, ways: dict[str, Part], records: Records) -> list[str]:
+    head, body = compare(ways, records)
+    if not body:
+        return []
+    title = experiment.claim if experiment.table is None else table_title(experiment.table)
+    title = title.rstrip(".")
+    return [
+        f"**{experiment.id}**: {title}. Agreeing means: {experiment.agrees}\n\n{table(head, body)}"
+    ]
+
+
+def _missing(parts: tuple[Part, ...], records: Records) -> str:
+    body, optional = [], set()
+    for part in parts:
+        cells = {entry.cell.key: entry.cell for entry in part.entries}
+        absent = [cell for cell in cells.values() if not records.done(cell)]
+        optional |= {cell.key for cell in absent if cell.data in OPTIONAL_DATA}
+        left = [cell for cell in absent if cell.data not in OPTIONAL_DATA]
+        if not left:
+            continue
+        trainings = {cell.training.key: cell.training.seconds for cell in left}
+        seconds = sum(trainings.values()) + sum(cell.seconds for cell in left)
+        body.append(
+            [
+                part.experiment.id,
+                "as published" if part.way == "published" else "as it should be",
+                f"{len(left)} of {len(cells)}",
+                f"{seconds / 60:.0f}",
+                part.experiment.claim,
+            ]
+        )
+    more = (
+        f"{len(optional)} further cells need {' and '.join(OPTIONAL_DATA)}, whose official files "
+        "were not at hand."
+        if optional
+        else ""
+    )
+    if not body:
+        return more
+    head = ["missing", "way", "cells", "GPU minutes, estimated", "claim"]
+    return (
+        "Still missing (cells are shared, so the minutes do not add up; `gradveil reproduce "
+        f"--status`):\n\n{table(head, body)}\n\n{more}"
+    )
