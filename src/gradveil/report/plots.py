@@ -13,6 +13,7 @@ from gradveil.search.results import HEADS, SHARES
 
 OPEN = 6  # cases up to which every attack and control is shown at once
 COLORS = 8  # of lines and points
+BARE = 2  # the color of no defense, which no other has
 
 Ids = Mapping[int, str]
 """The names of cases in the page's gallery, by `id()` of the case."""
@@ -235,6 +236,12 @@ def _leak_point(case: CaseResult, x: float, name: str, color: int, row: Row, ids
     return Point(x, share, tip, low, high, "", color, ids.get(id(case)))
 
 
+def _color(case: CaseResult, place: int) -> int:
+    """Return the number of a color in the style sheet."""
+    others = [color for color in range(1, COLORS + 1) if color != BARE]
+    return BARE if case.defense == "none" else others[place % len(others)]
+
+
 def _luck(rows: Sequence[Row]) -> tuple[float, str]:
     chance = max(row.verdict.chance for row in rows)
     return chance, f"luck {chance:.1%}"
@@ -253,11 +260,11 @@ def accuracy_plot(cases: Sequence[tuple[str, CaseResult]], ids: Ids) -> Html | N
     for place, (name, case) in enumerate(known):
         assert case.model is not None
         marked = name + ("" if case.trained_so else " *")
-        color = 1 + place % COLORS if len(known) <= COLORS else 2 - (case.defense != "none")
+        color = _color(case, place if len(known) <= COLORS else 0)
         points.append(_leak_point(case, case.model.accuracy, marked, color, case.strongest, ids))
         legend.append((f"color{color}", marked))
     if len(known) > COLORS:
-        legend = [("color2", "no defense"), ("color1", "a defense")]
+        legend = [(f"color{BARE}", "no defense"), ("color1", "a defense")]
     x = _padded([point.x for point in points], "accuracy of the model", lambda v: f"{v:.3g}")
     ticks = [(value, f"{value:.1%}".replace(".0%", "%")) for value, _ in x.ticks]
     x = Axis(x.label, x.low, x.high, ticks)
@@ -289,8 +296,8 @@ def training_plot(result: AuditResult, ids: Ids) -> Html | None:
     if len(steps) < 2:
         return None
     made, legend = [], []
-    for number_, (label, line) in enumerate(lines.items()):
-        color = 1 + number_ % COLORS
+    for place, (label, line) in enumerate(lines.items()):
+        color = _color(line[0][1], place)
         line.sort(key=lambda pair: pair[0])
         points = [
             _leak_point(case, step, f"{label}, step {step}", color, case.strongest, ids)

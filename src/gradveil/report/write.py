@@ -11,7 +11,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.files import shown, write_text
 from gradveil.core.formats import ThresholdsFile
 from gradveil.core.job_folder import SETTINGS
-from gradveil.core.locks import alone
+from gradveil.core.locks import alone, held
 from gradveil.report.figures import draw_leakage
 from gradveil.report.page import Page
 from gradveil.report.pictures import SUFFIXES
@@ -90,7 +90,8 @@ def write_files(
         VERDICT: json.dumps(decision.plain(), indent=1, allow_nan=False) + "\n",
         PAGE: page.html(),
     }
-    with alone(out, REPORTING):
+    # Processes that share a search end it together, and each writes the same page.
+    with held(out, lambda _: None) if search is not None else alone(out, REPORTING):
         for name, text in texts.items():
             write_text(out / name, text)
     for path in save:

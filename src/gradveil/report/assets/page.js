@@ -139,6 +139,7 @@
   const hide = () => { tip.hidden = true; };
   for (const target of all("[data-tip]")) {
     target.addEventListener("pointerenter", () => tell(target));
+    target.addEventListener("pointermove", () => { if (tip.hidden) tell(target); });
     target.addEventListener("pointerleave", hide);
     target.addEventListener("focus", () => tell(target));
     target.addEventListener("blur", hide);
