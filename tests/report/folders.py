@@ -50,10 +50,10 @@ def noisy(images: Tensor, amount: float, seed: object) -> Tensor:
 
 
 def lines(
-    kind: str, attack: str, hits: int, over: float, count: int, failed: int = 0, chunk: int = 0
+    kind: str, attack: str, hits: int, over: float, count: int, failed: int = 0, ranks: bool = True
 ) -> list[Record]:
     """Make records, of which the first have rank 1 and the last failed."""
-    made = []
+    made, size = [], CANDIDATES if ranks else 0
     for image in range(count):
         scores = {
             "mse": 0.05,
@@ -61,14 +61,15 @@ def lines(
             "ssim": 0.4,
             "psnr_affine": 13.0,
             "over_blind": over - image / 100 if over else 0.0,
-            "rank": 1 if image < hits else 2 + image % (CANDIDATES - 1),
         }
+        if ranks:
+            scores["rank"] = 1 if image < hits else 2 + image % (CANDIDATES - 1)
         ok = image < count - failed
         status = "ok" if ok else "failed: every restart diverged"
         both = {"used": scores, "original": scores} if ok else {}
         made.append(
             Record(
-                "e", kind, attack, chunk, image, status, image % 10, None, 0.1, CANDIDATES, both,
+                "e", kind, attack, 0, image, status, image % 10, None, 0.1, size, both,
                 0.1, image,
             )
         )  # fmt: skip
@@ -86,6 +87,7 @@ def make_case(
     accuracy: float | None = None,
     failed: int = 0,
     frames: int = 8,
+    ranks: bool = True,
 ) -> None:
     """Write the folder of a case; `hits` are the images with rank 1, by attack."""
     folder.mkdir(parents=True)
@@ -112,14 +114,13 @@ def make_case(
         facts = ModelFacts(accuracy, 500, defense, number, "test", "0" * 64)
     save_facts(folder, facts)
     used = images.flip(-1) if changes else images
-    append(folder / "records.jsonl", lines("positive", next(iter(hits)), 4, 6.0, 4))
-    append(folder / "records.jsonl", lines("blind", "blind: class mean", 0, 0.0, count))
-    append(folder / "records.jsonl", lines("blind", "blind: gray", 0, -2.0, count))
+    path = folder / "records.jsonl"
+    append(path, lines("positive", next(iter(hits)), 4, 6.0, 4, ranks=ranks))
+    append(path, lines("blind", "blind: class mean", 0, 0.0, count, ranks=ranks))
+    append(path, lines("blind", "blind: gray", 0, -2.0, count, ranks=ranks))
     for attack, right in hits.items():
         share = right / count
-        append(
-            folder / "records.jsonl", lines("attack", attack, right, 9 * share - 1, count, failed)
-        )
+        append(path, lines("attack", attack, right, 9 * share - 1, count, failed, ranks))
         found = noisy(used, 1 - share, (defense, attack))
         tensors = {"original": images, "used": used.clone(), "found": found}
         numbers: dict[str, Any] = {"images": list(range(count))}
@@ -130,7 +131,7 @@ def make_case(
             tensors["frames"] = torch.stack(way, dim=1)
             numbers |= {"frame_images": list(range(shown)), "frame_steps": steps}
         save_images(images_path(folder, "attack", attack, 0), tensors, numbers)
-    append(folder / "records.jsonl", lines("sham", "sham", 0, -1.0, count))
+    append(path, lines("sham", "sham", 0, -1.0, count, ranks=ranks))
 
 
 def make_audit(
@@ -142,6 +143,8 @@ def make_audit(
     steps: Sequence[str] = (),
     failed: int = 0,
     images: Tensor | None = None,
+    ranks: bool = True,
+    frames: int = 8,
     **settings: Any,
 ) -> Path:
     """Write the folder of an audit: `defenses` are the images with rank 1, by attack."""
@@ -163,6 +166,8 @@ def make_audit(
                 step=step,
                 accuracy=known,
                 failed=failed,
+                ranks=ranks,
+                frames=frames,
             )
             case = {"defense": defense, "clean": False, "step": step, "checkpoint": None}
             cases.append(case | {"folder": folder})

@@ -128,6 +128,13 @@ def test_the_slider_moves_every_film_through_its_iterations(browser: Browser, pa
     assert browser.run("document.querySelector('.moment').textContent") == "iteration 0"
 
 
+def test_without_frames_there_is_no_slider(browser: Browser, tmp_path: Path) -> None:
+    run = make_audit(tmp_path / "run", {"none": {"closed-form": 5}}, frames=0)
+    browser.open(write_report(run).page)
+    hidden = browser.run("getComputedStyle(document.querySelector('.slider')).display")
+    assert hidden == "none" and browser.errors == []
+
+
 def test_the_gallery_shows_the_case_that_is_chosen_and_more_when_asked(
     browser: Browser, page: Path
 ) -> None:

@@ -200,7 +200,8 @@ def test_controls_stand_beside_every_figure(five: Path) -> None:
     text, parsed = page(five)
     rows = [a for a in parsed.named("span") if str(a.get("class")).startswith("meter ")]
     meters = [str(a["data-tip"]) for a in rows if "data-tip" in a]
-    for name in ("adam-cosine", "masked", "blind: class mean", "sham"):
+    names = ("adam-cosine", "masked", "blind: class mean", "sham", "positive: adam-cosine")
+    for name in names:
         assert any(tip.startswith(f"{name}: ") for tip in meters)
     assert text.count('class="luck"') == len(meters) and 'class="level"' in text
 
@@ -318,6 +319,15 @@ def test_failed_images_are_counted_and_have_no_picture(tmp_path: Path, failed: i
     (case,) = block(text, "gallery-data")["cases"]
     lost = [entry for entry in case["images"] if entry["found"][0]["src"] is None]
     assert len(lost) == failed and lost[-1] == case["images"][-1]
+
+
+def test_without_line_ups_the_page_speaks_of_decibels(tmp_path: Path) -> None:
+    hits = {"none": {"dlg": 5}, "prune:0.9": {"dlg": 1}}
+    run = make_audit(tmp_path / "run", hits, accuracies=dict.fromkeys(hits, 0.5), ranks=False)
+    _, parsed = page(run)
+    assert "reached 16.6 dB PSNR, +4.6 dB over a blind guess, on 8 pictures" in parsed.words
+    assert "no line-up could be made" in parsed.words and "rank 1 of" not in parsed.words
+    assert "Leakage against accuracy" not in parsed.words
 
 
 def test_an_audit_that_has_come_to_a_part_of_its_cases_is_reported(tmp_path: Path) -> None:

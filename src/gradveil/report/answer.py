@@ -1,5 +1,6 @@
 """The answer of an audit in two sentences, what its attackers were given, and what is untested."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -97,10 +98,12 @@ def _result(row: Row) -> str:
         )
     low, high = row.identified_bounds
     true = "the true picture" if row.truth == USED else "the original picture"
+    # In records of format 2 an image was compared with others of every class.
+    kind = " of its class" if math.isclose(row.verdict.chance, 1 / row.candidates) else ""
     right = f"{row.identified} reconstruction{'' if row.identified == 1 else 's'}"
     return (
         f"attacked {row.n} private picture{'' if row.n == 1 else 's'}: {right} resembled {true} "
-        f"more than {row.candidates - 1} others of its class "
+        f"more than {row.candidates - 1} others{kind} "
         f"(95% interval: {low:.0%} to {high:.0%}){failed}; "
         f"by luck it would be {_few(row.n * row.verdict.chance)}"
     )

@@ -32,7 +32,7 @@ class Budget:
     left: int
     spent: int = 0
 
-    def take(self, uri: str) -> str:
+    def take(self, uri: Html) -> Html:
         """Count a picture."""
         self.spent += len(uri)
         return uri
@@ -70,14 +70,17 @@ class Shots:
         return cls(rows, frames, steps)
 
 
-def data_uri(image: Tensor) -> str:
-    """Return a uint8 image (C, H, W) as an address; a large one smaller, and with small losses."""
+def data_uri(image: Tensor) -> Html:
+    """Return a uint8 image (C, H, W) as an address; that of a large one with small losses."""
     picture, file = as_picture(image), io.BytesIO()
     if image.shape[-2] <= EXACT:  # of a film its height: its frames stand side by side
+        kind = "png"
         picture.save(file, format="PNG", compress_level=9)
-        return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
-    picture.save(file, format="JPEG", quality=88)
-    return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
+    else:
+        kind = "jpeg"
+        picture.save(file, format="JPEG", quality=88)
+    # It needs no escaping, which takes its time with so many letters.
+    return Html(f"data:image/{kind};base64,{base64.b64encode(file.getvalue()).decode()}")
 
 
 def shrunk(images: Tensor) -> Tensor:
@@ -166,7 +169,7 @@ def _still(image: Tensor, said: str, budget: Budget) -> Html:
 def _film(frames: Sequence[Tensor], said: str, budget: Budget) -> Html:
     """Return the frames beside each other in one picture, of which the last is shown."""
     uri = budget.take(data_uri(torch.cat([*shrunk(torch.stack([*frames]))], dim=-1)))
-    style = f"background-image:url({uri});--frames:{len(frames)}"
+    style = Html(f"background-image:url({uri});--frames:{len(frames)}")
     return element("div", class_="film pixels", role="img", aria_label=said, style=style)
 
 

@@ -242,10 +242,11 @@ class Page:
     def _leakage(self) -> Html:
         size = lineup_head([case for _, case in self.cases]).replace("\n", " ")
         intro = (
-            f"A dot is the share of pictures with rank 1 in a {size}: the reconstruction resembles "
-            "the true picture more than every other of its class. The bar is its 95% interval, the "
-            "thin line what luck gives, dB are over the blind guess. Controls, in gray, say how "
-            "far the same count comes without the victim's update."
+            f"A dot is the share of pictures with rank 1, {size}: the reconstruction resembles the "
+            "true picture more than every other. The bar is its 95% interval, the thin line what "
+            "luck gives, dB are over the blind guess. Controls, in gray, say how far the same "
+            "count comes without the victim's update (blind, sham, bar), at best (ceiling), and on "
+            "an easy model (positive)."
         )
         legend = element(
             "p",

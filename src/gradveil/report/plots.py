@@ -42,7 +42,7 @@ def _case(name: str, case: CaseResult, is_open: bool) -> Html:
     attacks = [row for row in rows if row.kind == "attack" and row is not best]
     attacks.sort(key=lambda row: -row.identified / row.n)
     blind = [chosen_blind(rows)] if any(row.kind == "blind" for row in rows) else []
-    controls = blind + [row for row in rows if row.kind in CONTROLS]
+    controls = blind + [row for row in rows if row.kind in (*CONTROLS, "positive")]
     accuracy = "" if case.model is None else f"accuracy {case.model.accuracy:.1%}"
     against = f"against {truth_words(best.truth)}" if len(case.truths) > 1 else ""
     head = element(
