@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         Soteria,
         State,
     )
+    from gradveil.report.write import Report, write_report
     from gradveil.scores import identify, mse, psnr, psnr_affine, ssim
     from gradveil.search.job import SearchJob
     from gradveil.search.results import SearchResult
@@ -86,6 +87,7 @@ __all__ = [
     "RandomPolicies",
     "Recipe",
     "Reconstruction",
+    "Report",
     "Seam",
     "SearchJob",
     "SearchResult",
@@ -114,6 +116,7 @@ __all__ = [
     "ssim",
     "train",
     "transforms",
+    "write_report",
 ]
 
 _PACKAGES = ("attacks", "data", "defenses", "models", "scores", "transforms")
@@ -150,6 +153,7 @@ _HOMES = {
         "Soteria",
         "State",
     ),
+    "gradveil.report.write": ("Report", "write_report"),
     "gradveil.scores": ("identify", "mse", "psnr", "psnr_affine", "ssim"),
     "gradveil.search.job": ("SearchJob",),
     "gradveil.search.results": ("SearchResult",),

@@ -389,6 +389,37 @@ class PoliciesFile(Struct, frozen=True):
     search: dict[str, Any] = {}
 
 
+class Highest(Struct, frozen=True, forbid_unknown_fields=True):
+    """[most] of a file of thresholds: what no attack of a case may exceed."""
+
+    identified: Share | None = None  # share of the images with rank 1 in their line-up
+    identified_high: Share | None = None  # upper end of the 95% interval of that share
+    over_blind: float | None = None  # mean dB over the blind guess
+    psnr: float | None = None  # mean, dB
+    ssim: float | None = None  # mean
+    failed: Share | None = None  # share of the images on which an attack failed
+
+
+class Lowest(Struct, frozen=True, forbid_unknown_fields=True):
+    """[least] of a file of thresholds: what a case has to reach."""
+
+    accuracy: Share | None = None
+    images: Positive | None = None  # attacked
+
+
+class ThresholdsFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of thresholds, which `gradveil report` and `gradveil audit` decide a run by.
+
+    `defenses` are those that are judged; without any, all are. With `positive_control` an attack
+    must have worked where it is known to work.
+    """
+
+    most: Highest = Highest()
+    least: Lowest = Lowest()
+    defenses: list[str] | None = None
+    positive_control: bool = False
+
+
 class CacheFacts(Struct, frozen=True, forbid_unknown_fields=True):
     """The manifest of a cache entry."""
 
