@@ -71,8 +71,12 @@ def app_with(mods: Sequence[Any], train: Train, key: str = "arrays") -> ClientAp
     return made
 
 
+class DiesError(Exception):
+    """A client's process ends, and Flower replies with an error."""
+
+
 class HereGrid(Grid):
-    """A grid of `clients` nodes in this process; a client that raises replies with an error."""
+    """A grid of `clients` nodes in this process. Any error but `DiesError` is one of the test."""
 
     def __init__(self, app: Any, clients: int) -> None:
         self.app = app
@@ -105,7 +109,7 @@ class HereGrid(Grid):
             node = message.metadata.dst_node_id
             try:
                 replies.append(self.app(message, self.contexts[node]))
-            except Exception as error:
+            except DiesError as error:
                 replies.append(Message(Error(2, str(error)), reply_to=message))
         return replies[::-1]  # in no order that anybody may rely on
 

@@ -1,7 +1,7 @@
 """The job of an audit: its model, images, cases and attacks, and all settings of its result."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -13,6 +13,7 @@ from torch import nn
 from gradveil.attacks import Attack, find, names
 from gradveil.attacks.base import check_attack, not_an_attack
 from gradveil.audits.attackers import AUTO, LONGEST, automatic, on_equal_terms
+from gradveil.clients import Client
 from gradveil.core.boundary import check_fields, check_shown
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.types import Protocol
@@ -100,7 +101,8 @@ class AuditJob:
     one, as far as they suit. `steps` and `restarts` change every attack that has such a setting.
     `victims_at_once` fixes the chunks, and so the random numbers; None leaves it to the device.
     `positive` runs each attack that needs no defense also where it is known to work; `sham` runs
-    the strongest attack also on updates of other images.
+    the strongest attack also on updates of other images. `recorded` turns each case's client into
+    one whose updates are those of a server's record.
     """
 
     model: nn.Module | str
@@ -123,6 +125,7 @@ class AuditJob:
     positive: bool = True
     sham: bool = True
     seed: int = 0
+    recorded: Callable[[Client], Client] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -201,6 +204,7 @@ class AuditJob:
     def settings(self) -> dict[str, Any]:
         """Return the settings that all cases have in common, as JSON has them."""
         left_out = {"attacks", "auto", "cases", "data", "model", "protocol", "public", "positive"}
+        left_out |= {"recorded"}
         left_out |= {"apart"}  # the images that were drawn have a digest
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         named = data_name(self.data), model_name(self.model)

@@ -2,7 +2,7 @@
 
 import fnmatch
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -16,7 +16,7 @@ GRADIENTS = "gradients"
 
 EXAMPLES = "num-examples"
 ROUND = "server-round"
-STATISTICS = ("*running_mean", "*running_var", "*num_batches_tracked")
+STATISTICS = "*running_mean", "*running_var", "*num_batches_tracked"
 """Names of batch-norm statistics, which are no parameters and have no gradient."""
 
 
@@ -32,9 +32,9 @@ def as_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     )
 
 
-def is_statistic(name: str) -> bool:
-    """Tell whether an array of this name is a statistic of batch norm."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in STATISTICS)
+def matches(name: str, patterns: Sequence[str]) -> bool:
+    """Tell whether an array's name matches one of these patterns, in which * stands for any."""
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def is_training(message: Message) -> bool:

@@ -25,11 +25,12 @@ from gradveil.engine.gradients import cross_entropy
 from gradveil.federated.messages import (
     GRADIENTS,
     LOG,
+    STATISTICS,
     as_record,
     as_tensors,
     client_of,
-    is_statistic,
     is_training,
+    matches,
     refusal,
     round_of,
 )
@@ -44,13 +45,18 @@ _waiting: ContextVar[list["Defend"] | None] = ContextVar("waiting", default=None
 
 @public
 def defend(
-    defense: Defense | Policy | str, *, seed: int | None = None, lr: float = 1.0
+    defense: Defense | Policy | str,
+    *,
+    seed: int | None = None,
+    lr: float = 1.0,
+    untouched: Sequence[str] = STATISTICS,
 ) -> "Defend":
     """Return a Flower mod that protects the update which leaves a client's training.
 
     The update is the difference of the weights before and after training, divided by `lr`, so that
-    with the client's learning rate clipping and noise are measured as for a gradient. Batch-norm
-    statistics and whole numbers leave as they are. Evaluations and queries pass through untouched.
+    with the client's learning rate clipping and noise are measured as for a gradient. Whole numbers
+    and arrays whose names match `untouched`, by default the statistics of batch norm, leave as they
+    are: add the names of other buffers that your model has. Evaluations and queries pass through.
 
     Several of these mods act together whatever their order in the list: clipping first, noise
     last. One mod with a chain, such as `prune:0.9,then,clip:1`, keeps the order that it names.
@@ -58,7 +64,7 @@ def defend(
     With a `seed` every draw can be repeated, also by a server that knows it; by default draws come
     from the operating system, and nobody can take the noise off again.
     """
-    made = Defend(as_defense(defense), seed, lr)
+    made = Defend(as_defense(defense), seed, lr, tuple(untouched))
     check_defense(made.defense)
     if not 0 < lr < float("inf"):
         raise GradveilError(f"lr {lr:g}: it must be above 0 and finite")
@@ -88,6 +94,7 @@ class Defend:
     defense: Defense
     seed: int | None
     lr: float
+    untouched: tuple[str, ...]
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         """Train, then protect the update; the outermost of several such mods does it for all."""
@@ -138,7 +145,9 @@ def _protect(
     (key, record), (rate,) = next(iter(records.items())), lr
     sent = as_tensors(record)
     names = [
-        name for name, value in sent.items() if value.is_floating_point() and not is_statistic(name)
+        name
+        for name, value in sent.items()
+        if value.is_floating_point() and not any(matches(name, mod.untouched) for mod in mods)
     ]
     if not names:
         raise GradveilError("the training function replied with no floating-point arrays")
@@ -206,18 +215,25 @@ def _recall(defense: Defense, context: Context) -> tuple[State, int]:
     found = context.state.config_records.get(KEPT)
     if found is None or found["defense"] != str(defense):
         return defense.start(), 0
-    data, count = found["state"], found["rounds"]
-    assert isinstance(data, bytes) and isinstance(count, int)
+    data, count = found.get("state"), found["rounds"]
+    assert isinstance(count, int)
+    if not isinstance(data, bytes):
+        return defense.start(), count
     packed = torch.load(io.BytesIO(data), weights_only=True)
     return defense.unpack_state(packed, torch.device("cpu")), count
 
 
 def _keep(defense: Defense, state: State, count: int, context: Context) -> None:
-    file = io.BytesIO()
-    torch.save(defense.pack_state(state), file)
-    context.state[KEPT] = ConfigRecord(
-        {"defense": str(defense), "state": file.getvalue(), "rounds": count}
-    )
+    packed, file = defense.pack_state(state), io.BytesIO()
+    kept = ConfigRecord({"defense": str(defense), "rounds": count})
+    if not _is_empty(packed):
+        torch.save(packed, file)
+        kept["state"] = file.getvalue()
+    context.state[KEPT] = kept
+
+
+def _is_empty(packed: object) -> bool:
+    return packed is None or (isinstance(packed, list | tuple) and all(map(_is_empty, packed)))
 
 
 @public

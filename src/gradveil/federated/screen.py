@@ -66,12 +66,20 @@ class Screen(Wrapper):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        self._shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+        self.expect(arrays)
         return super().configure_train(server_round, arrays, config, grid)
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        return super().aggregate_train(server_round, self.usable(server_round, replies))
+
+    def expect(self, arrays: ArrayRecord) -> None:
+        """Compare replies with these arrays, which are sent out, from now on."""
+        self._shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+
+    def usable(self, server_round: int, replies: Iterable[Message]) -> list[Message]:
+        """Return the replies that are not broken, errors among them, and log the others."""
         every, kept = list(replies), []
         forms = Counter(map(_form, every))
         usual = max(forms, key=lambda form: (form is not None, forms[form]), default=None)
@@ -86,7 +94,7 @@ class Screen(Wrapper):
                     reply.metadata.src_node_id,
                     problem,
                 )
-        return super().aggregate_train(server_round, kept)
+        return kept
 
     def _problem(self, reply: Message, usual: "Form | None") -> str | None:
         """Say why a reply cannot be averaged; None where it can."""

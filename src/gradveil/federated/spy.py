@@ -17,11 +17,11 @@ from torch import Tensor
 
 from gradveil.core.errors import GradveilError, GradveilWarning, one_line
 from gradveil.core.files import replacing, shown
-from gradveil.core.formats import Count, Positive
+from gradveil.core.formats import Count
 from gradveil.core.reading import parse_json
 from gradveil.core.tensor_files import read_safetensors
 from gradveil.core.types import Gradients
-from gradveil.federated.messages import GRADIENTS, LOG, as_tensors, is_statistic
+from gradveil.federated.messages import GRADIENTS, LOG, STATISTICS, as_tensors, matches
 from gradveil.federated.screen import Wrapper, examples_of
 
 SENT = "global.safetensors"
@@ -36,7 +36,7 @@ class UpdateFacts(Struct, frozen=True):
     round: Count
     gradients: bool
     examples: float
-    clients: Positive = 1
+    members: list[str] = []
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +45,8 @@ class Update:
 
     `before` are the weights that were sent out; `shared` what came back, weights or, where
     `gradients`, gradients; both with batch-norm statistics. `examples` is the number of images
-    that the client says it trained on, or the average number of several clients.
+    that the client says it trained on, or the average number of several clients, whose names are
+    the `members`.
     """
 
     client: str
@@ -54,14 +55,14 @@ class Update:
     shared: Mapping[str, Tensor]
     gradients: bool
     examples: float
-    clients: int = 1
+    members: tuple[str, ...] = ()
 
     def as_gradients(self, lr: float) -> Gradients:
         """Return what was shared as gradients: those sent, or (before - after) / `lr`."""
         names = [
             name
             for name, value in self.shared.items()
-            if value.is_floating_point() and not is_statistic(name)
+            if value.is_floating_point() and not matches(name, STATISTICS)
         ]
         if self.gradients:
             return {name: self.shared[name] for name in names}
@@ -201,7 +202,7 @@ def _averaged(group: list[Update], number: int) -> Update:
         shared,
         first.gradients,
         total / len(group),
-        len(group),
+        tuple(update.client for update in group),
     )
 
 
@@ -222,7 +223,7 @@ def save_update(out: Path, update: Update) -> None:
         "round": update.round,
         "gradients": update.gradients,
         "examples": update.examples,
-        "clients": update.clients,
+        "members": update.members,
     }
     if not (folder / SENT).exists():
         _write(folder / SENT, update.before, {"format": FORMAT, "round": update.round})
@@ -262,7 +263,7 @@ def read_round(out: Path, number: int) -> list[Update]:
                 shared,
                 facts.gradients,
                 facts.examples,
-                facts.clients,
+                tuple(facts.members),
             )
         )
     return updates
