@@ -10,7 +10,17 @@ from typing import Annotated, Any
 import typer
 
 from gradveil import __version__
-from gradveil.cli import audit, data, defenses, doctor, policy, reconstruct, search, train
+from gradveil.cli import (
+    audit,
+    data,
+    defenses,
+    doctor,
+    federate,
+    policy,
+    reconstruct,
+    search,
+    train,
+)
 from gradveil.core.errors import GradveilError, GradveilWarning, one_line
 from gradveil.core.importing import RAISED
 from gradveil.core.stopping import exit_status, signaled, stop_on_signals, tell
@@ -46,6 +56,7 @@ app.command("train", epilog=train.EXAMPLES)(train.train_command)
 app.command("audit", epilog=audit.EXAMPLES)(audit.audit_command)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor_command)
 app.command("search", epilog=search.EXAMPLES)(search.search_command)
+app.command("federate", epilog=federate.EXAMPLES)(federate.federate_command)
 app.command("reconstruct", epilog=reconstruct.EXAMPLES)(reconstruct.reconstruct_command)
 
 

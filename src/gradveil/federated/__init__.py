@@ -12,13 +12,25 @@ from typing import TYPE_CHECKING
 from gradveil.core.errors import GradveilError
 
 if TYPE_CHECKING:
+    from gradveil.federated.job import FederationJob
     from gradveil.federated.mods import defend, policy
+    from gradveil.federated.run import FederationResult, federate
     from gradveil.federated.screen import Screen
     from gradveil.federated.spy import Spy
 
-__all__ = ["Screen", "Spy", "defend", "policy"]
+__all__ = [
+    "FederationJob",
+    "FederationResult",
+    "Screen",
+    "Spy",
+    "defend",
+    "federate",
+    "policy",
+]
 
 _HOMES = {
+    "gradveil.federated.job": ("FederationJob",),
+    "gradveil.federated.run": ("FederationResult", "federate"),
     "gradveil.federated.mods": ("defend", "policy"),
     "gradveil.federated.screen": ("Screen",),
     "gradveil.federated.spy": ("Spy",),

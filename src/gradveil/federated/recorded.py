@@ -111,6 +111,18 @@ def audit_round(
 
     An error says why a round cannot be attacked, which does not mean that it is safe.
     """
+    audit, note = make_audit(job, number, out, splits)
+    folder = out / AUDITS / f"round-{number:04d}"
+    return run_audit(audit, folder, device=device, progress=progress), note
+
+
+def make_audit(
+    job: FederationJob, number: int, out: Path, splits: tuple[Images, Images]
+) -> tuple[AuditJob, str]:
+    """Return the audit of a round: its victims are the first images, others stand in line-ups.
+
+    Public images are those of the test split.
+    """
     train, test = splits
     victims = choose_victims(job, number, out, train)
     order = torch.cat(victims.numbers)
@@ -141,8 +153,7 @@ def audit_round(
         seed=derived(job.seed, "audit", number) >> 1,
         recorded=partial(as_recorded, record),
     )
-    folder = out / AUDITS / f"round-{number:04d}"
-    return run_audit(audit, folder, device=device, progress=progress), victims.note
+    return audit, victims.note
 
 
 def choose_victims(job: FederationJob, number: int, out: Path, train: Images) -> Victims:
