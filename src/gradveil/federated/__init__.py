@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from gradveil.core.errors import GradveilError
 
 if TYPE_CHECKING:
+    from gradveil.federated.inversion import Inverted, invert
     from gradveil.federated.job import FederationJob
     from gradveil.federated.mods import defend, policy
     from gradveil.federated.run import FederationResult, federate
@@ -21,14 +22,17 @@ if TYPE_CHECKING:
 __all__ = [
     "FederationJob",
     "FederationResult",
+    "Inverted",
     "Screen",
     "Spy",
     "defend",
     "federate",
+    "invert",
     "policy",
 ]
 
 _HOMES = {
+    "gradveil.federated.inversion": ("Inverted", "invert"),
     "gradveil.federated.job": ("FederationJob",),
     "gradveil.federated.run": ("FederationResult", "federate"),
     "gradveil.federated.mods": ("defend", "policy"),

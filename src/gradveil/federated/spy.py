@@ -211,6 +211,11 @@ def round_folder(out: Path, number: int) -> Path:
     return out / f"round-{number:04d}"
 
 
+def client_path(out: Path, update: Update) -> Path:
+    """Return the file of an update."""
+    return round_folder(out, update.round) / f"client-{update.client}.safetensors"
+
+
 def save_update(out: Path, update: Update) -> None:
     """Write an update, and once for a round the weights that were sent out, for the owner alone."""
     folder = round_folder(out, update.round)
@@ -227,7 +232,7 @@ def save_update(out: Path, update: Update) -> None:
     }
     if not (folder / SENT).exists():
         _write(folder / SENT, update.before, {"format": FORMAT, "round": update.round})
-    _write(folder / f"client-{update.client}.safetensors", update.shared, facts)
+    _write(client_path(out, update), update.shared, facts)
 
 
 def _write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, object]) -> None:
