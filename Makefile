@@ -47,7 +47,7 @@ install: $(INSTALLED)
 # One resolve for everything: a second one could bring another torch.
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,search,cluster,dp]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,search,cluster,dp,flower]'
 	touch $@
 
 constraints: install

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from gradveil import attacks, data, defenses, models, scores, transforms
+    from gradveil import attacks, data, defenses, federated, models, scores, transforms
     from gradveil.attacks import Attack, GradientMatching, Progress
     from gradveil.audits import AuditJob, AuditResult, Case, CaseResult, audit, run_audit
     from gradveil.checks.doctor import doctor
@@ -103,6 +103,7 @@ __all__ = [
     "data",
     "defenses",
     "doctor",
+    "federated",
     "identify",
     "models",
     "mse",
@@ -119,7 +120,7 @@ __all__ = [
     "write_report",
 ]
 
-_PACKAGES = ("attacks", "data", "defenses", "models", "scores", "transforms")
+_PACKAGES = ("attacks", "data", "defenses", "federated", "models", "scores", "transforms")
 _HOMES = {
     "gradveil.attacks": ("Attack", "GradientMatching", "Progress"),
     "gradveil.audits": ("AuditJob", "AuditResult", "Case", "CaseResult", "audit", "run_audit"),

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -14,6 +14,7 @@ from torch import nn
 from gradveil.attacks import Attack, GradientMatching, find, names
 from gradveil.attacks.base import check_attack, not_an_attack
 from gradveil.audits.attackers import AUTO, LONGEST, automatic, on_equal_terms
+from gradveil.clients import Client
 from gradveil.core.boundary import check_fields, check_shown
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.types import Protocol
@@ -104,6 +105,7 @@ class AuditJob:
     the strongest attack also on updates of other images. `budget` are minutes that the attacks
     shall take at most: each then makes the same `share` of its iterations, which is measured where
     it is None.
+    `recorded` turns each case's client into one whose updates are those of a server's record.
     """
 
     model: nn.Module | str
@@ -128,6 +130,7 @@ class AuditJob:
     budget: float | None = None
     share: float | None = None
     seed: int = 0
+    recorded: Callable[[Client], Client] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -208,6 +211,7 @@ class AuditJob:
     def settings(self) -> dict[str, Any]:
         """Return the settings that all cases have in common, as JSON has them."""
         left_out = {"attacks", "auto", "cases", "data", "model", "protocol", "public", "positive"}
+        left_out |= {"recorded"}
         left_out |= {"apart"}  # the images that were drawn have a digest
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         named = data_name(self.data), model_name(self.model)

@@ -384,6 +384,7 @@ def make_stage(
         clean=case.clean,
         protected=protected,
     )
+    client = client if job.recorded is None else job.recorded(client)
     attacks = job.attacks_on(case, client.model)
     # Several cases have the same list of attacks, and not every attack suits every defense.
     required = set(job.attacks) if len(job.cases) == 1 else set()

@@ -15,6 +15,7 @@ from gradveil.cli import (
     data,
     defenses,
     doctor,
+    federate,
     policy,
     reconstruct,
     report,
@@ -59,6 +60,7 @@ app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor_command)
 app.command("search", epilog=search.EXAMPLES)(search.search_command)
 app.command("reproduce", epilog=reproduce.EXAMPLES)(reproduce.reproduce_command)
 app.command("report", epilog=report.EXAMPLES)(report.report_command)
+app.command("federate", epilog=federate.EXAMPLES)(federate.federate_command)
 app.command("reconstruct", epilog=reconstruct.EXAMPLES)(reconstruct.reconstruct_command)
 
 

@@ -98,6 +98,35 @@ class TrainingSettings(Struct, frozen=True):
     test: str | UnsetType = UNSET
 
 
+class FederationSettings(Struct, frozen=True):
+    """settings.json of a federated training."""
+
+    data: str
+    model: str
+    clients: Positive
+    rounds: Positive
+    batch_size: Positive
+    lr: float
+    momentum: float
+    weight_decay: float
+    fraction: Share
+    train_mode: bool
+    defense: str
+    partition: str
+    spy_rounds: list[Positive]
+    attackers: list[str]
+    seed: int
+    spy: Count
+    audited: Positive
+    graph: str | None = None
+    local_epochs: Positive | None = None
+    local_steps: Positive | None = None
+    average_of: Positive | None = None
+    steps: Positive | None = None
+    image_size: Positive | None = None
+    test: str | UnsetType = UNSET
+
+
 class SearchSettings(Struct, frozen=True):
     """settings.json of a search, and the `settings` within its search.json."""
 
@@ -429,6 +458,7 @@ class CacheFacts(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 KINDS: dict[str, tuple[str, type[Struct]]] = {
+    "clients": ("a federated training", FederationSettings),
     "trials": ("a search", SearchSettings),
     "epochs": ("a training", TrainingSettings),
     "cases": ("an audit", AuditSettings),
