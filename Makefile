@@ -15,6 +15,7 @@ demo: install
 	@echo
 	@echo "The demo trained a small model on 2,000 embedded Fashion-MNIST images, attacked the gradients of 8 test images, and searched a dozen"
 	@echo "policies for one that protects them (a real search draws 1,500, on more images: gradveil search --help). Look at:"
+	@echo "  $(DEMO)/audit/index.html                    the page of the audit, and $(DEMO)/search/index.html that of the search"
 	@echo "  $(DEMO)/audit/none/pictures/grid-dlg.png    the images, and what a server makes of their gradients"
 	@echo "  $(DEMO)/audit/none/pictures/frames-dlg.png  how the pictures come out, iteration by iteration"
 	@echo "  $(DEMO)/audit/none/records.jsonl            every figure of the table above, image by image, controls included"
@@ -46,7 +47,7 @@ install: $(INSTALLED)
 # One resolve for everything: a second one could bring another torch.
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,search,cluster,dp]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,search,cluster,dp,flower]'
 	touch $@
 
 constraints: install

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from gradveil import attacks, data, defenses, models, scores, transforms
+    from gradveil import attacks, data, defenses, federated, models, scores, transforms
     from gradveil.attacks import Attack, GradientMatching, Progress
     from gradveil.audits import AuditJob, AuditResult, Case, CaseResult, audit, run_audit
     from gradveil.checks.doctor import doctor
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
         Soteria,
         State,
     )
+    from gradveil.report.write import Report, write_report
     from gradveil.scores import identify, mse, psnr, psnr_affine, ssim
     from gradveil.search.job import SearchJob
     from gradveil.search.results import SearchResult
@@ -86,6 +87,7 @@ __all__ = [
     "RandomPolicies",
     "Recipe",
     "Reconstruction",
+    "Report",
     "Seam",
     "SearchJob",
     "SearchResult",
@@ -101,6 +103,7 @@ __all__ = [
     "data",
     "defenses",
     "doctor",
+    "federated",
     "identify",
     "models",
     "mse",
@@ -114,9 +117,10 @@ __all__ = [
     "ssim",
     "train",
     "transforms",
+    "write_report",
 ]
 
-_PACKAGES = ("attacks", "data", "defenses", "models", "scores", "transforms")
+_PACKAGES = ("attacks", "data", "defenses", "federated", "models", "scores", "transforms")
 _HOMES = {
     "gradveil.attacks": ("Attack", "GradientMatching", "Progress"),
     "gradveil.audits": ("AuditJob", "AuditResult", "Case", "CaseResult", "audit", "run_audit"),
@@ -150,6 +154,7 @@ _HOMES = {
         "Soteria",
         "State",
     ),
+    "gradveil.report.write": ("Report", "write_report"),
     "gradveil.scores": ("identify", "mse", "psnr", "psnr_affine", "ssim"),
     "gradveil.search.job": ("SearchJob",),
     "gradveil.search.results": ("SearchResult",),

@@ -323,7 +323,7 @@ def test_the_result_has_the_same_shape_for_one_case_and_for_several(
     line = f"audit --data fashion-mnist-mini {asked}"
     one = gradveil(f"{line} --out one").result
     two = gradveil(f"{line} --out two --defense none --defense prune:0.5").result
-    names = {"out", "settings", "cases", "notes", "pictures", "certificates"}
+    names = {"out", "settings", "cases", "notes", "pictures", "certificates", "page", "passed"}
     assert set(one) == set(two) == names and set(one["settings"]) == set(two["settings"])
     first, again = one["cases"][0], two["cases"][0]
     assert set(first) == set(again) and first["folder"] == again["folder"] == "none"

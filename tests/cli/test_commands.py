@@ -20,6 +20,7 @@ from gradveil.core.streams import HANDLER, Messages
 COMMANDS = [
     "train",
     "audit",
+    "federate",
     "reconstruct",
     "data list",
     "data verify",

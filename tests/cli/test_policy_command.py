@@ -104,7 +104,7 @@ def test_without_an_image_an_embedded_one_is_drawn_on_and_the_seed_decides(
 def test_an_image_without_a_place_for_the_drawing_is_refused(gradveil: Any) -> None:
     assert (
         gradveil("policy show 3 --image photo.png").error
-        == "--image needs --out, the PNG to draw into"
+        == "--image needs --out, the file to draw into"
     )
 
 

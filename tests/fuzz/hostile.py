@@ -235,6 +235,15 @@ COMMANDS = {
         | {"--trials": ("work", "2"), "--keep": ("number", "1"), "--storage": ("url", "")}
         | {"--attack": ("text", "dlg"), "--study": ("text", ""), "--engine": ("text", "")},
     ),
+    "report": Command(
+        ("report",),
+        {
+            "": ("path", "folder"),
+            "--out": ("path", ""),
+            "--thresholds": ("path", ""),
+            "--save": ("path", ""),
+        },
+    ),
     "reconstruct": Command(
         ("reconstruct",),
         MODEL

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Generator, Tensor
 
-from gradveil.attacks import Attack, GradientMatching
+from gradveil.attacks import Attack
 from gradveil.audits.gradient_lineup import rank_gradients
 from gradveil.audits.model import describe_model, facts_hold, save_facts
 from gradveil.audits.outcomes import (
@@ -44,6 +44,7 @@ from gradveil.audits.stage import (
     positive_stages,
     run_attack,
 )
+from gradveil.audits.timing import Costs
 from gradveil.core.errors import GradveilError
 from gradveil.core.importing import RAISED
 from gradveil.core.job_folder import claim
@@ -74,13 +75,42 @@ class CaseRun:
         self.stages = [*easy, case.stage]
         self.sizes = {key: size for stage in self.stages for key, size in stage.sizes().items()}
         self.done = {record.key for record in whole_chunks(out / RECORDS, self.sizes)}
-        self.left = sum(
-            _work(attack, self.sizes[key])
+        self.costs = Costs()
+
+    @property
+    def unfinished(self) -> list[Stage]:
+        """The stages of which an attack is missing."""
+        return [
+            stage
+            for stage in self.stages
+            if any(
+                key not in self.done
+                for number in range(len(stage.chunks))
+                for key, _ in stage.rows(number)
+            )
+        ]
+
+    @property
+    def left(self) -> float:
+        """The seconds of what is missing, and of the sham."""
+        missing = sum(
+            self._seconds(key, attack)
             for stage in self.stages
             for number in range(len(stage.chunks))
             for key, attack in stage.rows(number)
             if key not in self.done
         )
+        closing = set(self.case.stage.closing) - self.done
+        return missing + sum(self._sham_seconds for kind, *_ in closing if kind == "sham")
+
+    @property
+    def _sham_seconds(self) -> float:
+        return self.costs.sham(self.case.stage)
+
+    def _seconds(self, key: Key, attack: Attack) -> float:
+        """Return about how long an attack on a chunk takes."""
+        kind, name, _ = key
+        return self.costs(kind, name, attack, self.sizes[key])
 
     def go(self) -> None:
         """Attack the chunks that are left; a failure gives back a folder without records."""
@@ -131,7 +161,7 @@ class CaseRun:
                 found, seconds = _timed(attack, seen, rng, self._step(key, attack))
             made = ranked(outcomes(victims, found), generator(stage.seed, "lot", *key))
             self._write(stage, key, made, guesses, seconds)
-            self.bar.advance(_work(attack, self.sizes[key]))
+            self.bar.advance(self._seconds(key, attack))
         for key in stage.bars(number):
             if key not in self.done:
                 made = outcomes(victims, [_under_draws(stage, v) for v in victims if v.seen])
@@ -158,6 +188,7 @@ class CaseRun:
                 seen = stage.seen_by(attack, shams)
                 found = run_attack(attack, seen, generator(stage.seed, *key))
                 made = ranked(outcomes(shams, found), lot)
+                self.bar.advance(self._sham_seconds)
             elif name == NOISY:
                 records = result.of("attack", strongest.attack)
                 made = ranked(_noisy(stage, victims, records, strongest.truth), lot)
@@ -194,10 +225,10 @@ class CaseRun:
         kind, name, chunk = key
         said = f"positive control {name}" if kind == "positive" else f"{name}, chunk {chunk + 1}"
         self.bar.update(what=said, news=str(self.case.case.defense))
-        work = _work(attack, self.sizes[key])
+        whole = self._seconds(key, attack)
 
         def step(done: int, of: int) -> None:
-            self.bar.preview(work * done / max(of, 1))
+            self.bar.preview(whole * done / max(of, 1))
 
         return step
 
@@ -253,14 +284,6 @@ def _nearest(stage: Stage, victim: Victim, rng: Generator) -> Outcome:
         return lost(victim, str(error))
     both = {"used": ranks, "original": ranks}
     return Outcome(victim, "ok", images, [None] * len(images), ranks=both)
-
-
-def _work(attack: Attack, images: int) -> float:
-    """Return iterations times images, by which the bar moves."""
-    restarts, steps = getattr(attack, "restarts", 1), getattr(attack, "steps", 1)
-    if isinstance(attack, GradientMatching):
-        return float(attack.race.work(restarts, steps) * images)
-    return float(restarts * steps * images)
 
 
 def _timed(

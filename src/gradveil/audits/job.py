@@ -1,7 +1,8 @@
 """The job of an audit: its model, images, cases and attacks, and all settings of its result."""
 
+import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -10,9 +11,10 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from gradveil.attacks import Attack, find, names
+from gradveil.attacks import Attack, GradientMatching, find, names
 from gradveil.attacks.base import check_attack, not_an_attack
 from gradveil.audits.attackers import AUTO, LONGEST, automatic, on_equal_terms
+from gradveil.clients import Client
 from gradveil.core.boundary import check_fields, check_shown
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.types import Protocol
@@ -100,7 +102,10 @@ class AuditJob:
     one, as far as they suit. `steps` and `restarts` change every attack that has such a setting.
     `victims_at_once` fixes the chunks, and so the random numbers; None leaves it to the device.
     `positive` runs each attack that needs no defense also where it is known to work; `sham` runs
-    the strongest attack also on updates of other images.
+    the strongest attack also on updates of other images. `budget` are minutes that the attacks
+    shall take at most: each then makes the same `share` of its iterations, which is measured where
+    it is None.
+    `recorded` turns each case's client into one whose updates are those of a server's record.
     """
 
     model: nn.Module | str
@@ -122,7 +127,10 @@ class AuditJob:
     image_size: int | None = None
     positive: bool = True
     sham: bool = True
+    budget: float | None = None
+    share: float | None = None
     seed: int = 0
+    recorded: Callable[[Client], Client] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -132,6 +140,8 @@ class AuditJob:
                 raise GradveilError(
                     f"{name.replace('_', ' ')} {value}: it must be at least {least}"
                 )
+        if self.budget is not None and not 0 < self.budget < math.inf:
+            raise GradveilError(f"budget {self.budget}: minutes must be above 0")
         if self.images % self.batch_size:
             raise GradveilError(
                 f"{self.images} images in batches of {self.batch_size}: choose a multiple of the "
@@ -184,7 +194,7 @@ class AuditJob:
         for setting in CHANGEABLE:
             if (value := getattr(self, setting)) is not None:
                 chosen = _changed(chosen, setting, value)
-        return chosen
+        return chosen if self.share is None else shorter(chosen, self.share)
 
     @property
     def known(self) -> Literal["known", "inferred"]:
@@ -201,6 +211,7 @@ class AuditJob:
     def settings(self) -> dict[str, Any]:
         """Return the settings that all cases have in common, as JSON has them."""
         left_out = {"attacks", "auto", "cases", "data", "model", "protocol", "public", "positive"}
+        left_out |= {"recorded"}
         left_out |= {"apart"}  # the images that were drawn have a digest
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         named = data_name(self.data), model_name(self.model)
@@ -283,6 +294,16 @@ def _check_name(name: str) -> None:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._+-]*", name) or len(name) > LONGEST:
         allowed = f"up to {LONGEST} letters, digits and any of . _ + -"
         raise GradveilError(f"attack name {name!r}: files are named after it; choose {allowed}")
+
+
+def shorter(attacks: Mapping[str, Attack], share: float) -> dict[str, Attack]:
+    """Return the attacks with this share of their iterations, at least one each."""
+    return {
+        name: replace(attack, steps=max(1, math.floor(attack.steps * share)))
+        if isinstance(attack, GradientMatching)
+        else attack
+        for name, attack in attacks.items()
+    }
 
 
 def shortened(attack: Attack) -> Attack:

@@ -12,7 +12,7 @@ from gradveil.audits.stage import Victim
 from gradveil.core.types import Reconstruction
 from gradveil.scores import mse, over_blind, psnr, psnr_affine, ssim
 
-MOVING = 4  # images whose frames are kept
+MOVING = 8  # images whose frames are kept
 CEILING = 200.0
 """In dB: an exact copy would be infinite, which JSON cannot hold and a mean cannot bear."""
 

@@ -3,7 +3,7 @@
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +11,13 @@ import torch
 
 from gradveil import __version__
 from gradveil.attacks import Attack
-from gradveil.audits.job import AuditJob, Case
+from gradveil.audits.job import AuditJob, Case, shorter
 from gradveil.audits.results import AUDIT, CASE, FORMAT
 from gradveil.audits.stage import (
     Stage,
     make_stage,
 )
+from gradveil.audits.timing import Costs
 from gradveil.audits.victims import Victims, find_victims
 from gradveil.controls import Controls
 from gradveil.core.errors import GradveilError
@@ -81,6 +82,20 @@ def prepare(
             cases.append(_prepare_case(job, case, stage, device, out / case.folder))
     plain = guesses.get("none") or Controls.of(public, Defense(), 1, job.seed)
     return Prepared(job, device, test, settings, tuple(cases), plain)
+
+
+def fitted_to(prepared: Prepared, minutes: float) -> Prepared:
+    """Return the audit with the share of all iterations that fits into so many minutes."""
+    stages = [case.stage for case in prepared.cases]
+    share = Costs.of(stages).fit(stages, minutes)
+    job = replace(prepared.job, share=share)
+    cases = []
+    for case in prepared.cases:
+        stage = case.stage.with_attacks(shorter(case.stage.attacks, share))
+        settings = case.settings | {"share": share, "attacks": _written(stage.attacks)}
+        cases.append(replace(case, stage=stage, settings=settings))
+    settings = prepared.settings | {"share": share}
+    return replace(prepared, job=job, cases=tuple(cases), settings=settings)
 
 
 def _splits(job: AuditJob, root: Path | None) -> tuple[Images, Images | None, Images]:

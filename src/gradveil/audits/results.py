@@ -267,7 +267,9 @@ class AuditResult:
         tests = [case.p_values for case in cases]
         for number, case in enumerate(cases):
             others = tuple(p for k, some in enumerate(tests) if k != number for p in some)
-            cases[number] = replace(case, others=others)
+            corrected = replace(case, others=others)
+            vars(corrected)["_rows"] = case._rows  # slow to make, and the same for both
+            cases[number] = corrected
         return cls(folder, settings, tuple(cases))
 
     @property
@@ -305,19 +307,23 @@ class AuditResult:
             import pandas
         except ImportError:
             raise GradveilError("to_pandas needs pandas: pip install pandas") from None
-        return pandas.DataFrame([*self._flat()])
+        return pandas.DataFrame([*self.flat()])
 
-    def _flat(self) -> Iterator[dict[str, Any]]:
+    def flat(self) -> Iterator[dict[str, Any]]:
+        """Give the lines of `to_pandas`, of audit.csv and of the page's table, as plain values."""
         for case in self.cases:
+            strongest = case.strongest if case.of("attack") else None
             for row in case.rows:
                 if row.truth in case.truths:
                     yield {
                         "defense": case.defense,
                         "clean": case.clean,
                         "step": case.step,
+                        "accuracy": None if case.model is None else case.model.accuracy,
                         "kind": row.kind,
                         "attack": row.attack,
                         "truth": row.truth,
+                        "strongest": row is strongest,
                         "n": row.n,
                         "failed": row.failed,
                         **{name: getattr(row, name).mean for name in MEASURES},
@@ -328,7 +334,11 @@ class AuditResult:
                         "top5": row.top5,
                         "percentile": row.percentile,
                         "candidates": row.candidates,
+                        "chance": row.verdict.chance if row.candidates else None,
+                        "p_identified": row.verdict.p_identified,
+                        "p_over_blind": row.verdict.p_over_blind,
                         "better_than_blind": row.verdict.better,
+                        "flags": "; ".join(row.flags),
                     }
 
     def _cells(self) -> Iterator[tuple[str, ...]]:

@@ -3,6 +3,7 @@
 import tempfile
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,12 @@ from torch import nn
 from gradveil.attacks import Attack
 from gradveil.audits.case_run import AUDITING, CaseRun
 from gradveil.audits.job import AuditJob, make_cases, name_attacks
-from gradveil.audits.prepare import Prepared, naming, prepare
+from gradveil.audits.prepare import Prepared, fitted_to, naming, prepare
 from gradveil.audits.records import (
     RECORDS,
 )
 from gradveil.audits.results import AUDIT, AuditResult
+from gradveil.audits.timing import LONG, Costs, spoken
 from gradveil.checks.doctor import before_audit
 from gradveil.clients import Client
 from gradveil.core.boundary import public
@@ -56,6 +58,7 @@ def audit(
     clean: str = "no",
     classes: int | None = None,
     sham: bool = True,
+    budget: float | None = None,
     seed: int = 0,
     out: str | Path | None = None,
     data_root: str | Path | None = None,
@@ -96,6 +99,7 @@ def audit(
         protocol=Protocol(local_steps, local_lr, train_mode),
         first=first,
         sham=sham,
+        budget=budget,
         seed=seed,
     )
     if out is not None:
@@ -159,7 +163,11 @@ def run_audit(
     """
     if only is None:
         refuse_held(out, AUDITING)
+    if job.budget is not None and job.share is None:
+        job = replace(job, share=_share_kept(out))
     prepared = prepare(job, out, root, find_device(device), only)
+    if job.budget is not None and job.share is None:
+        prepared = fitted_to(prepared, job.budget)
     _look_first(prepared, out)
     # Machines that share the cases hold only the folder of theirs.
     with alone(out, AUDITING) if only is None else nullcontext():
@@ -169,7 +177,12 @@ def run_audit(
         try:
             waits = only is not None
             runs = [CaseRun(prepared, p, out / p.case.folder, bar, waits) for p in prepared.cases]
+            costs = Costs.of(stage for run in runs for stage in run.unfinished)
+            for run in runs:
+                run.costs = costs
             total = sum(run.left for run in runs)
+            if total > LONG:
+                bar.say(f"about {spoken(total)} on this machine; --budget MINUTES shortens it")
             bar.start("audit", total)
             for run in runs:
                 with naming(run.case.case, len(job.cases)):
@@ -182,6 +195,14 @@ def run_audit(
         finally:
             bar.stop()
     return AuditResult.read(out)
+
+
+def _share_kept(out: Path) -> float | None:
+    """Return the share of iterations that an audit in this folder was begun with."""
+    if not (out / SETTINGS).is_file():
+        return None
+    share = AUDIT.read(out).get("share")
+    return None if share is None else float(share)
 
 
 def _look_first(prepared: Prepared, out: Path) -> None:

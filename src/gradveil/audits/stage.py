@@ -3,6 +3,7 @@
 The case of an audit is attacked on a stage, and so is a positive control.
 """
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -69,7 +70,8 @@ class Stage:
     The controls measure both kinds, and have rows in the first alone. `victims` are the images of
     the whole audit, `chunks` those of each victim of this stage, by their numbers in the split.
     `optional` attacks are left out where they do not suit; any other is then an error. With `sham`
-    the strongest attack is also run on updates of other images than the victims'.
+    the strongest attack is also run on updates of other images than the victims'. `trials` are the
+    seconds of each attack's trial, where it was tried out.
     """
 
     kind: str
@@ -84,6 +86,7 @@ class Stage:
     optional: frozenset[str] = frozenset()
     batch_size: int = 1
     sham: bool = True
+    trials: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def changes_images(self) -> bool:
@@ -294,10 +297,13 @@ class Stage:
     def fitted(self) -> tuple["Stage", dict[str, str]]:
         """Return the stage without the optional attacks that do not suit, and the reasons."""
         left_out: dict[str, str] = {}
+        trials: dict[str, float] = {}
         _ = self.sample  # where nothing can be shared, that is said once, and not of each attack
         for name in self.attacks:
+            began = time.perf_counter()
             try:
                 self.try_out(name)
+                trials[name] = time.perf_counter() - began
             except GradveilError as error:
                 if name not in self.optional:
                     raise
@@ -305,12 +311,17 @@ class Stage:
         if len(left_out) == len(self.attacks):
             reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
             raise GradveilError(f"defense {self.client.defense}: no attack suits it: {reasons}")
-        return self.without(left_out), left_out
+        vars(tried := replace(self, trials=trials))["sample"] = self.sample
+        return tried.without(left_out), left_out
 
     def without(self, left_out: Mapping[str, str]) -> "Stage":
         """Return the stage without these attacks."""
         kept = {name: attack for name, attack in self.attacks.items() if name not in left_out}
-        made = replace(self, attacks=kept)
+        return self.with_attacks(kept)
+
+    def with_attacks(self, attacks: Mapping[str, Attack]) -> "Stage":
+        """Return the stage with these attacks."""
+        made = replace(self, attacks=attacks)
         if "sample" in vars(self):  # what it has shared already need not be shared again
             vars(made)["sample"] = self.sample
         return made
@@ -373,6 +384,7 @@ def make_stage(
         clean=case.clean,
         protected=protected,
     )
+    client = client if job.recorded is None else job.recorded(client)
     attacks = job.attacks_on(case, client.model)
     # Several cases have the same list of attacks, and not every attack suits every defense.
     required = set(job.attacks) if len(job.cases) == 1 else set()
@@ -418,6 +430,7 @@ def positive_stages(job: AuditJob, proper: Stage, controls: Controls) -> list[St
                     attacks=chosen,
                     controls=controls,
                     batch_size=1,
+                    trials={},
                 )
             )
     return stages

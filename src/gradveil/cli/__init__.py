@@ -15,8 +15,10 @@ from gradveil.cli import (
     data,
     defenses,
     doctor,
+    federate,
     policy,
     reconstruct,
+    report,
     reproduce,
     search,
     train,
@@ -57,6 +59,8 @@ app.command("audit", epilog=audit.EXAMPLES)(audit.audit_command)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor_command)
 app.command("search", epilog=search.EXAMPLES)(search.search_command)
 app.command("reproduce", epilog=reproduce.EXAMPLES)(reproduce.reproduce_command)
+app.command("report", epilog=report.EXAMPLES)(report.report_command)
+app.command("federate", epilog=federate.EXAMPLES)(federate.federate_command)
 app.command("reconstruct", epilog=reconstruct.EXAMPLES)(reconstruct.reconstruct_command)
 
 

@@ -8,10 +8,12 @@ import typer
 
 from gradveil.cli import options
 from gradveil.cli.options import examples, say
+from gradveil.cli.report import Thresholds, WithPictures
 from gradveil.core.errors import GradveilError
 
 if TYPE_CHECKING:
     from gradveil.audits import AuditResult, Threshold
+    from gradveil.core.formats import ThresholdsFile
     from gradveil.defenses import Defense
 
 END = "end"
@@ -118,10 +120,19 @@ def audit_command(
             "without the victim's.",
         ),
     ] = True,
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            help="Minutes that the attacks may take: each makes as large a share of its "
+            "iterations as fits."
+        ),
+    ] = None,
     victims_at_once: Annotated[
         int | None,
         typer.Option(help="Victims attacked together. Default: 16 on a CPU, 100 on a GPU."),
     ] = None,
+    thresholds: Thresholds = None,
+    with_pictures: WithPictures = False,
     image_size: options.ImageSize = None,
     data_root: options.DataRoot = None,
     as_json: options.Json = False,
@@ -130,12 +141,14 @@ def audit_command(
 ) -> None:
     """Attack the gradients of images, beside blind guesses and an easy model.
 
-    Run the same command again after a stop: it goes on.
+    Run the same command again after a stop: it goes on. The page is index.html in the folder.
     """
     from gradveil.audits import AuditJob, make_cases, name_attacks
     from gradveil.audits.run import run_audit  # scipy and matplotlib take a second to import
     from gradveil.core.types import Protocol
+    from gradveil.report.verdict import read_thresholds
 
+    limits = None if thresholds is None else read_thresholds(thresholds)
     defenses = _defenses(defense, policy)
     threshold = _threshold(certify, delta, gamma)
     auto, attacks = name_attacks(attack)
@@ -161,19 +174,33 @@ def audit_command(
         split=split,
         first=first,
         sham=sham,
+        budget=budget,
         victims_at_once=victims_at_once,
         image_size=image_size,
         seed=seed,
     )
-    _show(run_audit(job, out, root=data_root, device=device), threshold, as_json)
+    result = run_audit(job, out, root=data_root, device=device)
+    if _show(result, threshold, limits, with_pictures, as_json) is False:
+        raise typer.Exit(1)
 
 
-def _show(result: "AuditResult", threshold: "Threshold | None", as_json: bool) -> None:
-    """Print the result: a table of its attacks for one case, of its defenses for several."""
+def _show(
+    result: "AuditResult",
+    threshold: "Threshold | None",
+    limits: "ThresholdsFile | None",
+    with_pictures: bool,
+    as_json: bool,
+) -> bool | None:
+    """Print the result: a table of its attacks for one case, of its defenses for several.
+
+    Write its page, and return whether the limits hold; None without any.
+    """
     from gradveil.audits import certify
     from gradveil.report.audit import audit_in_words, audit_tables
     from gradveil.report.certificates import certificate_table, certificates_in_words
     from gradveil.report.pictures import draw_case, draw_timeline
+    from gradveil.report.verdict import verdict_words
+    from gradveil.report.write import write_files
 
     first, out = result.cases[0], result.out
     pictures = [path for case in result.cases for path in draw_case(case)]
@@ -198,10 +225,15 @@ def _show(result: "AuditResult", threshold: "Threshold | None", as_json: bool) -
         words += certificates_in_words(found, first)
         tables.append(certificate_table(found))
         plain["certificates"] = {name: made.plain() for name, made in found.items()}
-    plain |= {"notes": words, "pictures": pictures}
+    written = write_files({"": result}, out, limits, with_pictures=with_pictures)
+    words += verdict_words(written.decision)
+    plain |= {"notes": words, "pictures": pictures, "page": written.page}
+    plain["passed"] = written.passed
     files = [f"records {case.out / 'records.jsonl'}" for case in result.cases]
+    files += [f"page    {written.page}"]
     lines = ["", *words, "", *files, *(f"picture {path}" for path in shown)]
     say(plain, as_json, *tables, lines)
+    return written.passed
 
 
 def _defenses(defenses: list[str] | None, policy: str) -> "list[Defense]":

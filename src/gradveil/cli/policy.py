@@ -40,7 +40,7 @@ def show(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option("--out", help="Draw what the policy does, step by step, into this PNG."),
+        typer.Option("--out", help="Draw what the policy does, step by step: .png, .pdf or .svg."),
     ] = None,
     as_json: Json = False,
     seed: Seed = 0,
@@ -59,7 +59,7 @@ def show(
     find_device(device)
     parsed = Policy.parse(policy)
     if image and not out:
-        raise GradveilError("--image needs --out, the PNG to draw into")
+        raise GradveilError("--image needs --out, the file to draw into")
     if out:
         if image:
             picture = open_picture(image)

@@ -2,29 +2,25 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from gradveil.cli import options
 from gradveil.cli.options import examples, say
+from gradveil.core.errors import GradveilError
 
 EXAMPLES = examples(
     "gradveil reconstruct --before r7.safetensors --after c3.safetensors --data cifar100 "
     "--model lenet --local-lr 0.01 --out found",
     "gradveil reconstruct --before a.pt --after b.npz --data folder:photos --model my.nets:make "
     "--local-steps 5 --size 4 --out found",
+    "gradveil reconstruct --spy spy --round 1 --data folder:photos --model my.nets:make "
+    "--local-lr 0.01 --out found",
 )
 
 
 def reconstruct_command(
-    before: Annotated[
-        Path,
-        typer.Option(
-            "--before", help="Weights that the client got: .safetensors, .npz, .pt, .pth or .ckpt."
-        ),
-    ],
-    after: Annotated[Path, typer.Option("--after", help="Weights that it sent back.")],
     data: Annotated[
         str,
         typer.Option(
@@ -34,12 +30,38 @@ def reconstruct_command(
     ],
     model: options.Model,
     out: Annotated[Path, typer.Option("--out", help="The folder for the pictures.")],
+    before: Annotated[
+        Path | None,
+        typer.Option(
+            "--before", help="Weights that the client got: .safetensors, .npz, .pt, .pth or .ckpt."
+        ),
+    ] = None,
+    after: Annotated[
+        Path | None, typer.Option("--after", help="Weights that it sent back.")
+    ] = None,
+    spy: Annotated[
+        Path | None,
+        typer.Option(
+            "--spy",
+            help="Instead of two files: the folder of gradveil.federated.Spy, with --round.",
+        ),
+    ] = None,
+    number: Annotated[int | None, typer.Option("--round", help="The spied round.")] = None,
+    client: Annotated[
+        list[str] | None,
+        typer.Option("--client", help="A client of that round; may be repeated. Default: all."),
+    ] = None,
     attack: Annotated[
         str, typer.Option("--attack", help="Such as dlg or adam-cosine, or package.module:NAME.")
     ] = "dlg",
     size: Annotated[
-        int, typer.Option(min=1, max=10_000, help="Images that the client trained on.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            min=1,
+            max=10_000,
+            help="Images that the client trained on. Default: 1, or what a spied client said.",
+        ),
+    ] = None,
     local_steps: options.LocalSteps = 1,
     local_lr: options.LocalRate = 0.01,
     steps: Annotated[
@@ -55,7 +77,8 @@ def reconstruct_command(
 ) -> None:
     """Reconstruct a client's images from two checkpoints, inferring the labels.
 
-    There is no truth to score by: look at the pictures.
+    With --spy and --round, those of each client in what a server of yours recorded. There is no
+    truth to score by: look at the pictures.
     """
     from gradveil.core.files import write_text  # torch takes seconds to import
     from gradveil.core.locks import alone, refuse_held
@@ -65,37 +88,47 @@ def reconstruct_command(
 
     refuse_held(out, "writing reconstructions into")
     split = load(data, "test", root=data_root, image_size=image_size)
-    found = reconstruct(
-        before,
-        after,
-        model,
-        images=split,
-        size=size,
-        attack=attack,
-        steps=steps,
-        local_steps=local_steps,
-        local_lr=local_lr,
-        seed=seed,
-        device=device,
-    )
-    paths = [out / f"image-{number}.png" for number in range(size)]
-    labels = (
-        [] if found.labels is None else [split.classes[label] for label in found.labels.tolist()]
-    )
-    facts = {
-        "status": found.status,
-        "distance": found.distance,
-        "labels": labels,
-        "pictures": [str(path) for path in paths],
+    settings: dict[str, Any] = {
+        "images": split,
+        "attack": attack,
+        "steps": steps,
+        "local_steps": local_steps,
+        "local_lr": local_lr,
         "seed": seed,
+        "device": device,
     }
+    if spy is not None and number is not None and before is None and after is None:
+        from gradveil.federated import invert
+
+        named = tuple(client) if client else None
+        several = invert(spy, number, model, clients=named, size=size, **settings)
+        found = {f"client-{each.client}": each.found for each in several}
+    elif before is not None and after is not None and spy is None and number is None:
+        found = {"": reconstruct(before, after, model, size=size or 1, **settings)}
+    else:
+        raise GradveilError(
+            "reconstruct: give --before and --after, two files of weights, or --spy and --round"
+        )
+    facts, lines = {}, []
     with alone(out, "writing reconstructions into"):
-        for path, image in zip(paths, found.images, strict=True):
-            save_picture(path, as_picture((image * 255).round().byte()))
-        write_text(out / "found.json", json.dumps(facts, indent=2) + "\n")
-    lines = [
-        f"{found.status}: gradient distance {found.distance:.3g}",
-        f"labels inferred: {', '.join(labels)}",
-        *map(str, paths),
-    ]
-    say(facts, as_json, lines)
+        for name, made in found.items():
+            paths = [out / name / f"image-{each}.png" for each in range(len(made.images))]
+            for path, image in zip(paths, made.images, strict=True):
+                save_picture(path, as_picture((image * 255).round().byte()))
+            labels = [] if made.labels is None else made.labels.tolist()
+            classes = [split.classes[label] for label in labels]
+            facts[name] = {
+                "status": made.status,
+                "distance": made.distance,
+                "labels": classes,
+                "pictures": [str(path) for path in paths],
+                "seed": seed,
+            }
+            lines += [
+                f"{name}{': ' if name else ''}{made.status}: gradient distance {made.distance:.3g}",
+                f"labels inferred: {', '.join(classes)}",
+                *map(str, paths),
+            ]
+        written = facts.get("", facts)
+        write_text(out / "found.json", json.dumps(written, indent=2) + "\n")
+    say(written, as_json, lines)

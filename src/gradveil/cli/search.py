@@ -7,6 +7,7 @@ import typer
 
 from gradveil.cli import options
 from gradveil.cli.options import examples, say
+from gradveil.cli.report import WithPictures
 
 EXAMPLES = examples(
     "gradveil search --data fashion-mnist-mini --model lenet "
@@ -113,6 +114,7 @@ def search_command(
             help="The cluster's address. Default: $RAY_ADDRESS, else one on this machine."
         ),
     ] = None,
+    with_pictures: WithPictures = False,
     data_root: options.DataRoot = None,
     as_json: options.Json = False,
     seed: options.Seed = 0,
@@ -124,6 +126,7 @@ def search_command(
     """
     from gradveil.attacks import find
     from gradveil.report.search import search_in_words, search_tables
+    from gradveil.report.write import write_report
     from gradveil.search import SearchJob, run_search  # torch and scipy take seconds to import
 
     settings: dict[str, Any] = {
@@ -164,6 +167,7 @@ def search_command(
     )
     names = {"policies": "policies.toml", "trials": "trials.csv", "results": "search.json"}
     files = {name: out / file for name, file in names.items()}
+    files["page"] = write_report(out, with_pictures=with_pictures).page
     plain = {"out": out, "files": files} | result.plain()
     where = [
         *(f"{name} {path}" for name, path in files.items()),

@@ -80,14 +80,14 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
     """A temporary path in the same folder that becomes `path` when the block ends well.
 
     It vanishes when the block fails. `path` may be new, a regular file, or a link to a regular
     file in the same folder: then that file is replaced and the link stays. Devices, FIFOs, folders
     and other links are refused before anything is written: a link may have come with a folder from
     elsewhere, and must not choose which file of the user is lost. A full disk becomes a
-    `GradveilError` too.
+    `GradveilError` too. `mode` is that of the file; by default the user's mask decides.
     """
     temporary: Path | None = None
     try:
@@ -101,7 +101,7 @@ def replacing(path: Path) -> Iterator[Path]:
         yield temporary
         with temporary.open("rb+") as written:
             os.fsync(written.fileno())
-        temporary.chmod(0o666 & ~_umask())
+        temporary.chmod(0o666 & ~_umask() if mode is None else mode)
         temporary.replace(target)
     except OSError as error:
         raise _explained(error, path) from error

@@ -41,6 +41,8 @@ class Asked(Struct, frozen=True):
     split: str = "test"
     first: Count | None = None
     sham: bool = True
+    budget: float | None = None
+    share: Share | None = None
     victims_at_once: Positive | None = None
     image_size: Positive | None = None
 
@@ -93,6 +95,35 @@ class TrainingSettings(Struct, frozen=True):
     policy: str | UnsetType = UNSET  # only in files of older versions: a policy is a defense now
     defense: str | UnsetType = UNSET
     delta: Share | None = None
+    test: str | UnsetType = UNSET
+
+
+class FederationSettings(Struct, frozen=True):
+    """settings.json of a federated training."""
+
+    data: str
+    model: str
+    clients: Positive
+    rounds: Positive
+    batch_size: Positive
+    lr: float
+    momentum: float
+    weight_decay: float
+    fraction: Share
+    train_mode: bool
+    defense: str
+    partition: str
+    spy_rounds: list[Positive]
+    attackers: list[str]
+    seed: int
+    spy: Count
+    audited: Positive
+    graph: str | None = None
+    local_epochs: Positive | None = None
+    local_steps: Positive | None = None
+    average_of: Positive | None = None
+    steps: Positive | None = None
+    image_size: Positive | None = None
     test: str | UnsetType = UNSET
 
 
@@ -387,6 +418,37 @@ class PoliciesFile(Struct, frozen=True):
     search: dict[str, Any] = {}
 
 
+class Highest(Struct, frozen=True, forbid_unknown_fields=True):
+    """[most] of a file of thresholds: what no attack of a case may exceed."""
+
+    identified: Share | None = None  # share of the images with rank 1 in their line-up
+    identified_high: Share | None = None  # upper end of the 95% interval of that share
+    over_blind: float | None = None  # mean dB over the blind guess
+    psnr: float | None = None  # mean, dB
+    ssim: float | None = None  # mean
+    failed: Share | None = None  # share of the images on which an attack failed
+
+
+class Lowest(Struct, frozen=True, forbid_unknown_fields=True):
+    """[least] of a file of thresholds: what a case has to reach."""
+
+    accuracy: Share | None = None
+    images: Positive | None = None  # attacked
+
+
+class ThresholdsFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """A file of thresholds, which `gradveil report` and `gradveil audit` decide a run by.
+
+    `defenses` are those that are judged; without any, all are. With `positive_control` an attack
+    must have worked where it is known to work.
+    """
+
+    most: Highest = Highest()
+    least: Lowest = Lowest()
+    defenses: list[str] | None = None
+    positive_control: bool = False
+
+
 class CacheFacts(Struct, frozen=True, forbid_unknown_fields=True):
     """The manifest of a cache entry."""
 
@@ -396,6 +458,7 @@ class CacheFacts(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 KINDS: dict[str, tuple[str, type[Struct]]] = {
+    "clients": ("a federated training", FederationSettings),
     "trials": ("a search", SearchSettings),
     "epochs": ("a training", TrainingSettings),
     "cases": ("an audit", AuditSettings),

@@ -248,7 +248,7 @@ def _attack_words(row: Row, positive: Row | None, against: str) -> str:
     elif positive.doubt == NO_BETTER:
         because = (
             ", and its positive control fails too: try more steps or another attack before "
-            "calling the model safe"
+            "concluding anything about the model"
         )
     return f"{row.attack}{against}: {row.doubt}: {figures}{because}."
 

@@ -14,7 +14,7 @@ from gradveil.audits import AuditResult, CaseResult, Record, Row
 from gradveil.audits.job import slug
 from gradveil.audits.records import images_path, load_images
 from gradveil.core.errors import GradveilError
-from gradveil.core.files import MissingFileError, replacing, shown
+from gradveil.core.files import MissingFileError, replacing, shown, writable
 from gradveil.core.text import on_one_line, shortened
 from gradveil.data.decode import BROKEN, FORMATS, sized
 from gradveil.stats import mean_interval
@@ -65,7 +65,7 @@ def draw_grid(case: CaseResult, attack: str, path: Path) -> None:
         axes[0].set_ylabel("reconstruction" if name == "found" else name, fontsize=9)
     for top, bottom, record in zip(grid[0], grid[-1], records, strict=True):
         top.set_title(f"image {record.image}", fontsize=8)
-        text, color = _caption(record)
+        text, color = caption(record)
         bottom.set_xlabel(text, fontsize=8, color=color)
     save_figure(figure, path)
 
@@ -106,7 +106,7 @@ def _first_images(case: CaseResult, attack: str, records: Sequence[Record]) -> d
     }
 
 
-def _caption(record: Record) -> tuple[str, str]:
+def caption(record: Record) -> tuple[str, str]:
     """Return the text below a reconstruction, and its color."""
     if not record.ok:
         return "failed", "tab:red"
@@ -304,9 +304,26 @@ def _show(axis: "Axes", image: Tensor) -> None:
         side.set_visible(False)
 
 
-def save_figure(figure: "Figure", path: Path) -> None:
-    """Write a PNG, whole or not at all."""
-    with replacing(path) as temporary, warnings.catch_warnings():
+SUFFIXES = (".png", ".pdf", ".svg")
+
+
+def save_figure(figure: "Figure", path: Path, dpi: int = 120) -> None:
+    """Write a PNG, PDF or SVG, as the suffix says, whole or not at all."""
+    writable(path)
+    kind = path.suffix.lower()
+    if kind not in SUFFIXES:
+        raise GradveilError(
+            f"{shown(path)}: its suffix names no picture; choose from {', '.join(SUFFIXES)}"
+        )
+    import matplotlib
+
+    # Without the time and with fixed names of its parts the same figure is the same file.
+    facts = {".png": {}, ".pdf": {"CreationDate": None}, ".svg": {"Date": None}}[kind]
+    with (
+        replacing(path) as temporary,
+        warnings.catch_warnings(),
+        matplotlib.rc_context({"svg.hashsalt": "gradveil"}),
+    ):
         # Of names in scripts that the font does not have.
         warnings.filterwarnings("ignore", r"Glyph \d+ .*missing from")
-        figure.savefig(temporary, format="png", dpi=120)
+        figure.savefig(temporary, format=kind[1:], dpi=dpi, metadata=facts)

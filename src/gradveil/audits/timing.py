@@ -1,0 +1,139 @@
+"""How long an audit takes, from timed iterations on this machine; and one fitted to a budget.
+
+The cost of an attack is measured once, on the first case that has it: seconds for an iteration of
+an image. Where the iterations of all attacks would take longer than the budget, each attack makes
+the same share of its own.
+"""
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from gradveil.attacks import Attack, GradientMatching
+from gradveil.audits.job import shortened
+from gradveil.audits.stage import Stage, run_attack
+from gradveil.core.errors import GradveilError
+from gradveil.core.seeds import generator
+
+VICTIMS = 4  # timed on a CPU, where an image costs the same alone and beside others
+STEPS = 2  # timed, after one that does not count
+LONG = 60.0  # seconds from which it is worth while to measure
+
+
+def work(attack: Attack, images: int) -> float:
+    """Return iterations times images, heats and restarts included."""
+    restarts, steps = getattr(attack, "restarts", 1), getattr(attack, "steps", 1)
+    if isinstance(attack, GradientMatching):
+        return float(attack.race.work(restarts, steps) * images)
+    return float(restarts * steps * images)
+
+
+@dataclass
+class Costs:
+    """Seconds for an iteration of an image, by the kind of the stage and the attack's name.
+
+    An attack without iterations is taken to cost nothing.
+    """
+
+    seconds: dict[tuple[str, str], float] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, stages: Iterable[Stage]) -> "Costs":
+        """Take the costs from the trials, or measure them where the audit is long."""
+        stages, found = list(stages), cls()
+        if all(_tried(stage) for stage in stages):
+            for stage in stages:
+                found._take_trials(stage)
+            if found.total(stages) < LONG:
+                return found
+        found = cls()
+        for stage in stages:
+            for name, attack in stage.attacks.items():
+                if (stage.kind, name) not in found.seconds:
+                    found.seconds[stage.kind, name] = _timed(stage, name, attack)
+        return found
+
+    def _take_trials(self, stage: Stage) -> None:
+        """Take a trial's time, which is too long: it has what is done but once."""
+        for name, attack in stage.attacks.items():
+            once = work(shortened(attack), stage.batch_size)
+            self.seconds[stage.kind, name] = stage.trials.get(name, 0.0) / once
+
+    def __call__(self, kind: str, name: str, attack: Attack, images: int) -> float:
+        """Return the seconds of an attack on so many images."""
+        return self.seconds.get((kind, name), 0.0) * work(attack, images)
+
+    def total(self, stages: Iterable[Stage]) -> float:
+        """Return the seconds of all attacks and shams."""
+        return sum(sum(self._each(stage)) + self.sham(stage) for stage in stages)
+
+    def sham(self, stage: Stage) -> float:
+        """Return the seconds of the sham, were it that of the longest attack."""
+        if not stage.sham or not stage.closing:
+            return 0.0
+        first = sum(len(victim) for victim in stage.first_victims)
+        return max(self._each(stage), default=0.0) * first / _images(stage)
+
+    def _each(self, stage: Stage) -> list[float]:
+        images = _images(stage)
+        return [self(stage.kind, name, attack, images) for name, attack in stage.attacks.items()]
+
+    def fit(self, stages: Iterable[Stage], minutes: float) -> float:
+        """Return the share of their iterations that all attacks can make in the budget."""
+        stages = list(stages)
+        whole = self.total(stages)
+        if whole <= 60 * minutes:
+            return 1.0
+        share = 60 * minutes / whole
+        fewest = min(
+            attack.steps
+            for stage in stages
+            for attack in stage.attacks.values()
+            if isinstance(attack, GradientMatching)
+        )
+        if share * fewest < 1:
+            raise GradveilError(
+                f"budget {minutes:g}: these minutes are too few for one iteration of every attack; "
+                f"give at least {whole / fewest / 60:.2g}, fewer images or fewer attacks"
+            )
+        return share
+
+
+def _images(stage: Stage) -> int:
+    return sum(len(victim) for chunk in stage.chunks for victim in chunk)
+
+
+def _tried(stage: Stage) -> bool:
+    """Whether there was a trial; an easy model costs so little that it needs none."""
+    return stage.kind != "attack" or bool(stage.trials)
+
+
+def _timed(stage: Stage, name: str, attack: Attack) -> float:
+    """Return the seconds of an iteration of an image, by the difference of two short runs."""
+    if not isinstance(attack, GradientMatching):
+        return 0.0
+    on_gpu = next(stage.client.model.parameters()).is_cuda
+    few = stage.chunks[0] if on_gpu else stage.chunks[0][:VICTIMS]
+    seen = stage.seen_by(attack, stage.share(few))
+    if not seen:
+        return 0.0
+    single = replace(attack, race=type(attack.race)(), frames=0)
+    taken = []
+    for steps in (1, 1 + STEPS):
+        began = time.perf_counter()
+        run_attack(replace(single, steps=steps), seen, generator(stage.seed, "timing", name))
+        if on_gpu:
+            torch.cuda.synchronize()
+        taken.append(time.perf_counter() - began)
+    rows = STEPS * attack.restarts * sum(one.size for one in seen)
+    return max(0.0, taken[1] - taken[0]) / rows
+
+
+def spoken(seconds: float) -> str:
+    """Write a time as people say it: 40 s, 12 min, 3 h 40."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d}"

@@ -1,0 +1,190 @@
+"""gradveil federate: many clients, a server that spies, and what their updates give away."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from gradveil.cli import options
+from gradveil.cli.options import examples, say, table
+from gradveil.core.errors import GradveilError
+from gradveil.core.text import read_number
+
+EXAMPLES = examples(
+    "gradveil federate --data fashion-mnist-mini --model lenet --clients 10 --rounds 20 --lr 0.05 "
+    "--out runs/federated",
+    "gradveil federate --data fashion-mnist --model lenet --rounds 10 --batch-size 1 "
+    "--defense prune:0.95 --attack auto --spy-rounds 1,5,10 --out runs/spied",
+    "gradveil federate --data cifar100 --model convnet --split dirichlet:0.3 --local-epochs 3 "
+    "--batch-size 32 --fraction 0.5 --out runs/fedavg",
+    "gradveil federate --data fashion-mnist-mini --model lenet --graph ring --spy 3 "
+    "--spy-rounds 1 --attack dlg --out runs/ring",
+)
+
+
+def federate_command(
+    data: options.Data,
+    model: options.Model,
+    out: Annotated[Path, typer.Option("--out", help="The folder of the run.")],
+    clients: Annotated[int, typer.Option(help="Participants.")] = 10,
+    rounds: Annotated[int, typer.Option(help="Rounds of training.")] = 10,
+    defense: Annotated[
+        str | None,
+        typer.Option(
+            "--defense",
+            help="A defense of `gradveil defenses list`, such as prune:0.95, in every client; "
+            "several joined by ,then,.",
+        ),
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option("--policy", help="Another spelling of --defense.")
+    ] = None,
+    split: Annotated[
+        str,
+        typer.Option(help="How images are shared out: equal, dirichlet:0.3, or classes:2."),
+    ] = "equal",
+    batch_size: Annotated[
+        int, typer.Option(help="Images of a client's gradient, or of its local steps.")
+    ] = 8,
+    local_epochs: Annotated[
+        int | None, typer.Option(help="Train each client over its images (FedAvg).")
+    ] = None,
+    local_steps: Annotated[int | None, typer.Option(help="The same, by a number of steps.")] = None,
+    lr: Annotated[
+        float,
+        typer.Option(
+            "--lr", help="Learning rate; divided by ten at 3/8, 5/8 and 7/8 of the rounds."
+        ),
+    ] = 0.1,
+    momentum: Annotated[
+        float, typer.Option(help="Nesterov momentum, of the server or of local training.")
+    ] = 0.9,
+    weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 5e-4,
+    fraction: Annotated[float, typer.Option(help="Share of the clients in a round.")] = 1.0,
+    train_mode: Annotated[
+        bool,
+        typer.Option(help="Batch norm uses the batch's own statistics, dropout is on."),
+    ] = True,
+    graph: Annotated[
+        str | None,
+        typer.Option(help="No server: who exchanges gradients, ring, full, or 0-1,1-2,2-0."),
+    ] = None,
+    spy: Annotated[int, typer.Option(help="The participant that spies in a graph.")] = 0,
+    spy_rounds: Annotated[
+        str, typer.Option(help="Rounds whose updates are kept and attacked, such as 1,5,10.")
+    ] = "",
+    average_of: Annotated[
+        int | None,
+        typer.Option(
+            help="The spy has averages of so many clients alone, as behind secure aggregation."
+        ),
+    ] = None,
+    attack: Annotated[
+        list[str] | None,
+        typer.Option("--attack", help="auto, or an attack of `gradveil audit`; may be repeated."),
+    ] = None,
+    steps: Annotated[int | None, typer.Option(help="Iterations of every attack.")] = None,
+    audited: Annotated[int, typer.Option(help="Images attacked in a round, at most.")] = 32,
+    image_size: options.ImageSize = None,
+    data_root: options.DataRoot = None,
+    as_json: options.Json = False,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+) -> None:
+    """Train with many clients on Flower's simulation engine, and attack what they send.
+
+    Run the same command again after a stop: it goes on after the last whole round, with the same
+    result.
+    """
+    from gradveil.audits import name_attacks
+    from gradveil.defenses import parse
+    from gradveil.federated import FederationJob, federate
+    from gradveil.federated.partition import parse_graph, parse_partition
+
+    if defense is not None and policy is not None:
+        raise GradveilError(
+            f"policy {policy} and defense {defense}: give one; for a chain, "
+            f"--defense {policy},then,{defense}"
+        )
+    auto, attacks = name_attacks(attack or [])
+    job = FederationJob(
+        data,
+        model,
+        clients,
+        rounds,
+        parse(defense or policy or "none"),
+        parse_partition(split),
+        batch_size,
+        local_epochs,
+        local_steps,
+        lr,
+        momentum,
+        weight_decay,
+        fraction,
+        train_mode,
+        None if graph is None else parse_graph(graph, clients),
+        spy,
+        _rounds(spy_rounds),
+        average_of,
+        attacks,
+        auto,
+        steps,
+        audited,
+        image_size,
+        seed=seed,
+    )
+    found = federate(job, out, root=data_root, device=device)
+    rows = [_row(number, found) for number in sorted(job.spy_rounds)] if auto or attacks else []
+    result: dict[str, Any] = {
+        "accuracy": found.accuracy,
+        "rounds": rounds,
+        "clients": clients,
+        "defense": str(job.defense),
+        "out": found.out,
+        "checkpoint": found.checkpoint,
+        "history": found.history,
+        "audits": rows,
+    }
+    lines = [
+        f"{model} on {data}: test accuracy {found.accuracy:.2%} after {rounds} rounds of {clients} "
+        "clients"
+    ]
+    if job.defense.parts():
+        lines.append(f"defense {job.defense}")
+    lines.append(f"weights {found.checkpoint}")
+    shown: list[Any] = [lines]
+    if rows:
+        columns = ("round", "strongest attack", "n", "line-up", "PSNR dB", "")
+        shown.append(table("What the updates give away", columns, [_cells(row) for row in rows]))
+    say(result, as_json, *shown)
+
+
+def _row(number: int, found: Any) -> dict[str, Any]:
+    """Return what an audit of a round says, or why there is none."""
+    if number not in found.audits:
+        return {"round": number, "not_attacked": found.not_attacked[number]}
+    (case,) = found.audits[number].cases
+    return {
+        "round": number,
+        **case.strongest.plain(),
+        "note": found.notes.get(number, ""),
+        "folder": case.out,
+        "lineup": case.strongest.lineup,
+    }
+
+
+def _cells(row: dict[str, Any]) -> tuple[object, ...]:
+    if "not_attacked" in row:
+        return row["round"], "not attacked", "", "", "", row["not_attacked"]
+    said = "; ".join(part for part in (*row["flags"], row["note"]) if part)
+    psnr = f"{row['psnr']['mean']:.1f}"
+    return row["round"], row["attack"], row["n"], row["lineup"], psnr, said
+
+
+def _rounds(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(sorted({read_number(part, int) for part in text.split(",") if part.strip()}))
+    except ValueError:
+        raise GradveilError(
+            f"spy-rounds {text!r}: write whole numbers with commas, such as 1,5,10"
+        ) from None

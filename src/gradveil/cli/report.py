@@ -1,0 +1,75 @@
+"""gradveil report: the page of a run, or of several, with tables, figures and a verdict."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gradveil.cli.options import Json, examples, say
+
+EXAMPLES = examples(
+    "gradveil report runs/audit",
+    "gradveil report runs/a runs/b --out compared --save table.tex --save leakage.pdf",
+    "gradveil report runs/audit --thresholds thresholds.toml",
+)
+Thresholds = Annotated[
+    Path | None,
+    typer.Option(
+        "--thresholds",
+        help="A TOML file of what the run must keep to, such as [most] identified = 0.05 or "
+        "[least] accuracy = 0.9. The status is 1 where it does not.",
+    ),
+]
+WithPictures = Annotated[
+    bool,
+    typer.Option(
+        "--with-pictures",
+        help="Show your own images in the page too. Those of published data sets are always shown.",
+    ),
+]
+
+
+def report_command(
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of audits or searches.", metavar="RUN...")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out", help="The report's folder. Default: the run's; gradveil-report for several."
+        ),
+    ] = None,
+    thresholds: Thresholds = None,
+    with_pictures: WithPictures = False,
+    save: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--save",
+            help="Also write a figure (.png, .pdf, .svg) or a table (.tex, .csv). Several times "
+            "for several.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Write index.html, verdict.json and audit.csv of a run, or of several side by side.
+
+    The status is 1 where a threshold is broken, else 0.
+    """
+    from gradveil.report.verdict import verdict_words
+    from gradveil.report.write import write_report  # torch takes seconds to import
+
+    made = write_report(
+        runs, out=out, thresholds=thresholds, with_pictures=with_pictures, save=save or ()
+    )
+    answers = [line for run in made.decision.plain()["runs"] for line in _lines(run)]
+    files = [f"wrote {path}" for path in made.files.values()]
+    plain = {"files": made.files, "verdict": made.decision.plain()}
+    say(plain, as_json, [*answers, *verdict_words(made.decision), "", *files])
+    if made.passed is False:
+        raise typer.Exit(1)
+
+
+def _lines(run: dict[str, object]) -> list[str]:
+    sentences = run["answer"]
+    assert isinstance(sentences, list)
+    return [*([f"{run['run']}:"] if run["run"] else []), *map(str, sentences)]

@@ -1,0 +1,103 @@
+"""A user's own Flower app: images from what a spy kept, with the user's model and loss."""
+
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from gradveil.core.boundary import public
+from gradveil.core.errors import GradveilError, unknown
+from gradveil.core.files import replacing
+from gradveil.core.types import Reconstruction
+from gradveil.federated.spy import PRIVATE, SENT, Update, client_path, read_round, round_folder
+from gradveil.scores import assign, psnr, ssim
+from gradveil.updates import reconstruct
+
+
+@dataclass(frozen=True, eq=False)
+class Inverted:
+    """What came out of one update; `scores` are by image where the client's images are known."""
+
+    client: str
+    found: Reconstruction
+    scores: Mapping[str, list[float]] = field(default_factory=dict)
+
+
+@public
+def invert(
+    spied: Path | str,
+    number: int,
+    model: nn.Module | str,
+    *,
+    clients: tuple[str, ...] | None = None,
+    size: int | None = None,
+    truth: Mapping[str, Tensor] | None = None,
+    local_lr: float = 0.01,
+    **more: Any,
+) -> list[Inverted]:
+    """Reconstruct the images behind the updates that a spy kept of a round.
+
+    `clients` are some of them by name, by default all. `size` is the number of images of each, by
+    default what the client said that it trained on. `truth` has the images of clients, (N, C, H, W)
+    in [0, 1], where they are known: reconstructions are put in their order and scored. `local_lr`
+    and `more` (local_steps, loss, images or image_shape, attack, steps, seed, ...) are those of
+    `gradveil.reconstruct`.
+    """
+    folder, updates = Path(spied), read_round(Path(spied), number)
+    known = {update.client: update for update in updates}
+    for name in clients or ():
+        if name not in known:
+            raise unknown(f"client of round {number}", name, known)
+    found = []
+    for name in clients or tuple(known):
+        update = known[name]
+        count = size or round(update.examples * max(1, len(update.members)))
+        if count < 1:
+            raise GradveilError(f"client {name}: it did not say how many images it has; give size")
+        with tempfile.TemporaryDirectory(prefix="gradveil-invert-") as scratch:
+            after = client_path(folder, update)
+            if update.gradients:
+                after = Path(scratch) / "after.safetensors"
+                _write_after(after, update, local_lr)
+            before = round_folder(folder, number) / SENT
+            made = reconstruct(before, after, model, size=count, local_lr=local_lr, **more)
+        images = (truth or {}).get(name)
+        found.append(Inverted(name, *_scored(made, images, name)))
+    return found
+
+
+def _write_after(path: Path, update: Update, local_lr: float) -> None:
+    """Write the weights that a step by the gradients would give; float64 keeps them exact."""
+    gradients = update.as_gradients(local_lr)
+    tensors = {
+        name: before.double() - local_lr * gradients[name].double()
+        if name in gradients
+        else before.clone()
+        for name, before in update.before.items()
+    }
+    with replacing(path, PRIVATE) as temporary:
+        temporary.write_bytes(save(tensors))
+
+
+def _scored(
+    found: Reconstruction, truth: Tensor | None, client: str
+) -> tuple[Reconstruction, dict[str, list[float]]]:
+    if truth is None:
+        return found, {}
+    images = found.images.detach().cpu().float().clamp(0, 1)
+    if truth.shape != images.shape:
+        raise GradveilError(
+            f"truth of client {client}: images of shape {tuple(truth.shape)}; the reconstruction "
+            f"has {tuple(images.shape)}"
+        )
+    true = truth.detach().cpu().float()
+    order = assign(images, true) if len(images) > 1 else torch.zeros(1, dtype=torch.long)
+    ordered = images[order]
+    scores = {"psnr": psnr(ordered, true).tolist(), "ssim": ssim(ordered, true).tolist()}
+    labels = None if found.labels is None else found.labels.cpu()[order]
+    return Reconstruction(ordered, labels, found.distance, found.status), scores

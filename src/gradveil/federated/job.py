@@ -1,0 +1,216 @@
+"""The settings of a federated training, and what follows from them without any network."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Generator, Tensor, nn
+
+from gradveil.attacks import Attack
+from gradveil.core.boundary import check_fields, check_shown
+from gradveil.core.errors import GradveilError
+from gradveil.core.formats import FederationSettings
+from gradveil.core.job_folder import Kind
+from gradveil.core.seeds import generator
+from gradveil.data import Images
+from gradveil.defenses import Defense, chain
+from gradveil.defenses.applied import check_defense
+from gradveil.federated.partition import Equal, Graph, Partition
+from gradveil.training.job import Recipe, TrainingJob
+
+FEDERATION = Kind("a federated training", "federated training", schema=FederationSettings)
+FINAL = "model.safetensors"
+RESUME = "resume.safetensors"
+SPY = "spy"
+AUDITS = "audits"
+PLAIN = (
+    *("clients", "rounds", "batch_size", "local_epochs", "local_steps", "lr", "momentum"),
+    *("weight_decay", "fraction", "train_mode", "spy", "average_of", "steps", "audited"),
+    *("image_size", "seed"),
+)
+"""Settings that are written as they are."""
+
+
+@dataclass(frozen=True, eq=False)
+class FederationJob:
+    """`clients` participants train `model` on their shares of `data` for some rounds.
+
+    With neither `local_epochs` nor `local_steps` each client sends the gradient of one batch
+    (FedSGD) and the server makes a step of SGD with the mean of them: momentum, weight decay and
+    the decay of the rate, as in `gradveil train`, are the server's. Otherwise each client trains by
+    itself, with its own momentum from zero, and the server averages the weights (FedAvg). With a
+    `graph` there is no server: each participant makes its step with the mean of its gradient and
+    its neighbors'.
+
+    `fraction` of the clients, at least one, take part in a round. `train_mode`: batch norm uses
+    the batch's statistics and dropout is on. In `spy_rounds` the server, or with a graph the
+    participant `spy`, keeps what it gets. These updates are attacked when the training is done: by
+    `attacks`, and with `auto` by the strongest known for the defense, with `steps` iterations
+    where they have such a setting, on at most `audited` images a round. With `average_of` the spy
+    has the averages of so many clients alone.
+    """
+
+    data: Images | str
+    model: nn.Module | str
+    clients: int = 10
+    rounds: int = 10
+    defense: Defense = field(default_factory=Defense)
+    split: Partition = field(default_factory=Equal)
+    batch_size: int = 8
+    local_epochs: int | None = None
+    local_steps: int | None = None
+    lr: float = 0.1
+    momentum: float = 0.9
+    weight_decay: float = 5e-4
+    fraction: float = 1.0
+    train_mode: bool = True
+    graph: Graph | None = None
+    spy: int = 0
+    spy_rounds: tuple[int, ...] = ()
+    average_of: int | None = None
+    attacks: Mapping[str, Attack] = field(default_factory=dict)
+    auto: bool = False
+    steps: int | None = None
+    audited: int = 32
+    image_size: int | None = None
+    test: Images | str | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        check_defense(self.defense)
+        check_shown(self.defense, "__str__", "defense")
+        for name in ("clients", "rounds", "batch_size", "audited"):
+            if getattr(self, name) < 1:
+                value = getattr(self, name)
+                raise GradveilError(f"{name.replace('_', ' ')} {value}: it must be at least 1")
+        if not 0 < self.fraction <= 1:
+            raise GradveilError(f"fraction {self.fraction:g}: choose above 0 and at most 1")
+        outside = [number for number in self.spy_rounds if not 1 <= number <= self.rounds]
+        if outside:
+            raise GradveilError(f"spy rounds {outside[0]}: choose from 1 to {self.rounds}")
+        if (self.attacks or self.auto) and not self.spy_rounds:
+            raise GradveilError("attacks without spy rounds: say which rounds are attacked")
+        self._check_local()
+        self._check_graph()
+        _ = self.training  # it checks the rest
+
+    def _check_local(self) -> None:
+        if self.local_epochs is not None and self.local_steps is not None:
+            raise GradveilError("local epochs and local steps: give one of them")
+        for name in ("local_epochs", "local_steps"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise GradveilError(f"{name.replace('_', ' ')} {value}: it must be at least 1")
+        for part in self.defense.parts():
+            if part.repasses and not self.one_gradient:
+                raise GradveilError(
+                    f"defense {part}: it protects a single gradient, and the clients train by "
+                    "themselves; leave local epochs and steps out"
+                )
+
+    def _check_graph(self) -> None:
+        if self.graph is None:
+            return
+        if not self.one_gradient:
+            raise GradveilError(
+                "graph: participants without a server exchange gradients; leave local epochs and "
+                "steps out"
+            )
+        if self.fraction < 1:
+            raise GradveilError(
+                f"graph: all participants take part, not a fraction {self.fraction:g}"
+            )
+        if not 0 <= self.spy < self.clients:
+            raise GradveilError(f"spy {self.spy}: choose a participant, 0 to {self.clients - 1}")
+
+    @property
+    def one_gradient(self) -> bool:
+        """Whether a client sends one gradient a round (FedSGD), and not the weights it trained."""
+        return self.local_epochs is None and self.local_steps is None
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """SGD of the server, or of each client, whose rate decays over the rounds."""
+        return Recipe(self.rounds, self.lr, self.momentum, self.weight_decay, self.batch_size)
+
+    @cached_property
+    def training(self) -> TrainingJob:
+        """A training at one site of the same model, images and defense."""
+        return TrainingJob(
+            self.data,
+            self.model,
+            self.recipe,
+            self.defense,
+            image_size=self.image_size,
+            seed=self.seed,
+            test=self.test,
+        )
+
+    @property
+    def inside(self) -> Defense:
+        """What of the defense acts in the client's training: on the model, its images, a pass."""
+        return chain([part for part in self.defense.parts() if not _by_mod(part)])
+
+    @property
+    def on_update(self) -> Defense:
+        """What of the defense acts on the update that leaves, as a mod does."""
+        return chain([part for part in self.defense.parts() if _by_mod(part)])
+
+    def participants(self, number: int) -> list[int]:
+        """Return the clients of a round, in order."""
+        count = max(1, round(self.fraction * self.clients))
+        drawn = torch.randperm(self.clients, generator=generator(self.seed, "sample", number))
+        return sorted(drawn[:count].tolist())
+
+    def batch_of(self, share: Tensor, client: int, number: int) -> Tensor:
+        """Return the images of a client's one gradient in this round, by their numbers.
+
+        Batches go through the client's share, which is shuffled anew after each pass.
+        """
+        size = min(self.batch_size, len(share))
+        passes, place = divmod(number - 1, len(share) // size)
+        order = torch.randperm(len(share), generator=generator(self.seed, "order", client, passes))
+        return share[order[place * size : (place + 1) * size]]
+
+    def local_batches(self, share: Tensor, client: int, number: int) -> list[Tensor]:
+        """Return the batches of a client's own training in this round, by the images' numbers."""
+        size = min(self.batch_size, len(share))
+        each = -(-len(share) // size)
+        steps = each * self.local_epochs if self.local_epochs else self.local_steps or 0
+        found: list[Tensor] = []
+        while len(found) < steps:
+            order = torch.randperm(
+                len(share), generator=generator(self.seed, "order", client, number, len(found))
+            )
+            found += share[order].split(size)
+        return found[:steps]
+
+    def draws(self, client: int, number: int) -> Generator:
+        """Return the generator of a client's draws in a round."""
+        return generator(self.seed, "client", client, number)
+
+    def settings(self) -> dict[str, Any]:
+        """Return plain values for settings.json."""
+        training = self.training.settings()
+        return {name: getattr(self, name) for name in PLAIN} | {
+            "data": training["data"],
+            "model": training["model"],
+            "defense": str(self.defense),
+            "partition": str(self.split),
+            "graph": None if self.graph is None else str(self.graph),
+            "spy_rounds": sorted(self.spy_rounds),
+            "attackers": [*(["auto"] if self.auto else []), *self.attacks],
+            **({"test": training["test"]} if "test" in training else {}),
+        }
+
+    def splits(self, root: Path | None) -> tuple[Images, Images]:
+        """Return the images to share out among the clients, and those to measure accuracy on."""
+        return self.training.splits(root)
+
+
+def _by_mod(part: Defense) -> bool:
+    return part.acts_on == "gradients" and not part.repasses

@@ -1,0 +1,214 @@
+"""The updates that a spy kept, attacked by the ordinary audit."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Generator, Tensor
+
+from gradveil.audits import AuditJob, AuditResult, Case, run_audit
+from gradveil.clients import Client, Shared
+from gradveil.core.errors import GradveilError
+from gradveil.core.files import digest
+from gradveil.core.seeds import derived
+from gradveil.core.types import Batch, Gradients, Protocol
+from gradveil.data import Images
+from gradveil.federated.client_app import make_shares
+from gradveil.federated.job import AUDITS, SPY, FederationJob
+from gradveil.federated.spy import SENT, Update, read_round, round_folder
+
+CANDIDATES = 2_000  # images beside the victims that line-ups are made of
+MOST = 256  # images of one update: attacks on more find nothing, and would take days
+
+
+@dataclass(frozen=True, eq=False)
+class Recorded:
+    """What a client sent, and the generator that its defense drew from."""
+
+    gradients: Gradients
+    rng: Generator
+
+
+@dataclass(frozen=True, eq=False)
+class RecordedClient(Client):
+    """A client whose updates of some batches, by their digests, are those that a server recorded.
+
+    The images used and what is known of the defense follow from the client's own draws. A batch
+    that is not in the record is shared as ever.
+    """
+
+    record: Mapping[str, Recorded] = field(default_factory=dict)
+
+    def share_batches(
+        self,
+        batches: Sequence[Batch],
+        rng: Generator | Sequence[Generator],
+        *,
+        tell_labels: bool = True,
+        tell_defense: bool = False,
+        tell_draws: bool = False,
+        rounds: int = 1,
+    ) -> list[Shared]:
+        """Share as a client does, with what was recorded in place of what would be shared."""
+        found = [self.record.get(batch_digest(batch)) for batch in batches]
+        rngs = [rng] * len(batches) if isinstance(rng, Generator) else list(rng)
+        rngs = [
+            other if kept is None else kept.rng.clone_state()
+            for kept, other in zip(found, rngs, strict=True)
+        ]
+        known = {"tell_labels": tell_labels, "tell_defense": tell_defense, "tell_draws": tell_draws}
+        shared = super().share_batches(batches, rngs, **known)  # a record has one round
+        return [
+            update if kept is None else _with(update, kept.gradients)
+            for update, kept in zip(shared, found, strict=True)
+        ]
+
+
+def _with(update: Shared, gradients: Gradients) -> Shared:
+    """Return the update with these gradients, in the model's order."""
+    computed = update.seen.gradients
+    if absent := computed.keys() - gradients.keys():
+        raise GradveilError(f"the record does not fit the model: it has no {min(absent)!r}")
+    given = {name: gradients[name].to(value) for name, value in computed.items()}
+    return update._replace(seen=replace(update.seen, gradients=given))
+
+
+def as_recorded(record: Mapping[str, Recorded], client: Client) -> RecordedClient:
+    """Return the client with a record."""
+    given = {each.name: getattr(client, each.name) for each in fields(Client) if each.init}
+    return RecordedClient(**given, record=record)
+
+
+def batch_digest(batch: Batch) -> str:
+    """Return what tells a batch from others: a digest of its bytes."""
+    images = (batch.images.detach().cpu() * 255).round().to(torch.uint8)
+    return digest({"images": images, "labels": batch.labels.cpu()})
+
+
+@dataclass(frozen=True, eq=False)
+class Victims:
+    """The updates of a round that are attacked together, with the images behind each."""
+
+    updates: tuple[Update, ...]
+    numbers: tuple[Tensor, ...]
+    protocol: Protocol
+    divided_by: float  # what weights' differences are divided by to stand for a gradient
+    note: str  # how the attacker takes the update, where that is not exactly what it is
+
+
+def audit_round(
+    job: FederationJob,
+    number: int,
+    out: Path,
+    *,
+    splits: tuple[Images, Images],
+    device: str = "auto",
+    progress: bool = True,
+) -> tuple[AuditResult, str]:
+    """Attack what the spy kept of a round, into a folder of `out`; return the result and a note.
+
+    An error says why a round cannot be attacked, which does not mean that it is safe.
+    """
+    audit, note = make_audit(job, number, out, splits)
+    folder = out / AUDITS / f"round-{number:04d}"
+    return run_audit(audit, folder, device=device, progress=progress), note
+
+
+def make_audit(
+    job: FederationJob, number: int, out: Path, splits: tuple[Images, Images]
+) -> tuple[AuditJob, str]:
+    """Return the audit of a round: its victims are the first images, others stand in line-ups.
+
+    Public images are those of the test split.
+    """
+    train, test = splits
+    victims = choose_victims(job, number, out, train)
+    order = torch.cat(victims.numbers)
+    others = torch.ones(len(train), dtype=torch.bool)
+    others[order] = False
+    rest = others.nonzero().flatten()
+    rest = rest[torch.linspace(0, len(rest) - 1, min(CANDIDATES, len(rest))).long().unique()]
+    images = train.select(torch.cat([order, rest]))
+    size = len(victims.numbers[0])
+    record = {}
+    for update, numbers in zip(victims.updates, victims.numbers, strict=True):
+        batch = Batch(train.images[numbers].float() / 255, train.labels[numbers])
+        members = update.members or (update.client,)
+        rng = job.draws(int(members[0]), number)
+        record[batch_digest(batch)] = Recorded(update.as_gradients(victims.divided_by), rng)
+    audit = AuditJob(
+        job.model,
+        images,
+        job.attacks,
+        job.auto,
+        (Case(job.defense, round_folder(out / SPY, number) / SENT, step=str(number - 1)),),
+        len(order),
+        test,
+        batch_size=size,
+        steps=job.steps,
+        protocol=victims.protocol,
+        first=0,
+        seed=derived(job.seed, "audit", number) >> 1,
+        recorded=partial(as_recorded, record),
+    )
+    return audit, victims.note
+
+
+def choose_victims(job: FederationJob, number: int, out: Path, train: Images) -> Victims:
+    """Choose updates of a round by as many images each, as many as the job has audited."""
+    updates = read_round(out / SPY, number)
+    if not updates:
+        raise GradveilError(f"round {number}: the spy has no update")
+    shares = make_shares(job, train)
+    if any(update.members for update in updates) and job.inside.parts():
+        raise GradveilError(
+            f"round {number}: averages of clients under {job.inside} are not attacked: each client "
+            "drew by itself"
+        )
+    images = {update.client: _images_of(job, update, number, shares) for update in updates}
+    sizes = [len(found) for found in images.values()]
+    size = max(set(sizes), key=lambda each: (sizes.count(each), -each))
+    if size > MOST:
+        raise GradveilError(
+            f"round {number}: an update of {size} images is not attacked, at most {MOST} are; that "
+            "does not make it safe"
+        )
+    chosen = [update for update in updates if len(images[update.client]) == size]
+    chosen = chosen[: max(1, job.audited // size)]
+    rate = job.recipe.rate(number - 1)
+    steps = 1
+    if not job.one_gradient:
+        first = (chosen[0].members or (chosen[0].client,))[0]
+        steps = len(job.local_batches(shares[int(first)], int(first), number))
+    whole = job.batch_size >= size and not (job.momentum or job.weight_decay)
+    if job.one_gradient or (whole and not chosen[0].members):
+        protocol = Protocol(steps, rate, job.train_mode)
+        note = ""
+        divided_by = rate
+    else:
+        protocol, divided_by = Protocol(train_mode=job.train_mode), rate * steps
+        note = f"{steps} local steps are taken as one gradient of all {size} images"
+    if job.graph is not None:
+        note = f"participant {job.spy} attacks with its own weights"
+    return Victims(
+        tuple(chosen),
+        tuple(images[update.client] for update in chosen),
+        protocol,
+        divided_by,
+        note,
+    )
+
+
+def _images_of(job: FederationJob, update: Update, number: int, shares: Sequence[Tensor]) -> Tensor:
+    """Return the images behind an update, those of all clients of an average, by their numbers."""
+    found = []
+    for member in update.members or (update.client,):
+        client = int(member)
+        if job.one_gradient:
+            found.append(job.batch_of(shares[client], client, number))
+        else:
+            batches = job.local_batches(shares[client], client, number)
+            found.append(torch.cat(batches).unique())
+    return torch.cat(found)

@@ -1,0 +1,318 @@
+"""A federated training: rounds on Flower's simulation engine, then the audits of what was spied."""
+
+import json
+import logging
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from pathlib import Path
+
+import torch
+from safetensors.torch import save
+from torch import nn
+
+from gradveil.audits import AuditResult
+from gradveil.core.boundary import public
+from gradveil.core.errors import GradveilError
+from gradveil.core.files import shown, write_bytes
+from gradveil.core.importing import RAISED
+from gradveil.core.job_folder import SETTINGS, claim, remove_empty
+from gradveil.core.locks import alone, refuse_held
+from gradveil.core.progress import Bar
+from gradveil.core.reading import parse_json
+from gradveil.core.stopping import stop_if_signaled
+from gradveil.core.tensor_files import read_safetensors
+from gradveil.data import Images
+from gradveil.federated import need_flower
+from gradveil.federated.job import FEDERATION, FINAL, RESUME, SPY, FederationJob
+from gradveil.models.accuracy import measure_accuracy
+from gradveil.models.checkpoints import load_checkpoint, read_settings, save_checkpoint
+from gradveil.training.run import try_defense
+
+os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when Flower is imported
+os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
+need_flower()
+
+with warnings.catch_warnings():
+    # Flower imports typer 0.20, which imports names that click 8.5 means to remove
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from flwr.app import Context
+    from flwr.serverapp import Grid, ServerApp
+    from flwr.simulation import run_simulation
+
+    from gradveil.federated.client_app import (
+        Plan,
+        Workshop,
+        make_client_app,
+        make_model,
+        make_shares,
+        statistics,
+    )
+    from gradveil.federated.recorded import audit_round
+    from gradveil.federated.server import Learner, Round
+    from gradveil.search.ray import connect, disconnect
+
+FEDERATING = "training into"  # for who finds the folder held
+STATES = "clients"  # the folder of what clients' defenses keep between rounds
+QUICK = 1_000  # test images that the accuracy of a round is measured on
+
+Serve = Callable[[Grid], None]
+Engine = Callable[[Plan, Serve], None]
+"""Runs the clients of a plan, and calls a server with their grid."""
+
+
+@dataclass(frozen=True)
+class FederationResult:
+    """What a federated training gave, and where it is.
+
+    `audits` are those of spied rounds, `notes` say how an attacker took a round's updates, and
+    `not_attacked` why it could not: that is no sign of safety.
+    """
+
+    out: Path
+    checkpoint: Path
+    accuracy: float
+    history: tuple[Mapping[str, float], ...]
+    model: nn.Module = field(repr=False, compare=False)
+    audits: Mapping[int, AuditResult] = field(default_factory=dict, repr=False)
+    notes: Mapping[int, str] = field(default_factory=dict)
+    not_attacked: Mapping[int, str] = field(default_factory=dict)
+
+
+@public
+def federate(
+    job: FederationJob,
+    out: Path | str,
+    *,
+    root: Path | str | None = None,
+    device: str = "auto",
+    progress: bool = True,
+    engine: Callable[..., None] | None = None,
+) -> FederationResult:
+    """Train into the folder `out`, on Flower's simulation engine, and audit what was spied.
+
+    A training that was stopped goes on after its last whole round; one that is done is read back.
+    The clients train on the processor; `device` is that of the audits. `engine` runs the clients in
+    another way than Flower's simulation.
+    """
+    out, place = Path(out), None if root is None else Path(root)
+    FEDERATION.refuse_other(out, job.settings())
+    refuse_held(out, FEDERATING)
+    splits = job.splits(place)
+    train, test = splits
+    model = make_model(job, train)
+    make_shares(job, train)  # a division that cannot be is refused before anything starts
+    try_defense(job.training, model, train)
+    with alone(out, FEDERATING):
+        FEDERATION.refuse_other(out, job.settings())
+        claim(out, job.settings())
+        try:
+            if not (out / FINAL).is_file():
+                _train(job, out, place, model, test, progress, engine or simulate)
+        except RAISED:
+            if not (out / RESUME).exists() and not (out / SPY).exists():
+                (out / SETTINGS).unlink(missing_ok=True)
+                remove_empty(out / STATES, out)
+            raise
+        load_checkpoint(out / FINAL, model)
+        facts = read_settings(out / FINAL, ("test_accuracy", "history"))
+        audits, notes, refused = _audit(job, out, splits, device, progress)
+    return FederationResult(
+        out,
+        out / FINAL,
+        facts["test_accuracy"],
+        tuple(facts["history"]),
+        model,
+        audits,
+        notes,
+        refused,
+    )
+
+
+def _audit(
+    job: FederationJob, out: Path, splits: tuple[Images, Images], device: str, progress: bool
+) -> tuple[dict[int, AuditResult], dict[int, str], dict[int, str]]:
+    audits: dict[int, AuditResult] = {}
+    notes: dict[int, str] = {}
+    refused: dict[int, str] = {}
+    for number in sorted(job.spy_rounds) if job.attacks or job.auto else ():
+        try:
+            audits[number], note = audit_round(
+                job, number, out, splits=splits, device=device, progress=progress
+            )
+        except GradveilError as error:
+            refused[number] = str(error)
+            continue
+        notes |= {number: note} if note else {}
+    return audits, notes, refused
+
+
+def _train(
+    job: FederationJob,
+    out: Path,
+    root: Path | None,
+    model: nn.Module,
+    test: Images,
+    progress: bool,
+    engine: Engine,
+) -> None:
+    """Go through the rounds that are left, and write the final weights."""
+    count = 1 if job.graph is None else job.clients
+    learners = [
+        Learner(make_model(job, test) if each else model, job.recipe) for each in range(count)
+    ]
+    for learner in learners[1:]:
+        learner.model.load_state_dict(model.state_dict())
+    history = _restore(out / RESUME, learners)
+    bar = Bar(progress, counted=True)
+
+    def serve(grid: Grid) -> None:
+        rounds = Round(job, learners, grid, out / SPY)
+        bar.start("round", job.rounds, len(history))
+        for number in range(len(history) + 1, job.rounds + 1):
+            started = time.perf_counter()
+            clients = rounds.go(number)
+            last = number == job.rounds
+            accuracy = _accuracy(learners, test, None if last else QUICK, job.seed)
+            seconds = time.perf_counter() - started
+            history.append(
+                {"round": number, "test_accuracy": accuracy, "clients": clients, "seconds": seconds}
+            )
+            _keep(out / RESUME, learners, history)
+            bar.update(number, news=f"accuracy {accuracy:.1%}")
+
+    try:
+        if len(history) < job.rounds:
+            buffers = tuple(statistics(model))
+            engine(Plan(job, root, out / STATES, buffers), serve)
+            stop_if_signaled()
+            if len(history) < job.rounds:
+                raise GradveilError(
+                    f"Flower ended after round {len(history)} of {job.rounds}; run it again"
+                )
+    finally:
+        bar.stop()
+    facts = {
+        "model": job.training.model_name,
+        "data": job.settings()["data"],
+        "defense": str(job.defense),
+        "augment": True,
+        "seed": job.seed,
+        "step": job.rounds,
+        "test_accuracy": history[-1]["test_accuracy"],
+        "history": history,
+    }
+    save_checkpoint(out / FINAL, model, facts)
+    (out / RESUME).unlink(missing_ok=True)
+    for path in (out / STATES).glob("*.state"):
+        path.unlink(missing_ok=True)
+    remove_empty(out / STATES)
+
+
+def _accuracy(learners: list[Learner], test: Images, most: int | None, seed: int) -> float:
+    """Return the mean accuracy of the models there are."""
+    found = [
+        measure_accuracy(learner.model, test, **({} if most is None else {"most": most}), seed=seed)
+        for learner in learners
+    ]
+    return sum(accuracy for accuracy, _ in found) / len(found)
+
+
+def _keep(path: Path, learners: list[Learner], history: list[dict[str, float]]) -> None:
+    """Write the point to go on from, whole or not at all."""
+    tensors = {
+        f"{number}.{name}": value.detach().clone().contiguous()
+        for number, learner in enumerate(learners)
+        for name, value in learner.tensors().items()
+    }
+    write_bytes(path, save(tensors, metadata={"gradveil": json.dumps(history)}))
+
+
+def _restore(path: Path, learners: list[Learner]) -> list[dict[str, float]]:
+    """Put learners back to where they were, and return the rounds so far."""
+    if not path.is_file():
+        return []
+    try:
+        tensors, metadata = read_safetensors(path)
+        history = parse_json(metadata.get("gradveil", "").encode(), list[dict[str, float]], path)
+        for number, learner in enumerate(learners):
+            start = f"{number}."
+            learner.restore(
+                {
+                    name.removeprefix(start): value
+                    for name, value in tensors.items()
+                    if name.startswith(start)
+                }
+            )
+    except (GradveilError, RuntimeError, KeyError) as error:
+        raise GradveilError(
+            f"{shown(path)} is damaged ({shown(error)}): delete it, and the training starts again"
+        ) from error
+    return history
+
+
+def simulate(plan: Plan, serve: Serve) -> None:
+    """Run the clients on Flower's simulation engine: processes of Ray on this machine."""
+    from ray import cloudpickle
+
+    server = ServerApp()
+
+    @server.main()
+    def main(grid: Grid, _: Context) -> None:
+        serve(grid)
+
+    with tempfile.TemporaryDirectory(prefix="gradveil-federate-") as folder, _quiet():
+        # Flower sends the app with every message, so that it must be small.
+        path = Path(folder) / "job"
+        root = None if plan.root is None else plan.root.absolute()
+        path.write_bytes(cloudpickle.dumps((plan.job, root)))  # type: ignore[no-untyped-call]
+        app = make_client_app(
+            replace(plan, states=plan.states.absolute()), partial(load_workshop, str(path))
+        )
+        started = connect("local")
+        try:
+            # `flwr run` is what Flower recommends instead; it needs an app's folder, and leaves a
+            # SuperLink behind.
+            run_simulation(
+                server,
+                app,
+                num_supernodes=plan.job.clients,
+                backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
+            )
+        finally:
+            if started:
+                disconnect()
+
+
+@lru_cache(maxsize=1)
+def load_workshop(path: str) -> Workshop:
+    """Return what this process needs to be a client; made once in each process."""
+    from ray import cloudpickle
+
+    torch.set_num_threads(1)
+    job, root = cloudpickle.loads(Path(path).read_bytes())
+    return Workshop.of(job, root)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Let Flower log its warnings alone, and not that its function is to be replaced."""
+    logger = logging.getLogger("flwr")
+    level = logger.level
+
+    def wanted(record: logging.LogRecord) -> bool:
+        text = str(record.msg)
+        return not text.startswith(("DEPRECATED FEATURE", "fraction_evaluate is set to 0.0"))
+
+    logger.setLevel(logging.WARNING)
+    logger.addFilter(wanted)
+    try:
+        yield
+    finally:
+        logger.removeFilter(wanted)
+        logger.setLevel(level)

@@ -1,0 +1,274 @@
+"""An honest-but-curious server: it keeps what each client sent, as files that can be inverted."""
+
+import json
+import warnings
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from msgspec import Struct
+from safetensors.torch import save
+from torch import Tensor
+
+from gradveil.core.errors import GradveilError, GradveilWarning, one_line
+from gradveil.core.files import replacing, shown
+from gradveil.core.formats import Count
+from gradveil.core.reading import parse_json
+from gradveil.core.tensor_files import read_safetensors
+from gradveil.core.types import Gradients
+from gradveil.federated.messages import GRADIENTS, LOG, STATISTICS, as_tensors, matches
+from gradveil.federated.screen import Wrapper, examples_of
+
+SENT = "global.safetensors"
+PRIVATE = 0o600  # a mode: nobody but the owner reads them
+FORMAT = "gradveil spy 1"
+
+
+class UpdateFacts(Struct, frozen=True):
+    """What the file of an update says of it."""
+
+    client: str
+    round: Count
+    gradients: bool
+    examples: float
+    members: list[str] = []
+
+
+@dataclass(frozen=True, eq=False)
+class Update:
+    """What the server has of one client, or of the average of several.
+
+    `before` are the weights that were sent out; `shared` what came back, weights or, where
+    `gradients`, gradients; both with batch-norm statistics. `examples` is the number of images
+    that the client says it trained on, or the average number of several clients, whose names are
+    the `members`.
+    """
+
+    client: str
+    round: int
+    before: Mapping[str, Tensor]
+    shared: Mapping[str, Tensor]
+    gradients: bool
+    examples: float
+    members: tuple[str, ...] = ()
+
+    def as_gradients(self, lr: float) -> Gradients:
+        """Return what was shared as gradients: those sent, or (before - after) / `lr`."""
+        names = [
+            name
+            for name, value in self.shared.items()
+            if value.is_floating_point() and not matches(name, STATISTICS)
+        ]
+        if self.gradients:
+            return {name: self.shared[name] for name in names}
+        return {  # in float64, so that nothing is lost of a small step
+            name: ((self.before[name].double() - self.shared[name].double()) / lr).to(
+                self.shared[name].dtype
+            )
+            for name in names
+        }
+
+
+class Spy(Wrapper):
+    """Keep what each client sends in some rounds, and let the inner strategy do its work.
+
+    `rounds` are those to keep, from 1; None keeps every round. The files lie in `out`, a folder for
+    each round, as safetensors that only their owner can read. **They can be inverted**: guard them
+    as you would the clients' images. With `average_of` only averages of that many clients or more
+    are kept, weighted by their examples, which is what secure aggregation leaves a server with.
+    A full disk ends the keeping and not the training.
+    """
+
+    def __init__(
+        self,
+        strategy: Strategy,
+        rounds: Collection[int] | None = None,
+        out: Path | str = "spy",
+        average_of: int | None = None,
+    ) -> None:
+        super().__init__(strategy)
+        if rounds is not None and any(number < 1 for number in rounds):
+            raise GradveilError(f"rounds {min(rounds)}: they are counted from 1")
+        if average_of is not None and average_of < 2:
+            raise GradveilError(f"average of {average_of}: there must be at least 2 clients")
+        self.rounds, self.out, self.average_of = rounds, Path(out), average_of
+        self._sent: dict[int, ArrayRecord] = {}
+        warnings.warn(
+            f"the spy's files in {shown(self.out)} can be inverted into the clients' images: guard "
+            "and delete them as you would the images",
+            GradveilWarning,
+            stacklevel=2,
+        )
+
+    def watches(self, server_round: int) -> bool:
+        """Tell whether this round is kept."""
+        return self.rounds is None or server_round in self.rounds
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        messages = list(super().configure_train(server_round, arrays, config, grid))
+        self._sent = {}
+        if self.watches(server_round):
+            for message in messages:
+                record = next(iter(message.content.array_records.values()), arrays)
+                self._sent[message.metadata.dst_node_id] = record
+        return messages
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        every = list(replies)
+        if self.watches(server_round):
+            try:
+                self._keep(server_round, every)
+            except GradveilError as error:
+                LOG.warning(
+                    "gradveil: the spy keeps nothing more of round %d: %s", server_round, error
+                )
+        return super().aggregate_train(server_round, every)
+
+    def _keep(self, server_round: int, replies: Iterable[Message]) -> None:
+        updates = []
+        for reply in replies:
+            node = reply.metadata.src_node_id
+            if reply.has_error() or len(reply.content.array_records) != 1 or node not in self._sent:
+                LOG.warning("gradveil: the spy got nothing of node %d to keep", node)
+                continue
+            try:
+                updates.append(self._update(server_round, reply))
+            except Exception as error:  # a client may send any bytes
+                LOG.warning("gradveil: the spy cannot read node %d: %s", node, one_line(error, 200))
+        updates.sort(key=lambda update: (len(update.client), update.client))
+        if self.average_of is not None:
+            updates = average(updates, self.average_of)
+        for update in updates:
+            save_update(self.out, update)
+
+    def _update(self, server_round: int, reply: Message) -> Update:
+        (key, record), *_ = reply.content.array_records.items()
+        return Update(
+            self.name_of(reply),
+            server_round,
+            as_tensors(self._sent[reply.metadata.src_node_id]),
+            as_tensors(record),
+            key == GRADIENTS,
+            examples_of(reply) or 0.0,
+        )
+
+    def name_of(self, reply: Message) -> str:
+        """Return the name of a client's file: by default the id of its node."""
+        return str(reply.metadata.src_node_id)
+
+
+def average(updates: list[Update], least: int) -> list[Update]:
+    """Return the averages of groups of `least` updates or a few more, weighted by examples.
+
+    Fewer updates than that give none.
+    """
+    groups = [updates[first : first + least] for first in range(0, len(updates), least)]
+    if len(groups) > 1 and len(groups[-1]) < least:
+        groups[-2:] = [groups[-2] + groups[-1]]
+    return [
+        _averaged(group, number)
+        for number, group in enumerate(groups)
+        if len(group) >= least and sum(update.examples for update in group) > 0
+    ]
+
+
+def _averaged(group: list[Update], number: int) -> Update:
+    first, total = group[0], sum(update.examples for update in group)
+    for update in group:
+        if {name: value.shape for name, value in update.shared.items()} != {
+            name: value.shape for name, value in first.shared.items()
+        }:
+            raise GradveilError(
+                f"clients {first.client} and {update.client} sent arrays of other names or shapes"
+            )
+    shared = {}
+    for name, value in first.shared.items():
+        parts = [update.shared[name].double() * (update.examples / total) for update in group]
+        mean = torch.stack(parts).sum(0)
+        shared[name] = mean.to(value.dtype) if value.is_floating_point() else value
+    return Update(
+        f"average-{number}",
+        first.round,
+        first.before,
+        shared,
+        first.gradients,
+        total / len(group),
+        tuple(update.client for update in group),
+    )
+
+
+def round_folder(out: Path, number: int) -> Path:
+    """Return the folder of a round's files."""
+    return out / f"round-{number:04d}"
+
+
+def client_path(out: Path, update: Update) -> Path:
+    """Return the file of an update."""
+    return round_folder(out, update.round) / f"client-{update.client}.safetensors"
+
+
+def save_update(out: Path, update: Update) -> None:
+    """Write an update, and once for a round the weights that were sent out, for the owner alone."""
+    folder = round_folder(out, update.round)
+    for made in (out, folder):
+        with suppress(OSError):
+            made.mkdir(mode=0o700, parents=True, exist_ok=True)
+    facts = {
+        "format": FORMAT,
+        "client": update.client,
+        "round": update.round,
+        "gradients": update.gradients,
+        "examples": update.examples,
+        "members": update.members,
+    }
+    if not (folder / SENT).exists():
+        _write(folder / SENT, update.before, {"format": FORMAT, "round": update.round})
+    _write(client_path(out, update), update.shared, facts)
+
+
+def _write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, object]) -> None:
+    plain = {name: value.contiguous() for name, value in tensors.items()}
+    with replacing(path, PRIVATE) as temporary:
+        temporary.write_bytes(save(plain, metadata={"gradveil": json.dumps(facts)}))
+
+
+def kept_rounds(out: Path) -> list[int]:
+    """Return the rounds that a spy's folder holds, in order."""
+    found = [entry.name.removeprefix("round-") for entry in out.glob("round-*") if entry.is_dir()]
+    return sorted(int(number) for number in found if number.isdecimal())
+
+
+def read_round(out: Path, number: int) -> list[Update]:
+    """Read the updates of a round, by the names of their clients."""
+    folder = round_folder(out, number)
+    if not (folder / SENT).is_file():
+        there = ", ".join(map(str, kept_rounds(out))) or "none"
+        raise GradveilError(f"{shown(out)} holds no round {number}: it has {there}")
+    before, _ = read_safetensors(folder / SENT)
+    updates = []
+    for path in sorted(
+        folder.glob("client-*.safetensors"), key=lambda path: (len(path.name), path)
+    ):
+        shared, metadata = read_safetensors(path)
+        facts = parse_json(metadata.get("gradveil", "{}").encode(), UpdateFacts, path)
+        updates.append(
+            Update(
+                facts.client,
+                facts.round,
+                before,
+                shared,
+                facts.gradients,
+                facts.examples,
+                tuple(facts.members),
+            )
+        )
+    return updates

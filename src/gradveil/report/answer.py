@@ -1,0 +1,242 @@
+"""The answer of an audit in two sentences, what its attackers were given, and what is untested."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from gradveil.audits import AuditResult, CaseResult, Row
+from gradveil.audits.results import NO_BETTER, TOO_FEW
+from gradveil.core.errors import GradveilError
+from gradveil.report.audit import ORIGINAL, USED, number
+
+Tone = Literal["leak", "unclear", "none"]
+BARE = {
+    "none": "Without a defense",
+    "policy:none": "With random crops and mirror images alone",
+}
+"""Cases that defenses are compared with; the second is what searches compare policies with."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The answer: `tone` says whether a leak was shown, `sentences` say it to a non-expert.
+
+    `worst` is the case that the first sentence is about, `best` that of the defense that leaks
+    least; None where no defense was audited.
+    """
+
+    tone: Tone
+    sentences: tuple[str, ...]
+    worst: CaseResult
+    best: CaseResult | None
+
+
+def attacked(result: AuditResult) -> list[CaseResult]:
+    """Return the cases with an attacked image; refuse an audit that has none."""
+    found = [case for case in result.cases if case.of("attack")]
+    if not found:
+        raise GradveilError(f"{result.out} holds no attacked image yet: run the same command again")
+    return found
+
+
+def make_answer(result: AuditResult) -> Answer:
+    """Find the strongest attack without a defense, and the defense that leaves least to attack.
+
+    A defense is judged by its worst case, over all steps of training. Without a case of no defense
+    the first sentence is about the worst case of all.
+    """
+    cases = attacked(result)
+    bare = [case for case in cases if case.defense in BARE]
+    worst = max(bare or cases, key=leakage)
+    defended: dict[tuple[str, bool], CaseResult] = {}
+    for case in cases:
+        if case.defense not in BARE:
+            key = case.defense, case.clean
+            defended[key] = max(defended.get(key, case), case, key=leakage)
+    others = [case for case in defended.values() if not case.clean or len(defended) == 1]
+    best = min(others, key=leakage) if others else None
+    row = worst.strongest
+    tone: Tone = "leak" if row.doubt is None else "unclear"
+    if row.doubt == NO_BETTER and _works(worst, cases[0]):
+        tone = "none"
+    second = _best_words(best, len(others), bool(bare))
+    return Answer(tone, (_worst_words(worst, cases[0]), second), worst, best)
+
+
+def leakage(case: CaseResult) -> tuple[float, float]:
+    """Return the share of rank 1 of the strongest attack, and its dB over blind, to compare."""
+    row = case.strongest
+    over = row.over_blind.mean
+    return row.identified / row.n, -1e9 if over is None else over
+
+
+def _worst_words(case: CaseResult, first: CaseResult) -> str:
+    row = case.strongest
+    attacks = len({r.attack for r in case.of("attack")})
+    strongest = "the attack" if attacks == 1 else f"the strongest of {attacks} attacks"
+    under = BARE.get(case.defense, f"Under {case.name}")
+    step = "" if case.asked_step is None or case.defense not in BARE else f" ({_step(case)})"
+    said = f"{under}{step}, {strongest}, {row.attack}, {_result(row)}"
+    if row.doubt == NO_BETTER:
+        said += f"; {_not_clearly(row)} a guess that never looked at an update"
+        if not _works(case, first):
+            said += ", and the attack was not shown to work on an easy model either"
+    elif row.doubt == TOO_FEW:
+        said += "; these are too few images to tell it from luck"
+    return f"{said}."
+
+
+def _result(row: Row) -> str:
+    """Say how many pictures were recognized, with the interval and what luck gives."""
+    failed = f", {row.failed} failed" if row.failed else ""
+    if not row.candidates:
+        return (
+            f"reached {number(row.psnr.mean, '.1f')} dB PSNR, "
+            f"{number(row.over_blind.mean, '+.1f')} dB over a blind guess, on {row.n} pictures"
+            f"{failed}; no line-up could be made"
+        )
+    low, high = row.identified_bounds
+    true = "the true picture" if row.truth == USED else "the original picture"
+    # In records of format 2 an image was compared with others of every class.
+    kind = " of its class" if math.isclose(row.verdict.chance, 1 / row.candidates) else ""
+    right = f"{row.identified} reconstruction{'' if row.identified == 1 else 's'}"
+    return (
+        f"attacked {row.n} private picture{'' if row.n == 1 else 's'}: {right} resembled {true} "
+        f"more than {row.candidates - 1} others{kind} "
+        f"(95% interval: {low:.0%} to {high:.0%}){failed}; "
+        f"by luck it would be {_few(row.n * row.verdict.chance)}"
+    )
+
+
+def _not_clearly(row: Row) -> str:
+    return f"after a correction for {row.verdict.tests} tests that is not clearly more than"
+
+
+def _few(expected: float) -> str:
+    return f"{expected:.0f}" if expected >= 3 else f"{expected:.2g}"
+
+
+def _best_words(best: CaseResult | None, count: int, compared: bool) -> str:
+    if best is None:
+        return "No defense was audited beside it."
+    row = best.strongest
+    least = f"Of {count} defenses {best.name} leaked least" if count > 1 else f"Under {best.name}"
+    if not compared and count == 1:
+        return "The same was not measured without a defense."
+    if not row.candidates:
+        figures = f"{number(row.over_blind.mean, '+.1f')} dB over a blind guess"
+    else:
+        low, high = row.identified_bounds
+        figures = f"{row.identified} of {row.n} ({low:.0%} to {high:.0%})"
+    colon = ": " if count > 1 else " it was "
+    cost = _cost(best)
+    doubt = {
+        NO_BETTER: ", not clearly more than luck",
+        TOO_FEW: ", too few images to tell from luck",
+        None: ", still more than luck",
+    }[row.doubt]
+    return f"{least}{colon}{figures} by {row.attack}{doubt}{cost}."
+
+
+def _cost(case: CaseResult) -> str:
+    known = case.trained_so
+    return (
+        "" if known is None else f"; the model trained under it has {known.accuracy:.1%} accuracy"
+    )
+
+
+def _works(case: CaseResult, first: CaseResult) -> bool:
+    """Whether the strongest attack has a positive control that worked; the first case has them."""
+    return any(
+        (row.kind, row.attack, row.truth) == ("positive", case.strongest.attack, USED)
+        and row.doubt is None
+        for row in (*first.rows, *case.rows)
+    )
+
+
+def _step(case: CaseResult) -> str:
+    return f"training step {case.asked_step if case.step is None else case.step}"
+
+
+HEADLINES: dict[Tone, str] = {
+    "leak": "Private pictures leak from what is shared",
+    "unclear": "Too little was measured to tell",
+    "none": "No leak was shown by these attacks",
+}
+
+
+def given_words(result: AuditResult) -> list[tuple[str, str]]:
+    """Say what every attacker was given: pairs of a short name and a sentence."""
+    settings = result.settings
+    batch, steps = settings.get("batch_size", 1), settings.get("local_steps", 1)
+    update = "the gradient of the loss"
+    if steps > 1:
+        rate = settings["local_lr"]
+        update = f"the change of the weights after {steps} local steps at rate {rate:g}"
+    pictures = "1 picture" if batch == 1 else f"{batch} pictures together"
+    labels = {
+        "known": "the true labels of the pictures",
+        "inferred": "no labels: it inferred them from the update",
+    }
+    mode = "training mode" if settings.get("train_mode") else "evaluation mode"
+    said = [
+        ("The update", f"{update}, as the client shares it, of {pictures}, under the defense"),
+        ("The model", f"the code and the weights of {settings['model']}, in {mode}"),
+        ("Labels", labels.get(settings["labels"], settings["labels"])),
+    ]
+    for attack, told in _told(result.cases).items():
+        said.append((attack, f"was also told: {told}"))
+    return said
+
+
+def _told(cases: Sequence[CaseResult]) -> dict[str, str]:
+    """Return what attacks were told beyond the labels, by the attack."""
+    found: dict[str, list[str]] = {}
+    for case in cases:
+        for attack, words in case.settings.get("knows", {}).items():
+            _, _, more = str(words).partition(", ")
+            if more:
+                found.setdefault(attack, []).append(f"{more} ({case.defense})")
+    return {attack: "; ".join(dict.fromkeys(words)) for attack, words in found.items()}
+
+
+def untested_words(result: AuditResult) -> list[str]:
+    """Say what this audit leaves open, as far as its settings tell."""
+    settings, cases = result.settings, attacked(result)
+    said = [
+        "Other attacks, settings and restarts than these; an attacker with more knowledge, or one "
+        "who also changes the model that clients receive.",
+        f"Images unlike the {cases[0].strongest.n} of {settings['data']} "
+        f"{settings.get('split', 'test')} attacked here ({cases[0].classes}).",
+        "Other models, seeds and stages of training; what many rounds give away together.",
+    ]
+    if settings.get("batch_size", 1) == 1:
+        said.append("Updates of several pictures at once: one picture an update is the worst case.")
+    if settings["labels"] == "known":
+        said.append("Attackers that do not know the labels: here they are given.")
+    not_begun = len(settings.get("cases", ())) - len(cases)
+    if not_begun > 0:
+        said.append(f"{not_begun} of the cases asked for: the audit has not come to them yet.")
+    left: dict[str, list[str]] = {}
+    for case in cases:
+        for attack, reason in case.settings.get("left_out", {}).items():
+            words = f"{attack} was left out: {str(reason).removeprefix('attack ')}"
+            left.setdefault(words, []).append(case.name)
+    for words, names in left.items():
+        said.append(words + ("." if len(names) == len(cases) else f" ({', '.join(names)})."))
+    failed = sum(row.failed for case in cases for row in case.rows if _counts(row))
+    if failed:
+        said.append(
+            f"{failed} reconstructions failed; they count as tested, and as not recognized."
+        )
+    return said
+
+
+def _counts(row: Row) -> bool:
+    return (row.kind, row.truth) == ("attack", USED)
+
+
+def truth_words(truth: str) -> str:
+    """Name the picture that a reconstruction is compared with."""
+    return {USED: "the picture as used", ORIGINAL: "the original picture"}[truth]

@@ -1,0 +1,103 @@
+"""The page's table of every figure: sorted and filtered by the page's script."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from gradveil.audits import AuditResult
+from gradveil.report.audit import number
+from gradveil.report.markup import Html, breakable, element, joined
+from gradveil.report.tables import flat_rows
+
+TABLE = {
+    "run": "run",
+    "defense": "defense",
+    "step": "step",
+    "kind": "kind",
+    "attack": "attack or control",
+    "truth": "against",
+    "n": "n",
+    "identified": "rank 1",
+    "percent": "share",
+    "interval": "95%",
+    "over_blind": "dB over blind",
+    "psnr": "PSNR dB",
+    "ssim": "SSIM",
+    "accuracy": "accuracy",
+    "flags": "",
+}
+NUMBERS = ("step", "n", "identified", "percent", "over_blind", "psnr", "ssim", "accuracy")
+
+
+def figure_table(results: Mapping[str, AuditResult]) -> Html:
+    """Return the table of every figure, with its filters and downloads."""
+    lines = [_table_line(line) for line in flat_rows(results)]
+    names = [n for n in TABLE if any(line.get(n, ("", ""))[0] != "" for line in lines)]
+    heads = [
+        element(
+            "th",
+            element("button", TABLE[name] or "flags", type="button"),
+            scope="col",
+            class_="number" if name in NUMBERS else None,
+        )
+        for name in names
+    ]
+    rows = [
+        element(
+            "tr",
+            *(
+                element(
+                    "td",
+                    breakable(line[name][0]),
+                    data_value=line[name][1],
+                    class_="number" if name in NUMBERS else None,
+                )
+                for name in names
+            ),
+            data_kind=line["kind"][0],
+            class_="strongest" if line["strongest"][0] else None,
+        )
+        for line in lines
+    ]
+    kinds = dict.fromkeys(line["kind"][0] for line in lines)
+    choices = [element("option", "all kinds", value="")]
+    choices += [element("option", kind, value=kind) for kind in kinds]
+    tools = element(
+        "div",
+        element("label", "Filter ", element("input", type="search", id="filter")),
+        element("label", "Kind ", element("select", *choices, id="kinds")),
+        element("button", "CSV", type="button", class_="save", data_file="audit.csv"),
+        element("button", "JSON", type="button", class_="save", data_file="rows.json"),
+        element("span", f"{len(lines)} rows", id="count", role="status"),
+        class_="tools",
+    )
+    table = element(
+        "table",
+        element("thead", element("tr", *heads)),
+        element("tbody", *rows),
+        id="rows",
+        class_="data",
+    )
+    region = element(
+        "div", table, class_="scroll", tabindex="0", role="region", aria_label="Every figure"
+    )
+    return joined([tools, region])
+
+
+def _table_line(line: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    """Return the cells of a line: the words, and the value that they are sorted by."""
+    made: dict[str, tuple[str, Any]] = {
+        key: ("" if value is None else str(value), value) for key, value in line.items()
+    }
+    made["defense"] = (f"{line['defense']}{', clean gradient' if line['clean'] else ''}",) * 2
+    made["strongest"] = ("strongest" if line["strongest"] else "", line["strongest"])
+    share = line["identified"] / line["n"]
+    known = bool(line["candidates"])
+    made["percent"] = (f"{share:.1%}", share) if known else ("", None)
+    made["identified"] = (f"{line['identified']}/{line['n']}", share) if known else ("", None)
+    low, high = line["identified_low"], line["identified_high"]
+    made["interval"] = (f"{low:.0%} to {high:.0%}", low) if known else ("", None)
+    for name, form in (("over_blind", "+.2f"), ("psnr", ".2f"), ("ssim", ".3f")):
+        made[name] = (number(line[name], form), line[name])
+    accuracy = line["accuracy"]
+    made["accuracy"] = ("" if accuracy is None else f"{accuracy:.1%}", accuracy)
+    return made

@@ -1,0 +1,133 @@
+"""Where the figures come from: settings, digests, versions, and the command to run again."""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gradveil import attacks, models
+from gradveil.audits import AuditResult, CaseResult
+from gradveil.audits.attackers import AUTO
+from gradveil.data import catalog
+
+FOLDER = "NEW-FOLDER"
+"""Stands for the folder of the run in the command: a page does not name it, so it can be moved."""
+
+HIDDEN = ("cases", "attacks", "format", "public_sha256")
+OPTIONS = {
+    "batch_size": 1,
+    "steps": None,
+    "restarts": None,
+    "labels": "known",
+    "local_steps": 1,
+    "local_lr": 0.01,
+    "split": "test",
+    "first": None,
+    "victims_at_once": None,
+    "image_size": None,
+    "seed": 0,
+}
+"""Settings that are options of the command line, with their defaults."""
+
+
+def published(data: str) -> bool:
+    """Tell whether the images are of a data set that everyone can have, by the registry.
+
+    A folder, or images given in Python, are a user's own.
+    """
+    return data in {dataset.name for dataset in catalog()}
+
+
+def settings_lines(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the settings of an audit or a search, in order."""
+    plain = {key: value for key, value in settings.items() if key not in HIDDEN}
+    return [(key.replace("_", " "), _shown(plain[key])) for key in sorted(plain)]
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "not set"}[value]
+    return str(value)
+
+
+def case_lines(case: CaseResult) -> list[tuple[str, str]]:
+    """Return the digests, versions and attacks of a case."""
+    settings = case.settings
+    versions = settings.get("versions", {})
+    lines = [
+        ("weights", str(settings.get("checkpoint") or "untrained")),
+        ("weights, SHA-256", str(settings.get("weights_sha256", "not recorded"))),
+        ("images, SHA-256", str(settings.get("images_sha256", "not recorded"))),
+        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
+        ("device", str(settings.get("device", "not recorded"))),
+    ]
+    attacks_of = settings.get("attacks", {})
+    if isinstance(attacks_of, Mapping):
+        lines += [(f"attack {name}", str(value)) for name, value in attacks_of.items()]
+    return lines
+
+
+def _named(settings: Mapping[str, Any], listed: Sequence[str]) -> bool:
+    """Tell whether data, model and attacks are named as the command line names them."""
+    data, model = str(settings["data"]), str(settings["model"])
+    known = (*attacks.names(), AUTO)
+    parts = [part for name in listed for part in str(name).split("+")]
+    given = published(data) or data.startswith("folder:")
+    return given and (model in models.names() or ":" in model) and {*parts} <= {*known}
+
+
+def search_command(settings: Mapping[str, Any]) -> str | None:
+    """Write the command that makes this search again; None where it was made of Python objects."""
+    if not _named(settings, [settings.get("attack", "adam-cosine")]):
+        return None
+    words = ["gradveil", "search"]
+    for key, value in settings.items():
+        option = key.replace("_", "-")
+        if isinstance(value, bool):
+            words += [f"--{option}"] if value else ["--no-augment"] if key == "augment" else []
+        elif value is not None:
+            words += [f"--{option}", str(value)]
+    return shlex.join((*words, "--out", FOLDER))
+
+
+def command(result: AuditResult) -> str | None:
+    """Write the command that makes this audit again; None where it was made of Python objects."""
+    settings = result.settings
+    if not _named(settings, settings["attacks"]):
+        return None
+    words = ["gradveil", "audit", "--data", settings["data"], "--model", settings["model"]]
+    for name in settings["attacks"]:
+        words += ["--attack", name]
+    words += ["--images", settings["images"], *_cases(settings["cases"])]
+    for key, usual in OPTIONS.items():
+        if settings.get(key, usual) != usual:
+            words += [f"--{key.replace('_', '-')}", settings[key]]
+    words += ["--train-mode"] if settings.get("train_mode") else []
+    words += [] if settings.get("sham", True) else ["--no-sham"]
+    return shlex.join(str(word) for word in (*words, "--out", FOLDER))
+
+
+def _cases(cases: list[dict[str, Any]]) -> list[str]:
+    words, runs, steps = [], dict[str, str](), list[str]()
+    checkpoints: dict[str, str] = {}
+    for case in cases:
+        text, weights = str(case["defense"]), case["checkpoint"]
+        if case["step"] is not None:
+            steps.append(str(case["step"]))
+            # The last weights of a training lie in its folder, the others one folder deeper.
+            folder = Path(str(weights)).parent
+            runs[text] = str(folder if case["step"] == "end" else folder.parent)
+        elif weights is not None:
+            checkpoints[text] = str(weights)
+    defenses = list(dict.fromkeys(str(case["defense"]) for case in cases))
+    for text in defenses:
+        words += ["--defense", text]
+    clean = {bool(case["clean"]) for case in cases}
+    words += ["--clean", "both" if len(clean) > 1 else "yes"] if True in clean else []
+    for option, paths in (("--checkpoint", checkpoints), ("--run", runs)):
+        if len({*paths.values()}) == 1 and len(paths) == len(defenses):
+            words += [option, next(iter(paths.values()))]
+        else:
+            for text, path in paths.items():
+                words += [option, f"{text}={path}"]
+    return words + (["--at", ",".join(dict.fromkeys(steps))] if steps else [])

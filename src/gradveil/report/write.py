@@ -1,0 +1,136 @@
+"""Everything that people take away from runs: the page, verdict.json, tables and figures."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gradveil.audits import AuditResult
+from gradveil.core.boundary import public
+from gradveil.core.errors import GradveilError
+from gradveil.core.files import shown, write_text
+from gradveil.core.formats import ThresholdsFile
+from gradveil.core.job_folder import SETTINGS
+from gradveil.core.locks import alone, held
+from gradveil.report.figures import draw_leakage
+from gradveil.report.page import Page
+from gradveil.report.pictures import SUFFIXES
+from gradveil.report.tables import csv_text, latex_text
+from gradveil.report.verdict import VERDICT, Decision, decide, read_thresholds
+from gradveil.search import SearchResult
+from gradveil.search.confirm import CONFIRM
+from gradveil.search.job import RESULT
+
+PAGE = "index.html"
+CSV = "audit.csv"
+SEVERAL = "gradveil-report"  # the folder of a report on several runs
+REPORTING = "reporting into"
+TEXTS = {".csv": csv_text, ".tex": latex_text}
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report that was written: its files by name, and what the thresholds came to."""
+
+    page: Path
+    files: dict[str, Path]
+    decision: Decision
+
+    @property
+    def passed(self) -> bool | None:
+        """Whether all thresholds hold; None without any."""
+        return self.decision.passed
+
+
+@public
+def write_report(
+    runs: str | Path | Sequence[str | Path],
+    *,
+    out: str | Path | None = None,
+    thresholds: str | Path | None = None,
+    with_pictures: bool = False,
+    save: Sequence[str | Path] = (),
+) -> Report:
+    """Write index.html, verdict.json and audit.csv of a run, or of several side by side.
+
+    A run is the folder of an audit or a search. The files lie in its folder; those of several runs
+    in `out`, by default `gradveil-report`. `thresholds` is a TOML file that the run is decided by.
+    Pictures of a user's own images are shown only `with_pictures`; those of published data sets
+    always. Each path of `save` gets a figure (.png, .pdf, .svg) or a table (.tex, .csv).
+    """
+    asked = None if thresholds is None else read_thresholds(Path(thresholds))
+    paths = [Path(path) for path in save]
+    for path in paths:
+        check_suffix(path)
+    folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
+    if not folders:
+        raise GradveilError("no run was named: give the folder of an audit or of a search")
+    search = None
+    results = {}
+    for name, folder in zip(_names(folders), folders, strict=True):
+        results[name], search = _read(folder)
+    target = Path(out) if out is not None else folders[0] if len(folders) == 1 else Path(SEVERAL)
+    found = search if len(folders) == 1 else None
+    return write_files(results, target, asked, found, with_pictures, paths)
+
+
+def write_files(
+    results: dict[str, AuditResult],
+    out: Path,
+    thresholds: ThresholdsFile | None = None,
+    search: SearchResult | None = None,
+    with_pictures: bool = False,
+    save: Sequence[Path] = (),
+) -> Report:
+    """Write the files of audits that have been read, by the names of their runs."""
+    decision = decide(results, thresholds)
+    page = Page(results, decision, search, with_pictures)
+    texts = {
+        CSV: csv_text(page.runs),
+        VERDICT: json.dumps(decision.plain(), indent=1, allow_nan=False) + "\n",
+        PAGE: page.html(),
+    }
+    # Processes that share a search end it together, and each writes the same page.
+    with held(out, lambda _: None) if search is not None else alone(out, REPORTING):
+        for name, text in texts.items():
+            write_text(out / name, text)
+    for path in save:
+        if path.suffix.lower() in TEXTS:
+            write_text(path, TEXTS[path.suffix.lower()](page.runs))
+        else:
+            draw_leakage(page.runs, path)
+    files = {name: out / name for name in texts} | {str(path): path for path in save}
+    return Report(out / PAGE, files, decision)
+
+
+def check_suffix(path: Path) -> None:
+    """Refuse a path whose suffix names no format that can be written."""
+    if path.suffix.lower() not in (*SUFFIXES, *TEXTS):
+        raise GradveilError(
+            f"{shown(path)}: its suffix names no format; choose from "
+            f"{', '.join((*SUFFIXES, *TEXTS))}"
+        )
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Name runs by their folders, by as many parts of the path as tell them apart.
+
+    A single run has no name: its files say the same wherever its folder lies.
+    """
+    if len(folders) == 1:
+        return [""]
+    absolute = [folder.absolute() for folder in folders]
+    for count in range(1, max(len(path.parts) for path in absolute) + 1):
+        names = ["/".join(path.parts[-count:]) for path in absolute]
+        if len({*names}) == len(names):
+            return names
+    raise GradveilError(f"{shown(folders[0])}: a run is named twice")
+
+
+def _read(folder: Path) -> tuple[AuditResult, SearchResult | None]:
+    """Read an audit, or a search with its confirming audits."""
+    if (folder / RESULT).is_file():
+        return AuditResult.read(folder / CONFIRM), SearchResult.read(folder)
+    if (folder / CONFIRM / SETTINGS).is_file():
+        SearchResult.read(folder)  # it has not ended, and says so
+    return AuditResult.read(folder), None

@@ -1,0 +1,100 @@
+"""How long an audit takes, and audits that are fitted to a budget."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from gradveil.attacks import GradientMatching, find
+from gradveil.audits import AuditJob, run_audit
+from gradveil.audits.prepare import prepare
+from gradveil.audits.timing import Costs, spoken, work
+from gradveil.core import GradveilError
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def job() -> AuditJob:
+    attacks = {
+        "adam-cosine": replace(find("adam-cosine"), steps=40),  # type: ignore[type-var]
+        "raced": replace(find("raced"), steps=24),  # type: ignore[type-var]
+    }
+    return AuditJob("lenet", "fashion-mnist-mini", attacks, images=2, positive=False, sham=False)
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An iteration of an image takes a second, whatever the machine."""
+    timing = "gradveil.audits.timing"
+    monkeypatch.setattr(f"{timing}._timed", lambda *_: 1.0)
+    monkeypatch.setattr(f"{timing}._tried", lambda *_: False)
+
+
+def test_work_counts_every_row_of_a_race() -> None:
+    raced = find("raced")
+    assert isinstance(raced, GradientMatching)
+    rows = sum(rows * steps for rows, steps in raced.race.stages(raced.restarts, raced.steps))
+    assert work(raced, 3) == 3 * rows == 3 * 17_600 and work(find("closed-form"), 3) == 3
+
+
+@pytest.mark.usefixtures("slow")
+def test_the_time_is_that_of_all_iterations_of_all_images(job: AuditJob, tmp_path: Path) -> None:
+    (case,) = prepare(job, tmp_path / "run", None, CPU).cases
+    costs = Costs.of([case.stage])
+    raced = job.attacks["raced"]
+    assert costs.total([case.stage]) == 2 * (40 + work(raced, 1))
+    with_sham = replace(case.stage, sham=True)
+    assert costs.total([with_sham]) == 2 * (40 + work(raced, 1)) + 2 * work(raced, 1)
+
+
+@pytest.mark.usefixtures("slow")
+def test_in_a_budget_every_attack_makes_the_same_share_and_it_is_kept(
+    job: AuditJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = 2 * (40 + work(job.attacks["raced"], 1))
+    budget = whole / 60 / 4
+    found = run_audit(replace(job, budget=budget), tmp_path / "run", progress=False)
+    (case,) = found.cases
+    assert found.settings["share"] == pytest.approx(0.25)
+    assert "steps=10," in case.settings["attacks"]["adam-cosine"]
+    assert "steps=6," in case.settings["attacks"]["raced"]
+    monkeypatch.setattr("gradveil.audits.timing._timed", lambda *_: 5.0)  # a busier machine
+    again = run_audit(replace(job, budget=budget), tmp_path / "run", progress=False)
+    assert again.settings == found.settings
+    with pytest.raises(GradveilError, match=r"with other settings \(budget"):
+        run_audit(replace(job, budget=2 * budget), tmp_path / "run", progress=False)
+
+
+@pytest.mark.usefixtures("slow")
+def test_a_large_budget_changes_nothing_and_one_too_small_is_refused(
+    job: AuditJob, tmp_path: Path
+) -> None:
+    found = run_audit(replace(job, budget=1e6), tmp_path / "whole", progress=False)
+    assert "steps=40," in found.cases[0].settings["attacks"]["adam-cosine"]
+    with pytest.raises(
+        GradveilError, match=r"^budget 0\.001: .* too few for one iteration .* give at least 0\."
+    ):
+        run_audit(replace(job, budget=0.001), tmp_path / "none", progress=False)
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize("budget", [0, -1.0, float("nan"), float("inf")])
+def test_a_budget_is_a_number_of_minutes(job: AuditJob, budget: float) -> None:
+    with pytest.raises(GradveilError, match=r"^budget .*: minutes must be above 0$"):
+        replace(job, budget=budget)
+
+
+def test_a_measured_cost_is_near_the_time_an_attack_takes(job: AuditJob, tmp_path: Path) -> None:
+    (case,) = prepare(job, tmp_path / "run", None, CPU).cases
+    untried = replace(case.stage, trials={})
+    costs = Costs.of([untried])
+    assert 0 < costs("attack", "adam-cosine", job.attacks["adam-cosine"], 2) < 30
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(40, "40 s"), (720, "12 min"), (13_200, "3 h 40"), (36_000, "10 h 00")]
+)
+def test_a_time_is_written_as_people_say_it(seconds: float, words: str) -> None:
+    assert spoken(seconds) == words

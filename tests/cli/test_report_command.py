@@ -1,0 +1,78 @@
+"""gradveil report and the page at the end of an audit: files, words, and the status."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from report.folders import make_audit
+
+AUDIT = "audit --data fashion-mnist-mini --model breaking:linear --attack closed-form --images 2"
+
+
+@pytest.fixture
+def run(gradveil: Any, tmp_path: Path) -> Path:  # noqa: ARG001  # it makes the current folder
+    return make_audit(tmp_path / "run", {"none": {"dlg": 6}, "prune:0.99": {"dlg": 1}})
+
+
+@pytest.mark.usefixtures("run")
+def test_people_get_the_answer_and_the_files(gradveil: Any) -> None:
+    outcome = gradveil("report run")
+    assert outcome.status == 0 and outcome.shown.startswith("Without a defense, the attack, dlg,")
+    for name in ("index.html", "verdict.json", "audit.csv"):
+        assert f"wrote run/{name}" in outcome.shown and Path("run", name).is_file()
+
+
+@pytest.mark.usefixtures("run")
+def test_json_is_one_object_with_the_verdict(gradveil: Any) -> None:
+    result = gradveil("report run --json").result
+    assert result["verdict"] == json.loads(Path("run/verdict.json").read_text())
+    assert result["files"]["index.html"] == "run/index.html"
+
+
+@pytest.mark.usefixtures("run")
+def test_the_status_is_one_where_a_threshold_is_broken(gradveil: Any) -> None:
+    Path("t.toml").write_text("[most]\nidentified = 0.5\n")
+    outcome = gradveil("report run --thresholds t.toml")
+    assert outcome.status == 1 and "Thresholds: 1 of 2 are broken." in outcome.shown
+    assert "Broken: none: identified is 0.75, at most 0.5 was asked for." in outcome.shown
+    Path("t.toml").write_text("[most]\nidentified = 0.8\n")
+    outcome = gradveil("report run --thresholds t.toml")
+    assert outcome.status == 0 and "Thresholds: all 2 hold." in outcome.shown
+
+
+def test_two_runs_go_into_a_folder_of_their_own(gradveil: Any, run: Path) -> None:
+    make_audit(run.parent / "other", {"none": {"dlg": 2}})
+    outcome = gradveil("report run other --save t.tex --save f.svg")
+    assert outcome.status == 0 and Path("gradveil-report/index.html").is_file()
+    assert Path("t.tex").is_file() and Path("f.svg").is_file()
+    assert not Path("run/index.html").exists() and "other:" in outcome.shown
+
+
+@pytest.mark.usefixtures("run")
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("report nowhere", "nowhere holds no audit: there is no settings.json in it"),
+        ("report run run", "run: a run is named twice"),
+        ("report run --thresholds none.toml", "no file at none.toml"),
+        ("report run --save x.gif", "x.gif: its suffix names no format; choose from .png"),
+        ("report", "Missing argument 'RUN...'"),
+    ],
+)
+def test_bad_input_is_one_line_and_writes_nothing(gradveil: Any, line: str, says: str) -> None:
+    assert says in gradveil(line).error
+    assert not Path("run/index.html").exists() and not Path("nowhere").exists()
+
+
+def test_an_audit_ends_with_its_page_and_may_be_decided_by_thresholds(gradveil: Any) -> None:
+    outcome = gradveil(f"{AUDIT} --out run --json")
+    assert outcome.status == 0 and outcome.result["page"] == "run/index.html"
+    assert outcome.result["passed"] is None and "<h1>" in Path("run/index.html").read_text()
+    Path("t.toml").write_text("[most]\nidentified = 0.1\n")
+    outcome = gradveil(f"{AUDIT} --out run --thresholds t.toml")
+    assert outcome.status == 1 and "Broken: none: identified is 1" in outcome.shown
+    Path("t.toml").write_text("[most]\nnonsense = 0.1\n")
+    outcome = gradveil(f"{AUDIT} --out other --thresholds t.toml")
+    assert outcome.status == 2 and not Path("other").exists()

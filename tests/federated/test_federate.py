@@ -1,0 +1,358 @@
+"""Federated training: equal to a plain loop, spied on, decentralized, and after a kill."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import flower
+import toys
+from gradveil.clients import Client
+from gradveil.core.errors import GradveilError
+from gradveil.core.seeds import generator
+from gradveil.core.types import Batch, Protocol
+from gradveil.data import Images
+from gradveil.data.images import as_images
+from gradveil.defenses import parse
+from gradveil.defenses.base import Moment
+from gradveil.federated import spy
+from gradveil.federated.client_app import Plan, Workshop, make_client_app, make_model, make_shares
+from gradveil.federated.job import SPY, FederationJob
+from gradveil.federated.messages import as_record, as_tensors
+from gradveil.federated.partition import ByClass, Dirichlet, parse_graph, parse_partition
+from gradveil.federated.run import FederationResult, federate
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:the spy's files:gradveil.core.errors.GradveilWarning"
+)
+CLIENTS, ROUNDS = 4, 3
+
+
+def here(plan: Plan, serve: Any, change: Any = None) -> None:
+    """Run the clients in this process; `change` may stand around the app."""
+    workshop = Workshop.of(plan.job, plan.root)
+    app = make_client_app(plan, lambda: workshop)
+    serve(flower.HereGrid(app if change is None else change(app), plan.job.clients))
+
+
+def images(count: int = 96) -> Images:
+    batch = toys.fashion(count, 12)
+    return as_images(batch.images, batch.labels, name="small", classes=10, mean=[0.2], std=[0.4])
+
+
+def make_job(**more: Any) -> FederationJob:
+    given: dict[str, Any] = {
+        "test": images(40),
+        "batch_size": 4,
+        "lr": 0.05,
+        "clients": CLIENTS,
+        "rounds": ROUNDS,
+    }
+    return FederationJob(images(), toys.leaky().float(), **(given | more))
+
+
+def run(job: FederationJob, out: Path, change: Any = None) -> FederationResult:
+    return federate(job, out, engine=partial(here, change=change), progress=False)
+
+
+def plain_loop(job: FederationJob) -> nn.Module:
+    """The same training without clients and messages: averaged gradients, one SGD."""
+    train, _ = job.splits(None)
+    model = make_model(job, train)
+    shares = make_shares(job, train)
+    optimizer = job.recipe.optimizer(model)
+    states = [job.on_update.start() for _ in shares]
+    for number in range(1, job.rounds + 1):
+        model.train(job.train_mode)
+        sums = {name: torch.zeros_like(value) for name, value in model.named_parameters()}
+        buffers = {name: torch.zeros_like(value) for name, value in model.named_buffers()}
+        before = {name: value.clone() for name, value in model.named_buffers()}
+        for client, share in enumerate(shares):
+            numbers = job.batch_of(share, client, number)
+            batch = Batch(train.images[numbers].float() / 255, train.labels[numbers])
+            batch = job.inside.protect_batch(batch, job.draws(client, number))
+            for name, value in model.named_buffers():
+                value.copy_(before[name])
+            model.zero_grad()
+            cross_entropy(model(batch.images), batch.labels).backward()
+            found = {name: value.grad for name, value in model.named_parameters()}
+            shared, states[client] = job.on_update.protect_gradients(
+                {name: value for name, value in found.items() if value is not None},
+                Moment(model, batch, cross_entropy),
+                states[client],
+                generator(job.seed, "defend", client, number),
+            )
+            for name, value in shared.items():
+                sums[name] += value / len(shares)
+            for name, value in model.named_buffers():
+                buffers[name] += (value / len(shares)).to(value.dtype)
+        for name, value in model.named_parameters():
+            value.grad = sums[name]
+        for name, value in model.named_buffers():
+            value.copy_(buffers[name])
+        for group in optimizer.param_groups:
+            group["lr"] = job.recipe.rate(number - 1)
+        optimizer.step()
+    return model
+
+
+def assert_same(found: nn.Module, wanted: nn.Module, tolerance: float = 1e-5) -> None:
+    weights = wanted.state_dict()
+    for name, value in found.state_dict().items():
+        if value.is_floating_point():
+            torch.testing.assert_close(value, weights[name], rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize(
+    "defense", ["none", "prune:0.8", "clip:0.5,then,gaussian:0.01", "3-1-7", "prune-feedback:0.9"]
+)
+def test_one_gradient_a_round_equals_a_plain_loop_with_averaged_gradients(
+    defense: str, tmp_path: Path
+) -> None:
+    job = make_job(defense=parse(defense))
+    found = run(job, tmp_path / "run").model
+    assert_same(found, plain_loop(job))
+    before = make_model(job, images()).state_dict()
+    moved = max(
+        float((value - before[name]).abs().max()) for name, value in found.state_dict().items()
+    )
+    assert moved > 1e-3  # the equality is of something
+
+
+def test_batch_norm_is_averaged_as_in_a_plain_loop(tmp_path: Path) -> None:
+    model = toys.conv_with_norm(1, 12).float()
+    job = replace(make_job(), model=model)
+    assert_same(run(job, tmp_path).model, plain_loop(job))
+
+
+def test_several_local_steps_equal_a_plain_loop_of_each_client(tmp_path: Path) -> None:
+    job = make_job(local_epochs=2, momentum=0.5, weight_decay=1e-3, rounds=2)
+    train, _ = job.splits(None)
+    shares = make_shares(job, train)
+    model = make_model(job, train)
+    for number in (1, 2):
+        sums = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+        start = {name: value.clone() for name, value in model.state_dict().items()}
+        for client, share in enumerate(shares):
+            model.load_state_dict(start)
+            rate = job.recipe.rate(number - 1)
+            optimizer = torch.optim.SGD(
+                model.parameters(), rate, 0.5, weight_decay=1e-3, nesterov=True
+            )
+            for numbers in job.local_batches(share, client, number):
+                optimizer.zero_grad()
+                answers = model(train.images[numbers].float() / 255)
+                cross_entropy(answers, train.labels[numbers]).backward()
+                optimizer.step()
+            for name, value in model.state_dict().items():
+                sums[name] += value / len(shares)
+        model.load_state_dict(sums)
+    assert_same(run(job, tmp_path).model, model)
+
+
+def test_local_epochs_go_through_a_share_and_steps_may_end_before() -> None:
+    job = make_job(local_epochs=2)
+    share = torch.arange(100, 110)
+    batches = job.local_batches(share, 0, 1)
+    assert [len(batch) for batch in batches] == [4, 4, 2, 4, 4, 2]
+    assert torch.cat(batches[:3]).sort().values.equal(share)
+    few = make_job(local_steps=4).local_batches(share, 0, 1)
+    assert [len(batch) for batch in few] == [4, 4, 2, 4]
+
+
+def test_batches_of_one_gradient_go_through_a_share_before_any_comes_again() -> None:
+    job, share = make_job(), torch.arange(20, 32)
+    drawn = torch.cat([job.batch_of(share, 1, number) for number in (1, 2, 3)])
+    assert drawn.sort().values.equal(share)
+
+
+@pytest.mark.parametrize("defense", ["none", "prune:0.9", "3-1-7,then,gaussian:0.01"])
+def test_the_spy_has_what_a_client_outside_of_flower_shares(defense: str, tmp_path: Path) -> None:
+    job = make_job(defense=parse(defense), spy_rounds=(2,), train_mode=False)
+    run(job, tmp_path)
+    train, _ = job.splits(None)
+    shares = make_shares(job, train)
+    updates = spy.read_round(tmp_path / SPY, 2)
+    assert [update.client for update in updates] == list("0123")
+    for client, update in enumerate(updates):
+        model = make_model(job, train)
+        model.load_state_dict(dict(update.before))
+        numbers = job.batch_of(shares[client], client, 2)
+        batch = Batch(train.images[numbers].float() / 255, train.labels[numbers])
+        (shared,) = Client(model, 10, protocol=Protocol(), defense=job.inside).share_batches(
+            [batch], job.draws(client, 2)
+        )
+        wanted, _ = job.on_update.protect_gradients(
+            shared.seen.gradients,
+            Moment(model, batch, cross_entropy),
+            job.on_update.start(),
+            generator(job.seed, "defend", client, 2),
+        )
+        found = update.as_gradients(1.0)
+        for name, value in wanted.items():
+            assert torch.equal(value, found[name])
+
+
+def test_a_killed_training_goes_on_to_the_same_result(tmp_path: Path) -> None:
+    job = make_job(defense=parse("prune-feedback:0.9"), momentum=0.9, rounds=4)
+    whole = run(job, tmp_path / "whole")
+
+    class Kill(BaseException):
+        pass
+
+    def killing(app: Any) -> Callable[..., Any]:
+        def call(message: Any, context: Any) -> Any:
+            reply = app(message, context)
+            number = message.content.config_records.get("config", {}).get("server-round")
+            if number == 3 and context.node_config["partition-id"] == 2:
+                raise Kill
+            return reply
+
+        return call
+
+    with pytest.raises(Kill):
+        run(job, tmp_path / "killed", killing)
+    again = run(job, tmp_path / "killed")
+    assert_same(again.model, whole.model, 0)
+    assert [row["round"] for row in again.history] == [1, 2, 3, 4]
+    names = sorted(path.name for path in (tmp_path / "killed").iterdir())
+    assert names == ["model.json", "model.safetensors", "settings.json"]
+    assert run(job, tmp_path / "killed").accuracy == again.accuracy  # read back
+
+
+def test_a_folder_with_another_training_is_refused(tmp_path: Path) -> None:
+    run(make_job(rounds=1), tmp_path)
+    with pytest.raises(GradveilError, match="rounds 1 there, 2 here"):
+        run(make_job(rounds=2), tmp_path)
+
+
+def test_rounds_go_on_without_a_client_that_dies_or_sends_nan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+
+    def faulty(app: Any) -> Callable[..., Any]:
+        def call(message: Any, context: Any) -> Any:
+            reply = app(message, context)
+            if message.metadata.message_type == "train":
+                if context.node_config["partition-id"] == 0:
+                    raise flower.DiesError("out of memory")
+                if context.node_config["partition-id"] == 1:
+                    arrays = as_tensors(reply.content.array_records["gradients"])
+                    bad = {name: value * float("nan") for name, value in arrays.items()}
+                    reply.content["gradients"] = as_record(bad)
+            return reply
+
+        return call
+
+    found = run(make_job(rounds=1), tmp_path, faulty)
+    assert all(bool(value.isfinite().all()) for value in found.model.state_dict().values())
+    assert "values that are not finite" in caplog.text and str(flower.NODE + 1) in caplog.text
+
+
+def test_a_part_of_the_clients_takes_part_in_each_round() -> None:
+    job = make_job(fraction=0.5, rounds=20)
+    drawn = [job.participants(number) for number in range(1, 21)]
+    assert all(len(clients) == 2 for clients in drawn)
+    assert {client for clients in drawn for client in clients} == set(range(CLIENTS))
+
+
+def test_a_full_graph_without_a_server_equals_a_server(tmp_path: Path) -> None:
+    job = make_job()
+    wanted = run(job, tmp_path / "server").model
+    full = replace(job, graph=parse_graph("full", CLIENTS))
+    assert_same(run(full, tmp_path / "full").model, wanted)
+
+
+def test_participants_of_a_ring_step_by_their_neighbors_alone(tmp_path: Path) -> None:
+    job = make_job(graph=parse_graph("ring", CLIENTS), rounds=1, spy=1, spy_rounds=(1,))
+    found = run(job, tmp_path).model
+    kept = spy.read_round(tmp_path / SPY, 1)
+    assert [update.client for update in kept] == ["0", "2"]
+    train, _ = job.splits(None)
+    start = make_model(job, train)
+    shares = make_shares(job, train)
+    workshop = Workshop(job, make_model(job, train), train, tuple(shares))
+    mean = None
+    for client in (3, 0, 1):
+        gradient, _ = workshop.share_gradient(client, 1)
+        part = {name: value / 3 for name, value in gradient.items()}
+        mean = part if mean is None else {name: mean[name] + part[name] for name in mean}
+    assert mean is not None
+    optimizer = job.recipe.optimizer(start)
+    for name, value in start.named_parameters():
+        value.grad = mean[name]
+    optimizer.step()
+    assert_same(found, start)  # the model of participant 0
+
+
+@pytest.mark.parametrize("clients", [3, 10])
+@pytest.mark.parametrize("text", ["equal", "dirichlet:0.3", "classes:2"])
+def test_every_image_goes_to_one_client_at_most(text: str, clients: int) -> None:
+    labels = torch.arange(600) % 10
+    shares = parse_partition(text).shares(labels, clients, 3)
+    every = torch.cat(shares)
+    assert len(every.unique()) == len(every)
+    assert len(shares) == clients and min(map(len, shares)) > 0
+    if text == "classes:2":
+        assert all(len(labels[share].unique()) == 2 for share in shares)
+    else:
+        assert len(every) == 600
+    if text == "equal":
+        assert {len(share) for share in shares} == {600 // clients}
+        counts = torch.bincount(labels[shares[0]], minlength=10)
+        assert int(counts.max() - counts.min()) <= 1
+
+
+def test_a_small_alpha_makes_shares_less_alike() -> None:
+    labels = torch.arange(2000) % 10
+
+    def spread(alpha: float) -> Tensor:
+        shares = Dirichlet(alpha).shares(labels, 5, 0)
+        return torch.stack([torch.bincount(labels[s], minlength=10).float() for s in shares]).std()
+
+    assert spread(0.1) > spread(1.0) > spread(100.0)
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: parse_partition("iid"), "unknown split 'iid': choose from equal, dirichlet:0.3"),
+        (lambda: parse_partition("dirichlet:x"), "'x' is no number"),
+        (lambda: Dirichlet(0.0), "dirichlet:0: it must be above 0"),
+        (lambda: ByClass(0), "there must be at least 1"),
+        (lambda: parse_graph("star", 3), "graph 'star': choose ring, full, or pairs"),
+        (lambda: parse_graph("0-7", 3), "there is no participant 7; choose from 0 to 2"),
+        (lambda: parse_graph("0-1", 3), "participant 2 has no neighbor"),
+        (lambda: make_job(clients=0), "clients 0: it must be at least 1"),
+        (lambda: make_job(fraction=0.0), "fraction 0: choose above 0"),
+        (lambda: make_job(spy_rounds=(9,)), "spy rounds 9: choose from 1 to 3"),
+        (lambda: make_job(auto=True), "attacks without spy rounds"),
+        (lambda: make_job(local_epochs=1, local_steps=1), "give one of them"),
+        (
+            lambda: make_job(local_epochs=1, defense=parse("dp:norm=1,multiplier=1")),
+            "it protects a single gradient, and the clients train by themselves",
+        ),
+        (lambda: make_job(local_epochs=1, graph=parse_graph("ring", 4)), "leave local epochs"),
+        (lambda: make_job(graph=parse_graph("ring", 4), spy=4), "spy 4: choose a participant"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_in_a_line(
+    make: Callable[[], object], said: str
+) -> None:
+    with pytest.raises(GradveilError) as error:
+        make()
+    assert said in str(error.value) and "\n" not in str(error.value)
+
+
+def test_too_many_clients_are_refused_before_anything_is_written(tmp_path: Path) -> None:
+    with pytest.raises(GradveilError, match="200 clients and 96 images: each needs one"):
+        run(make_job(clients=200), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

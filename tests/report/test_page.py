@@ -1,0 +1,393 @@
+"""The page of a run: well-formed, of one file, honest in words, and as small as it should be."""
+
+import base64
+import csv
+import hashlib
+import html.parser
+import io
+import json
+import re
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from gradveil.audits import AuditResult
+from gradveil.core import GradveilError
+from gradveil.core.seeds import generator
+from gradveil.report.answer import make_answer
+from gradveil.report.markup import Html, data_block, element
+from gradveil.report.provenance import command
+from gradveil.report.write import write_report
+from report.folders import make_audit, make_search, pictures
+
+VOID = ("meta", "img", "input", "br", "wbr", "link")
+FIVE = {
+    "none": {"adam-cosine": 12, "dlg": 7},
+    "prune:0.99": {"adam-cosine": 3, "masked": 6},
+    "3-1-7": {"adam-cosine": 2, "transform-known": 4},
+    "gaussian:0.01": {"adam-cosine": 1},
+    "dp:norm=1,multiplier=1.1": {"adam-cosine": 0},
+}
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\"'&\u2028\x1b[31m"
+
+
+class Parsed(html.parser.HTMLParser):
+    """Elements, their attributes and texts; an end tag that fits no start tag is an error."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.scripts: list[str] = []
+        self.texts: list[str] = []
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        names = [name for name, _ in attrs]
+        assert len({*names}) == len(names), (tag, names)
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] == "script":
+            self.scripts.append(data)
+        elif self.open and self.open[-1] != "style":
+            self.texts.append(data)
+
+    @property
+    def words(self) -> str:
+        return " ".join(self.texts)
+
+    def named(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+def page(folder: Path, **options: Any) -> tuple[str, Parsed]:
+    text = write_report(folder, **options).page.read_text(encoding="utf-8")
+    return text, Parsed(text)
+
+
+def block(text: str, name: str) -> Any:
+    found = re.search(rf'<script type="application/json" id="{name}">(.*?)</script>', text, re.S)
+    assert found is not None
+    return json.loads(found[1])
+
+
+@pytest.fixture(scope="module")
+def five(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    accuracies = {name: 0.9 - place / 50 for place, name in enumerate(FIVE)}
+    return make_audit(tmp_path_factory.mktemp("five") / "run", FIVE, 16, accuracies=accuracies)
+
+
+def test_texts_are_escaped_and_what_is_html_already_is_not() -> None:
+    made = element("p", EVIL, element("b", "x"), title=EVIL, data_kind=None, hidden=True)
+    assert made.count("<") == 4 and "<b>x</b>" in made and " hidden>" in made
+    parsed = Parsed(made)
+    assert parsed.words.startswith("</script><script>") and "\x1b" not in made
+    assert isinstance(made, Html) and "data-kind" not in made
+
+
+def test_no_text_ends_a_block_of_data() -> None:
+    made = data_block("x", {"name": EVIL, "half": "\ud800"})
+    assert made.count("<") == 2 and block(made, "x")["name"] == EVIL
+    made.encode()
+
+
+def test_a_page_is_well_formed_and_loads_nothing_from_anywhere(five: Path) -> None:
+    text, parsed = page(five)
+    for tag, attributes in parsed.elements:
+        for name in ("src", "href"):
+            address = attributes.get(name)
+            assert address is None or address.startswith(("data:image/", "#")), (tag, address)
+        assert not [name for name in attributes if name.startswith("on")], tag
+    addresses = re.findall(r"url\((.*?)\)", text)
+    assert addresses and all(address.startswith("data:image/") for address in addresses)
+    assert "http://" not in text and "https://" not in text and "@import" not in text
+    assert not parsed.named("link") and not parsed.named("iframe")
+
+
+def test_a_page_lets_no_script_run_but_its_own(five: Path) -> None:
+    _, parsed = page(five)
+    (policy,) = (
+        str(meta["content"])
+        for meta in parsed.named("meta")
+        if "Policy" in str(meta.get("http-equiv"))
+    )
+    run = [a for a in parsed.named("script") if a.get("type") != "application/json"]
+    assert len(run) == 1 and not run[0]
+    digest = base64.b64encode(hashlib.sha256(parsed.scripts[-1].encode()).digest()).decode()
+    assert f"script-src 'sha256-{digest}'" in policy and "default-src 'none'" in policy
+
+
+def test_every_input_has_a_label_every_picture_words_and_every_id_is_there_once(
+    five: Path,
+) -> None:
+    text, parsed = page(five)
+    ids = [str(a["id"]) for _, a in parsed.elements if "id" in a]
+    assert len({*ids}) == len(ids)
+    links = [str(a["href"]) for a in parsed.named("a")]
+    assert links and all(link[1:] in ids for link in links)
+    assert all(a.get("alt") for a in parsed.named("img"))
+    assert all(a.get("aria-label") for _, a in parsed.elements if a.get("role") == "img")
+    assert text.count("<label>") == len(parsed.named("input")) + len(parsed.named("select"))
+    levels = [int(tag[1]) for tag, _ in parsed.elements if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1 and all(b <= a + 1 for a, b in pairwise(levels))
+    assert parsed.named("html") == [{"lang": "en"}]
+
+
+def test_the_answer_has_the_figures_of_the_records(five: Path) -> None:
+    first, second = make_answer(AuditResult.read(five)).sentences
+    assert first == (
+        "Without a defense, the strongest of 2 attacks, adam-cosine, attacked 16 private pictures: "
+        "12 reconstructions resembled the true picture more than 49 others of its class (95% "
+        "interval: 48% to 93%); by luck it would be 0.32."
+    )
+    assert second == (
+        "Of 4 defenses dp:norm=1,multiplier=1.1 leaked least: 0 of 16 (0% to 21%) by adam-cosine, "
+        "not clearly more than luck; the model trained under it has 82.0% accuracy."
+    )
+    _, parsed = page(five)
+    assert first in parsed.texts and second in parsed.texts
+
+
+def test_a_defense_is_judged_by_its_worst_step(tmp_path: Path) -> None:
+    run = make_audit(
+        tmp_path / "run", {"none": {"dlg": 8}, "prune:0.9": {"dlg": 6}}, steps=("0", "400")
+    )
+    answer = make_answer(AuditResult.read(run))
+    assert "(training step 0)" in answer.sentences[0]
+    assert answer.best is not None and answer.best.asked_step == "0"
+    text, parsed = page(run)
+    assert "Leakage over training" in parsed.words and text.count("<polyline") == 2
+
+
+def test_words_of_a_page_promise_nothing(five: Path) -> None:
+    _, parsed = page(five)
+    words = parsed.words.lower()
+    assert "data reconstruction" in words
+    for word in ("anonymous", "anonymi", " safe", "unsafe"):
+        assert word not in words
+
+
+def test_sections_say_what_was_given_not_tested_and_how_to_run_it_again(five: Path) -> None:
+    _, parsed = page(five)
+    for part in (
+        "What the attacker was given",
+        "The true labels of the pictures.",
+        "What was not tested",
+        "closed-form was left out: the first layer is of type Conv2d.",
+        "Glossary",
+        "0" * 64,
+        "gradveil 0.1.0, torch 2.6",
+    ):
+        assert part in parsed.words
+    (again,) = (text for text in parsed.texts if text.startswith("gradveil audit"))
+    assert again == command(AuditResult.read(five)) and "--out NEW-FOLDER" in again
+    assert "--defense none --defense prune:0.99 --defense 3-1-7" in again
+
+
+def test_controls_stand_beside_every_figure(five: Path) -> None:
+    text, parsed = page(five)
+    rows = [a for a in parsed.named("span") if str(a.get("class")).startswith("meter ")]
+    meters = [str(a["data-tip"]) for a in rows if "data-tip" in a]
+    names = ("adam-cosine", "masked", "blind: class mean", "sham", "positive: adam-cosine")
+    for name in names:
+        assert any(tip.startswith(f"{name}: ") for tip in meters)
+    assert text.count('class="luck"') == len(meters) and 'class="level"' in text
+
+
+def test_hostile_names_are_shown_and_never_run(tmp_path: Path) -> None:
+    folder = make_audit(
+        tmp_path / "run",
+        {"none": {"dlg": 5}, EVIL: {"dlg": 3}},
+        data=f"folder:/{EVIL}",
+        model=f"x:{EVIL}",
+    )
+    text, parsed = page(folder, with_pictures=True)
+    assert "<script>alert" not in text and "<img src=x" not in text
+    assert "alert(1)" in parsed.words and "\x1b" not in text
+    assert len([a for a in parsed.named("script") if a.get("type") != "application/json"]) == 1
+    names = [entry["name"] for entry in block(text, "gallery-data")["cases"]]
+    assert names == ["no defense", EVIL]
+
+
+def test_own_pictures_are_left_out_unless_asked_for_and_then_under_a_banner(
+    tmp_path: Path,
+) -> None:
+    folder = make_audit(tmp_path / "run", {"none": {"dlg": 5}}, data="folder:patients")
+    text, parsed = page(folder)
+    assert "data:image/" not in text and "--with-pictures" in parsed.words
+    text, parsed = page(folder, with_pictures=True)
+    assert "data:image/png" in text and "This page shows private pictures." in parsed.words
+    public = make_audit(tmp_path / "public", {"none": {"dlg": 5}})
+    text, parsed = page(public)
+    assert "data:image/png" in text and "The data set is published" in parsed.words
+    assert "private pictures. They" not in parsed.words
+
+
+def test_pictures_are_those_of_the_records_worst_first(five: Path) -> None:
+    text, _ = page(five)
+    data = block(text, "gallery-data")
+    none = data["cases"][0]
+    assert none["name"] == "no defense" and none["total"] == len(none["images"]) == 16
+    assert [entry["image"] for entry in none["images"]][:12] == [*range(12)]
+    first = none["images"][0]
+    assert first["found"][0]["text"] == "17.8 dB · ✓ rank 1 of 50" and first["found"][0]["hit"]
+    file = io.BytesIO(base64.b64decode(data["originals"][first["key"]].partition(",")[2]))
+    with Image.open(file) as picture:
+        assert torch.equal(torch.tensor([*picture.tobytes()]).view(12, 12), pictures(16)[0, 0])
+    changed = next(entry for entry in data["cases"] if entry["name"] == "3-1-7")
+    assert changed["images"][0]["used"] and not first["used"]
+
+
+def test_films_have_every_frame_and_the_result(five: Path) -> None:
+    text, parsed = page(five)
+    films = [a for a in parsed.named("div") if a.get("class") == "film pixels"]
+    assert len(films) == 5 * 8 and all("--frames:10" in str(a["style"]) for a in films)
+    rows = [a for a in parsed.named("tr") if "data-steps" in a]
+    assert rows[0]["data-steps"] == "0 8 15 22 30 38 45 52 60"
+    assert text.index("image 0</th>") < text.index("image 7</th>")
+
+
+def test_the_table_has_a_row_for_each_line_of_the_csv(five: Path) -> None:
+    text, parsed = page(five)
+    lines = [*csv.DictReader(io.StringIO((five / "audit.csv").read_text()))]
+    assert len([a for a in parsed.named("tr") if "data-kind" in a]) == len(lines) > 30
+    saved = block(text, "files-data")
+    assert saved["audit.csv"] == (five / "audit.csv").read_text()
+    assert len(saved["rows.json"]) == len(lines)
+    strongest = [line for line in lines if line["strongest"] == "True"]
+    assert [line["attack"] for line in strongest[:2]] == ["adam-cosine", "masked"]
+    assert strongest[0]["identified"] == "12" and strongest[0]["accuracy"] == "0.9"
+
+
+def test_the_same_run_makes_the_same_page_wherever_it_lies(tmp_path: Path) -> None:
+    made = [make_audit(tmp_path / name, {"none": {"dlg": 5}, "3-1-7": {"dlg": 2}}) for name in "ab"]
+    texts = [page(folder)[0] for folder in made]
+    assert texts[0] == texts[1] and str(tmp_path) not in texts[0]
+    for name in ("audit.csv", "verdict.json"):
+        assert (made[0] / name).read_bytes() == (made[1] / name).read_bytes()
+
+
+@pytest.mark.parametrize("size", [32, 128])
+def test_a_hundred_images_under_five_defenses_stay_below_fifteen_megabytes(
+    tmp_path: Path, size: int
+) -> None:
+    images = (torch.rand(100, 3, size, size, generator=generator(0)) * 255).to(torch.uint8)
+    run = make_audit(tmp_path / "run", FIVE, 100, images=images)
+    text, _ = page(run)
+    shown = [len(entry["images"]) for entry in block(text, "gallery-data")["cases"]]
+    assert len(text) < 15_000_000 and min(shown) >= 8 and (size > 32 or shown == [100] * 5)
+
+
+def test_fifty_defenses_make_a_page_that_shows_each(tmp_path: Path) -> None:
+    many = {f"prune:0.{number:02d}": {"dlg": number % 9} for number in range(1, 51)}
+    run = make_audit(tmp_path / "run", many, accuracies=dict.fromkeys(many, 0.5))
+    text, parsed = page(run)
+    assert len(parsed.named("summary")) == 100 and len(block(text, "gallery-data")["cases"]) == 50
+    closed = [a for a in parsed.named("details") if "open" not in a]
+    assert len(closed) == 100 and text.count("meter strongest") == 50
+    assert len([a for a in parsed.named("tr") if "data-steps" in a]) == 6
+    assert "Of 50 defenses" in parsed.words
+
+
+def test_one_image_without_a_defense_is_too_little_and_says_so(tmp_path: Path) -> None:
+    run = make_audit(tmp_path / "run", {"none": {"dlg": 1}}, 1)
+    _, parsed = page(run)
+    assert "Too little was measured to tell" in parsed.words
+    assert "attacked 1 private picture: 1 reconstruction resembled" in parsed.words
+    assert "No defense was audited beside it." in parsed.words
+    assert "Leakage against accuracy" not in parsed.words
+
+
+@pytest.mark.parametrize("failed", [3, 8])
+def test_failed_images_are_counted_and_have_no_picture(tmp_path: Path, failed: int) -> None:
+    run = make_audit(tmp_path / "run", {"none": {"dlg": 2}}, failed=failed)
+    text, parsed = page(run)
+    assert f"{failed} failed" in parsed.words
+    assert f"{failed} reconstructions failed; they count as tested" in parsed.words
+    (case,) = block(text, "gallery-data")["cases"]
+    lost = [entry for entry in case["images"] if entry["found"][0]["src"] is None]
+    assert len(lost) == failed and lost[-1] == case["images"][-1]
+
+
+def test_without_line_ups_the_page_speaks_of_decibels(tmp_path: Path) -> None:
+    hits = {"none": {"dlg": 5}, "prune:0.9": {"dlg": 1}}
+    run = make_audit(tmp_path / "run", hits, accuracies=dict.fromkeys(hits, 0.5), ranks=False)
+    _, parsed = page(run)
+    assert "reached 16.6 dB PSNR, +4.6 dB over a blind guess, on 8 pictures" in parsed.words
+    assert "no line-up could be made" in parsed.words and "rank 1 of" not in parsed.words
+    assert "Leakage against accuracy" not in parsed.words
+
+
+def test_an_audit_that_has_come_to_a_part_of_its_cases_is_reported(tmp_path: Path) -> None:
+    run = make_audit(tmp_path / "run", {"none": {"dlg": 5}, "3-1-7": {"dlg": 2}})
+    (run / "3-1-7" / "records.jsonl").unlink()
+    _, parsed = page(run)
+    assert "1 of the cases asked for: the audit has not come to them yet." in parsed.words
+    (run / "none" / "records.jsonl").write_text("")
+    with pytest.raises(GradveilError, match="holds no attacked image yet"):
+        write_report(run)
+
+
+def test_pictures_that_were_removed_are_missed_and_nothing_else(tmp_path: Path) -> None:
+    run = make_audit(tmp_path / "run", {"none": {"dlg": 5}})
+    for path in (run / "none" / "images").iterdir():
+        path.unlink()
+    _, parsed = page(run)
+    assert "The files of the pictures are not in the folder." in parsed.words
+    assert "How much leaks" in parsed.words
+
+
+def test_several_runs_stand_side_by_side(tmp_path: Path) -> None:
+    runs = [
+        make_audit(tmp_path / name, {"none": {"dlg": hits}}, seed=hits)
+        for name, hits in (("a", 5), ("b", 2))
+    ]
+    made = write_report(runs, out=tmp_path / "both")
+    parsed = Parsed(made.page.read_text())
+    assert "a · no defense" in parsed.words and "b · no defense" in parsed.words
+    lines = [*csv.DictReader(io.StringIO((tmp_path / "both" / "audit.csv").read_text()))]
+    assert {line["run"] for line in lines} == {"a", "b"}
+    assert not (runs[0] / "index.html").exists()
+    with pytest.raises(GradveilError, match="a run is named twice"):
+        write_report([runs[0], runs[0]], out=tmp_path / "both")
+
+
+def test_a_search_has_its_policies_and_the_pictures_of_those_audited(tmp_path: Path) -> None:
+    folder = make_search(tmp_path / "search")
+    text, parsed = page(folder)
+    points = [a for a in parsed.named("button") if "policy" in str(a.get("class"))]
+    assert len(points) == 30
+    assert all(str(a["data-tip"]).startswith("policy ") for a in points)
+    linked = [a for a in points if a.get("data-case")]
+    ids = [entry["id"] for entry in block(text, "gallery-data")["cases"]]
+    assert len(linked) == 1 and linked[0]["data-case"] in ids
+    assert "single on the semi-trained model" in parsed.words
+    assert "the single policy leaks less than none." in parsed.words
+    (again,) = (words for words in parsed.texts if words.startswith("gradveil search"))
+    assert "--trials 30" in again and "--out NEW-FOLDER" in again
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda path: path.mkdir(), "holds no audit: there is no settings.json in it"),
+        (lambda path: path.write_text(""), "holds no audit"),
+    ],
+)
+def test_a_folder_without_a_run_is_refused(tmp_path: Path, make: Any, says: str) -> None:
+    make(tmp_path / "run")
+    with pytest.raises(GradveilError, match=says):
+        write_report(tmp_path / "run")
+    assert not (tmp_path / "run").is_dir() or not [*(tmp_path / "run").iterdir()]
