@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gradveil.papers.catalog import EXPERIMENTS
-from gradveil.papers.cells import Place
+from gradveil.papers.cells import Workspace
 from gradveil.papers.claims import (
     FAILS,
     HOLDS,
@@ -96,8 +96,8 @@ def test_correlations_have_an_interval_around_them() -> None:
 
 
 def test_without_records_every_claim_is_not_measured_yet(tmp_path: Path) -> None:
-    place = Place(tmp_path, device="cpu")
-    parts = make_parts([*EXPERIMENTS.values()], VARIANTS, Size(), place)
+    workspace = Workspace(tmp_path, device="cpu")
+    parts = make_parts([*EXPERIMENTS.values()], VARIANTS, Size(), workspace)
     decisions = decide_all(parts, Records((tmp_path / "records",)))
     assert {each.verdict for each in decisions} == {MISSING}
     assert [each.name for each in decisions[:7]] == [f"claim {n}" for n in range(1, 8)]

@@ -12,7 +12,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.data.cifar import CIFAR10
 from gradveil.models import build
 from gradveil.papers.catalog import ALIASES, EXPERIMENTS, find_experiments
-from gradveil.papers.cells import Audited, Place, Trained
+from gradveil.papers.cells import Audited, Trained, Workspace
 from gradveil.papers.experiments import Entry, Experiment, Size
 from gradveil.papers.networks import with_constants
 from gradveil.papers.precode import GRID
@@ -151,8 +151,8 @@ def test_every_position_of_precodes_grid_exists() -> None:
 
 
 def test_a_quick_cell_is_small_and_on_the_data_there_is(tmp_path: Path) -> None:
-    place = Place(tmp_path, tmp_path / "no-data")
-    found = cell("table1a", "none").quick(place)
+    workspace = Workspace(tmp_path, tmp_path / "no-data")
+    found = cell("table1a", "none").quick(workspace)
     assert found.training.data == "fashion-mnist-mini" and found.training.model == "lenet"
     assert found.images == 4 and found.steps == 5 and found.training.epochs == 1
     assert found.key != cell("table1a", "none").key

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from gradveil.papers.catalog import EXPERIMENTS
-from gradveil.papers.cells import Cell, Place
+from gradveil.papers.cells import Cell, Workspace
 from gradveil.papers.experiments import Size
 from gradveil.papers.figures import draw_figures
 from gradveil.papers.queue import make_parts
@@ -55,17 +55,17 @@ RESULTS: dict[str, Callable[[], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", RESULTS)
 def test_a_figure_is_drawn_once_a_cell_is_done(tmp_path: Path, name: str) -> None:
-    place, records = Place(tmp_path, device="cpu"), Records((tmp_path / "records",))
-    parts = make_parts([EXPERIMENTS[name]], {"ours": OURS}, Size(), place)
+    workspace, records = Workspace(tmp_path, device="cpu"), Records((tmp_path / "records",))
+    parts = make_parts([EXPERIMENTS[name]], {"ours": OURS}, Size(), workspace)
     assert draw_figures(parts, records, tmp_path / "figures") == []
     cell: Cell = parts[0].entries[0].cell
-    records.write(cell, place, RESULTS[name](), 1.0)
+    records.write(cell, workspace, RESULTS[name](), 1.0)
     (path,) = draw_figures(parts, records, tmp_path / "figures")
     assert path.name == f"{name}-ours.png" and path.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_table_of_attacks_has_no_curves(tmp_path: Path) -> None:
-    place, records = Place(tmp_path, device="cpu"), Records((tmp_path / "records",))
-    parts = make_parts([EXPERIMENTS["table1a"]], {"ours": OURS}, Size(), place)
-    records.write(parts[0].entries[0].cell, place, history(), 1.0)
+    workspace, records = Workspace(tmp_path, device="cpu"), Records((tmp_path / "records",))
+    parts = make_parts([EXPERIMENTS["table1a"]], {"ours": OURS}, Size(), workspace)
+    records.write(parts[0].entries[0].cell, workspace, history(), 1.0)
     assert draw_figures(parts, records, tmp_path) == []

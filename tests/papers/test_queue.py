@@ -10,7 +10,7 @@ import pytest
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.locks import held
-from gradveil.papers.cells import Audited, Cell, Place, Trained, Training
+from gradveil.papers.cells import Audited, Cell, Trained, Training, Workspace
 from gradveil.papers.experiments import Entry, Experiment, Size
 from gradveil.papers.queue import (
     Clock,
@@ -43,11 +43,11 @@ class Noted(Cell):
     def seconds(self) -> float:
         return self.cost
 
-    def measure(self, place: Place) -> dict[str, Any]:
+    def measure(self, workspace: Workspace) -> dict[str, Any]:
         if self.fails:
             raise GradveilError(f"number {self.number} fails")
-        place.work.mkdir(parents=True, exist_ok=True)
-        with (place.work / "order").open("a") as file:
+        workspace.work.mkdir(parents=True, exist_ok=True)
+        with (workspace.work / "order").open("a") as file:
             file.write(f"{self.number}\n")
         return {"number": self.number}
 
@@ -78,24 +78,24 @@ class Queue:
     folder: Path
 
     @property
-    def place(self) -> Place:
-        return Place(self.folder / "work", self.folder / "no-data", "cpu")
+    def workspace(self) -> Workspace:
+        return Workspace(self.folder / "work", self.folder / "no-data", "cpu")
 
     @property
     def records(self) -> Records:
         return Records((self.folder / "records",))
 
     def plan(self, *experiments: Experiment) -> Plan:
-        parts = make_parts(experiments, {"ours": OURS}, Size(), self.place)
-        return make_plan(parts, self.records, self.place)
+        parts = make_parts(experiments, {"ours": OURS}, Size(), self.workspace)
+        return make_plan(parts, self.records, self.workspace)
 
     def run(self, plan: Plan, **more: Any) -> Outcome:
         said: list[str] = []
-        return run_queue(plan, self.records, self.place, say=said.append, **more)
+        return run_queue(plan, self.records, self.workspace, say=said.append, **more)
 
     @property
     def order(self) -> list[int]:
-        path = self.place.work / "order"
+        path = self.workspace.work / "order"
         return [int(line) for line in path.read_text().split()] if path.is_file() else []
 
 
@@ -138,7 +138,7 @@ def test_a_failure_is_told_of_and_the_others_go_on(queue: Queue) -> None:
     said: list[str] = []
     bad = seeded(1, 1, fails=True)
     plan = queue.plan(given("one", bad, seeded(1, 2), seeded(2, 3)))
-    outcome = work_through(plan.groups, queue.records, queue.place, say=said.append)
+    outcome = work_through(plan.groups, queue.records, queue.workspace, say=said.append)
     assert sorted(queue.order) == [2, 3]
     assert outcome.failed == {bad.key: "number 1 fails"} and not outcome.left
     assert any(line.startswith(f"failed {bad.key}: number 1") for line in said)
@@ -151,15 +151,15 @@ def test_after_an_interrupt_the_same_queue_goes_on(
     experiment = given("one", seeded(1, 1), seeded(1, 2), seeded(2, 3))
     plain = Noted.measure
 
-    def interrupted(cell: Noted, place: Place) -> dict[str, Any]:
+    def interrupted(cell: Noted, workspace: Workspace) -> dict[str, Any]:
         if cell.number == 2:
             raise KeyboardInterrupt
-        return plain(cell, place)
+        return plain(cell, workspace)
 
     monkeypatch.setattr(Noted, "measure", interrupted)
     with pytest.raises(KeyboardInterrupt):
         queue.run(queue.plan(experiment))
-    assert not [*queue.place.work.rglob(".lock")]
+    assert not [*queue.workspace.work.rglob(".lock")]
     monkeypatch.setattr(Noted, "measure", plain)
     queue.run(queue.plan(experiment))
     assert sorted(queue.order) == [1, 2, 3]
@@ -190,7 +190,7 @@ def test_the_clock_learns_that_a_machine_is_slower_than_the_estimates() -> None:
 
 def test_a_group_that_another_process_holds_is_left_to_it(queue: Queue) -> None:
     plan = queue.plan(given("one", seeded(1, 1), seeded(2, 2)))
-    with held(queue.place.work / "held" / seeded(1, 1).training.key, lambda _: None):
+    with held(queue.workspace.work / "held" / seeded(1, 1).training.key, lambda _: None):
         outcome = queue.run(plan)
     assert queue.order == [2] and outcome.left == [seeded(1, 1).key]
 
@@ -215,12 +215,12 @@ def test_cells_of_data_that_is_not_there_are_left_out(queue: Queue) -> None:
 def test_a_training_counts_once_and_only_while_its_weights_are_absent(queue: Queue) -> None:
     training = Training("fashion-mnist-mini", "mlp", epochs=1)
     cells = [Noted(training, 1, 2), Noted(training, 2, 3)]
-    assert estimate(cells, queue.place) == pytest.approx(5 + training.seconds)
-    path = training.checkpoint(queue.place)
+    assert estimate(cells, queue.workspace) == pytest.approx(5 + training.seconds)
+    path = training.checkpoint(queue.workspace)
     assert path is not None
     path.parent.mkdir(parents=True)
     path.touch()
-    assert estimate(cells, queue.place) == 5
+    assert estimate(cells, queue.workspace) == 5
 
 
 @pytest.mark.slow

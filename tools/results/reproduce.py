@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 from gradveil.papers.catalog import EXPERIMENTS
-from gradveil.papers.cells import Place
+from gradveil.papers.cells import Workspace
 from gradveil.papers.claims import INFEASIBLE, MISSING, POINT, decide_all
 from gradveil.papers.experiments import OPTIONAL_DATA, Experiment, Size
 from gradveil.papers.published import table_title
@@ -15,7 +15,7 @@ from gradveil.papers.tables import compare
 from results.records import RECORDS, table
 
 FOLDER = RECORDS / "reproduce"
-NOWHERE = Place(Path("no-weights"), Path("no-data"), "cpu")  # so that no machine's files count
+NOWHERE = Workspace(Path("no-weights"), Path("no-data"), "cpu")  # so that no machine's files count
 
 
 def section() -> str:

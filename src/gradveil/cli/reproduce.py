@@ -13,7 +13,7 @@ from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.streams import print_line
 
 if TYPE_CHECKING:
-    from gradveil.papers.cells import Place
+    from gradveil.papers.cells import Workspace
     from gradveil.papers.experiments import Experiment, Size
     from gradveil.papers.queue import Outcome, Part, Plan
     from gradveil.papers.records import Records
@@ -122,7 +122,7 @@ def reproduce_command(
         raise GradveilError(f"minutes {minutes:g}: it must be above 0")
     from gradveil.engine.device import find_device
     from gradveil.papers.catalog import EXPERIMENTS, find_experiments
-    from gradveil.papers.cells import Place
+    from gradveil.papers.cells import Workspace
     from gradveil.papers.experiments import Size
     from gradveil.papers.queue import make_parts, make_plan, run_queue
     from gradveil.papers.records import COMMITTED, Records
@@ -131,25 +131,25 @@ def reproduce_command(
     size = Size(images, seeds, scale == "quick")
     work = out or Path("runs") / ("reproduce-quick" if size.quick else "reproduce")
     folders = tuple(records or ()) or ((work / "records") if size.quick else COMMITTED,)
-    place = Place(work, data_root, device, progress=engine == "local" and at_once == 1)
+    workspace = Workspace(work, data_root, device, progress=engine == "local" and at_once == 1)
     kept = Records(folders)
     chosen = find_experiments(asked) if asked else [*EXPERIMENTS.values()]
     ways = _ways(as_published, switch or ())
-    parts = make_parts(chosen, ways, size, place)
-    plan = make_plan(parts, kept, place)
+    parts = make_parts(chosen, ways, size, workspace)
+    plan = make_plan(parts, kept, workspace)
     if list_all:
-        _show_list(chosen, parts, place, as_json)
+        _show_list(chosen, parts, workspace, as_json)
         return
     if status:
         _draw(parts, kept, figures)
-        _show_status(plan, place, kept, as_json)
+        _show_status(plan, workspace, kept, as_json)
         return
-    for line in _announced(plan, place, size):
+    for line in _announced(plan, workspace, size):
         print_line(line, error=True)
     outcome = run_queue(
         plan,
         kept,
-        place,
+        workspace,
         minutes=minutes,
         archive=archive,
         engine=engine,
@@ -157,7 +157,7 @@ def reproduce_command(
         ray_address=ray_address,
     )
     _draw(parts, kept, figures)
-    _show_outcome(make_plan(parts, kept, place), kept, outcome, size, as_json)
+    _show_outcome(make_plan(parts, kept, workspace), kept, outcome, size, as_json)
     if outcome.failed:
         raise typer.Exit(1)
 
@@ -186,7 +186,7 @@ def _minutes(seconds: float) -> str:
 
 
 def _show_list(
-    chosen: "Sequence[Experiment]", parts: "Sequence[Part]", place: "Place", as_json: bool
+    chosen: "Sequence[Experiment]", parts: "Sequence[Part]", workspace: "Workspace", as_json: bool
 ) -> None:
     from gradveil.papers.queue import estimate
 
@@ -194,7 +194,7 @@ def _show_list(
     for experiment in chosen:
         theirs = [part for part in parts if part.experiment is experiment]
         every = {entry.cell.key: entry.cell for part in theirs for entry in part.entries}
-        seconds = estimate([*every.values()], place)
+        seconds = estimate([*every.values()], workspace)
         plain.append(
             {
                 "id": experiment.id,
@@ -216,7 +216,7 @@ def _show_list(
     say({"experiments": plain}, as_json, table("Experiments", columns, rows), ["", note])
 
 
-def _show_status(plan: "Plan", place: "Place", records: "Records", as_json: bool) -> None:
+def _show_status(plan: "Plan", workspace: "Workspace", records: "Records", as_json: bool) -> None:
     from gradveil.papers.queue import estimate
 
     rows, plain = [], []
@@ -225,7 +225,7 @@ def _show_status(plan: "Plan", place: "Place", records: "Records", as_json: bool
         left = plan.left(part)
         absent = sorted({cell.data for key, cell in every.items() if key in plan.absent})
         done = len([key for key in every if key in plan.done])
-        seconds = estimate(left, place)
+        seconds = estimate(left, workspace)
         plain.append(
             {
                 "id": part.experiment.id,
@@ -246,7 +246,7 @@ def _show_status(plan: "Plan", place: "Place", records: "Records", as_json: bool
                 f"needs {', '.join(absent)}" if absent else "",
             )
         )
-    total = plan.seconds(place)
+    total = plan.seconds(workspace)
     folders = ", ".join(str(folder) for folder in records.folders)
     missing = sum(len(group.cells) for group in plan.groups)
     lines = [
@@ -266,14 +266,14 @@ def _show_status(plan: "Plan", place: "Place", records: "Records", as_json: bool
     say(result, as_json, table("Reproduction", columns, rows), lines)
 
 
-def _announced(plan: "Plan", place: "Place", size: "Size") -> list[str]:
+def _announced(plan: "Plan", workspace: "Workspace", size: "Size") -> list[str]:
     """Say before the work starts how much of it there is."""
     missing = sum(len(group.cells) for group in plan.groups)
     lines = [QUICK] if size.quick else []
     total = len(plan.done) + missing + len(plan.absent)
     text = f"{len(plan.done)} of {total} cells are done, {missing} are to do"
     if missing and not size.quick:
-        text += f": about {_minutes(plan.seconds(place))} minutes on one H200"
+        text += f": about {_minutes(plan.seconds(workspace))} minutes on one H200"
     lines.append(text)
     if plan.absent:
         every = (entry.cell for part in plan.parts for entry in part.entries)

@@ -29,7 +29,7 @@ from gradveil.papers.costs import (
     sham_seconds,
     training_seconds,
 )
-from gradveil.papers.networks import OWN, with_constants
+from gradveil.papers.networks import OF_DATA, with_constants
 from gradveil.training.job import FINAL, Recipe, TrainingJob
 
 DIGITS = 10  # of the digest in a key
@@ -42,7 +42,7 @@ PACKED = f"{RECORDS}.gz"
 
 
 @dataclass(frozen=True)
-class Place:
+class Workspace:
     """Where cells work: the folder for weights and unfinished audits, the data, the device."""
 
     work: Path
@@ -99,7 +99,7 @@ def _key(name: str, settings: Mapping[str, Any]) -> str:
 class Training:
     """A model trained by the published recipe; `epochs` 0 leaves it untrained.
 
-    `constants` are those of its normalization: its data set's own, or cifar10's.
+    `constants` of its normalization are those of its data set (`data`), or cifar10.
     """
 
     data: str
@@ -109,7 +109,7 @@ class Training:
     lr: float = 0.1
     fraction: float = 1.0
     loss_scale: float = 1.0
-    constants: str = OWN
+    constants: str = OF_DATA
     image_size: int | None = None
     augment: bool = True
     seed: int = 0
@@ -144,32 +144,32 @@ class Training:
             seed=self.seed,
         )
 
-    def checkpoint(self, place: Place) -> Path | None:
+    def checkpoint(self, workspace: Workspace) -> Path | None:
         """Return the weights, or None for an untrained model."""
-        return place.weights(self) / FINAL if self.epochs else None
+        return workspace.weights(self) / FINAL if self.epochs else None
 
-    def there(self, place: Place) -> bool:
+    def there(self, workspace: Workspace) -> bool:
         """Tell whether nothing is left to train."""
-        path = self.checkpoint(place)
+        path = self.checkpoint(workspace)
         return path is None or path.is_file()
 
-    def run(self, place: Place) -> None:
+    def run(self, workspace: Workspace) -> None:
         """Train it, or go on where it stopped."""
-        if self.there(place):
+        if self.there(workspace):
             return
         from gradveil.training.run import train  # Lightning takes seconds to import
 
         train(
             self.job(),
-            place.weights(self),
-            root=place.root,
-            device=place.device,
-            progress=place.progress,
+            workspace.weights(self),
+            root=workspace.root,
+            device=workspace.device,
+            progress=workspace.progress,
         )
 
-    def quick(self, place: Place) -> "Training":
+    def quick(self, workspace: Workspace) -> "Training":
         """Return a stand-in that trains in seconds on two cores, on the data there is."""
-        there = place.has(self.data)
+        there = workspace.has(self.data)
         data = self.data if there else MINI
         total = next(each.train for each in DATASETS if each.name == data)
         return replace(
@@ -180,7 +180,7 @@ class Training:
             lr=0.01,
             fraction=min(1.0, QUICK_IMAGES / total),
             image_size=self.image_size if there else None,
-            constants=self.constants if there and self.model != "mlp" else OWN,
+            constants=self.constants if there and self.model != "mlp" else OF_DATA,
         )
 
 
@@ -223,16 +223,16 @@ class Cell(ABC):
         return found
 
     @abstractmethod
-    def measure(self, place: Place) -> dict[str, Any]:
+    def measure(self, workspace: Workspace) -> dict[str, Any]:
         """Measure it, or go on where it stopped, and return the result; the model is trained."""
 
-    def keep(self, place: Place, target: Path) -> None:
+    def keep(self, workspace: Workspace, target: Path) -> None:
         """Copy further files of the result to the folder of records: by default there are none."""
         return
 
-    def quick(self, place: Place) -> Self:
+    def quick(self, workspace: Workspace) -> Self:
         """Return a stand-in that runs in seconds and proves nothing."""
-        return replace(self, training=self.training.quick(place))
+        return replace(self, training=self.training.quick(workspace))
 
 
 @dataclass(frozen=True)
@@ -245,8 +245,8 @@ class Trained(Cell):
     def seconds(self) -> float:
         return 0.0
 
-    def measure(self, place: Place) -> dict[str, Any]:
-        path = self.training.checkpoint(place)
+    def measure(self, workspace: Workspace) -> dict[str, Any]:
+        path = self.training.checkpoint(workspace)
         assert path is not None, "an untrained model has no accuracy to measure"
         facts = read_settings(path, ("test_accuracy", "history", "images"))
         kept = ("epoch", "train_loss", "train_accuracy", "test_accuracy", "seconds")
@@ -257,7 +257,7 @@ class Trained(Cell):
         return {
             "accuracy": facts["test_accuracy"],
             "train_images": facts["images"],
-            "test_images": len(load(self.data, "test", root=place.root)),
+            "test_images": len(load(self.data, "test", root=workspace.root)),
             "training_seconds": round(sum(each.get("seconds", 0.0) for each in history), 1),
             "history": history,
         }
@@ -303,13 +303,13 @@ class Audited(Cell):
         acts = str(self.defense.without_gradients()) != str(self.defense)
         return Case(self.defense, clean=self.clean and acts)
 
-    def job(self, place: Place) -> AuditJob:
+    def job(self, workspace: Workspace) -> AuditJob:
         """Return the job that audits it."""
         return AuditJob(
             self.training.network,
             self.training.data,
             {self.attack: find(self.attack)},
-            cases=(replace(self.case, weights=self.training.checkpoint(place)),),
+            cases=(replace(self.case, weights=self.training.checkpoint(workspace)),),
             images=self.images,
             steps=self.steps,
             restarts=self.restarts,
@@ -320,15 +320,15 @@ class Audited(Cell):
             seed=self.seed,
         )
 
-    def measure(self, place: Place) -> dict[str, Any]:
+    def measure(self, workspace: Workspace) -> dict[str, Any]:
         from gradveil.audits.run import run_audit
 
         result = run_audit(
-            self.job(place),
-            place.folder(self),
-            root=place.root,
-            device=place.device,
-            progress=place.progress,
+            self.job(workspace),
+            workspace.folder(self),
+            root=workspace.root,
+            device=workspace.device,
+            progress=workspace.progress,
         )
         (case,) = result.cases
         return {
@@ -337,14 +337,14 @@ class Audited(Cell):
             "attack_seconds": sum(row.seconds for row in case.rows if row.truth == "used"),
         }
 
-    def keep(self, place: Place, target: Path) -> None:
+    def keep(self, workspace: Workspace, target: Path) -> None:
         from gradveil.audits.results import AuditResult
 
-        source = place.folder(self)
+        source = workspace.folder(self)
         (case,) = AuditResult.read(source).cases
         for path in (source / SETTINGS, case.out / SETTINGS, case.out / MODEL):
             # A checkpoint is named by its path below the folder of work, the same on any machine.
-            text = path.read_bytes().replace(f'"{place.work}/'.encode(), b'"')
+            text = path.read_bytes().replace(f'"{workspace.work}/'.encode(), b'"')
             write_bytes(target / path.relative_to(source), text)
         packed = gzip.compress((case.out / RECORDS).read_bytes(), mtime=0)
         write_bytes(target / case.out.name / PACKED, packed)
@@ -353,11 +353,11 @@ class Audited(Cell):
 
             draw_grid(case, self.attack, target / "grid.png")
 
-    def quick(self, place: Place) -> Self:
+    def quick(self, workspace: Workspace) -> Self:
         steps = None if self.attack in ("closed-form", "peeling") else QUICK_STEPS
         return replace(
             self,
-            training=self.training.quick(place),
+            training=self.training.quick(workspace),
             images=QUICK_VICTIMS,
             controls=False,
             steps=steps,

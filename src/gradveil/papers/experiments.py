@@ -11,9 +11,9 @@ from typing import NamedTuple
 
 from gradveil.core.errors import GradveilError
 from gradveil.defenses import Defense, PolicyDefense, RandomPolicies, chain, parse
-from gradveil.papers.cells import Audited, Cell, Place, Trained, Training
+from gradveil.papers.cells import Audited, Cell, Trained, Training, Workspace
 from gradveil.papers.measurements import Correlated, Layers, Lines, Singles
-from gradveil.papers.networks import OWN
+from gradveil.papers.networks import OF_DATA
 from gradveil.papers.switches import AS_PUBLISHED, RANDOM_SINGLE, VARIANTS, Switches
 from gradveil.transforms import Policy
 
@@ -87,12 +87,12 @@ class Experiment(ABC):
     def entries(self, switches: Switches, size: Size) -> tuple[Entry, ...]:
         """Return the cells with their rows."""
 
-    def planned(self, switches: Switches, size: Size, place: Place) -> tuple[Entry, ...]:
+    def planned(self, switches: Switches, size: Size, workspace: Workspace) -> tuple[Entry, ...]:
         """Return the cells with their rows; small stand-ins for a quick run."""
         found = self.entries(switches, size)
         if not size.quick:
             return found
-        return tuple(Entry(row, cell.quick(place)) for row, cell in found)
+        return tuple(Entry(row, cell.quick(workspace)) for row, cell in found)
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ class Setting:
             row_defense(row, switches),
             epochs,
             loss_scale=0.5 if switches.loss == "halved" else 1.0,
-            constants=switches.constants if self.data == "cifar100" else OWN,
+            constants=switches.constants if self.data == "cifar100" else OF_DATA,
             image_size=size,
             augment=switches.crop == "yes",
             seed=seed,

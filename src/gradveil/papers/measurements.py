@@ -17,7 +17,7 @@ from gradveil.engine.gradients import cross_entropy, in_mode
 from gradveil.engine.lines import LineProducts, Products
 from gradveil.models import build_for
 from gradveil.models.checkpoints import load_checkpoint
-from gradveil.papers.cells import QUICK_STEPS, Cell, Place
+from gradveil.papers.cells import QUICK_STEPS, Cell, Workspace
 from gradveil.papers.costs import ITERATION, ROW, STARTING, area, attack_seconds, score_seconds
 from gradveil.scores import PrivacyScorer, Scorer, psnr
 from gradveil.scores.lineup import distinct, draw_victims
@@ -40,21 +40,21 @@ class Measurement(Cell):
     images: int = 100
     seed: int = 0
 
-    def model(self, place: Place, split: Images) -> nn.Module:
+    def model(self, workspace: Workspace, split: Images) -> nn.Module:
         """Return the trained model in eval mode, on the device."""
         made = build_for(self.training.network, split, self.training.seed)
-        path = self.training.checkpoint(place)
+        path = self.training.checkpoint(workspace)
         if path is not None:
             load_checkpoint(path, made)
-        return made.to(find_device(place.device)).eval()
+        return made.to(find_device(workspace.device)).eval()
 
-    def split(self, place: Place, which: str) -> Images:
+    def split(self, workspace: Workspace, which: str) -> Images:
         """Return the training or test images, at the size of the training."""
         size = self.training.image_size
-        return load(self.data, which, root=place.root, image_size=size)
+        return load(self.data, which, root=workspace.root, image_size=size)
 
-    def quick(self, place: Place) -> Self:
-        return replace(self, training=self.training.quick(place), images=FEW)
+    def quick(self, workspace: Workspace) -> Self:
+        return replace(self, training=self.training.quick(workspace), images=FEW)
 
 
 def scored_numbers(test: Images, images: int) -> list[int]:
@@ -89,11 +89,15 @@ def _scores(scorer: Scorer, policies: Sequence[Policy]) -> dict[str, dict[str, l
 
 
 def _privacy(
-    cell: Measurement, place: Place, policies: Sequence[Policy], rules: Sequence[str], images: int
+    cell: Measurement,
+    workspace: Workspace,
+    policies: Sequence[Policy],
+    rules: Sequence[str],
+    images: int,
 ) -> dict[str, dict[str, list[float]]]:
     """Return S_pri of each image by rule and policy."""
-    test = cell.split(place, "test")
-    numbers, model = scored_numbers(test, images), cell.model(place, test)
+    test = cell.split(workspace, "test")
+    numbers, model = scored_numbers(test, images), cell.model(workspace, test)
     found = {}
     for rule in rules:
         scorer = PrivacyScorer(
@@ -118,12 +122,12 @@ class Singles(Measurement):
         scale = area(self.data, self.training.image_size)
         return score_seconds(self.transformations + 1, self.images, len(self.rules), scale)
 
-    def measure(self, place: Place) -> dict[str, Any]:
+    def measure(self, workspace: Workspace) -> dict[str, Any]:
         policies = [Policy(), *(Policy.parse(str(i)) for i in range(self.transformations))]
-        return {"values": _privacy(self, place, policies, self.rules, self.images)}
+        return {"values": _privacy(self, workspace, policies, self.rules, self.images)}
 
-    def quick(self, place: Place) -> Self:
-        return replace(super().quick(place), transformations=FEW)
+    def quick(self, workspace: Workspace) -> Self:
+        return replace(super().quick(workspace), transformations=FEW)
 
 
 @dataclass(frozen=True)
@@ -139,9 +143,9 @@ class Lines(Measurement):
     def seconds(self) -> float:
         return score_seconds(len(self.policies), self.images, 1)
 
-    def measure(self, place: Place) -> dict[str, Any]:
-        test = self.split(place, "test")
-        numbers, model = scored_numbers(test, self.images), self.model(place, test)
+    def measure(self, workspace: Workspace) -> dict[str, Any]:
+        test = self.split(workspace, "test")
+        numbers, model = scored_numbers(test, self.images), self.model(workspace, test)
         device = next(model.parameters()).device
         images, labels = test.images[numbers].to(device), test.labels[numbers].to(device)
         policies = [Policy.parse(text) for text in self.policies]
@@ -195,9 +199,9 @@ class Layers(Measurement):
         found = attack_seconds("adam-cosine", self.images, model, scale, self.steps)
         return STARTING + found + self.images * self.frames * ROW + self.frames * ITERATION
 
-    def measure(self, place: Place) -> dict[str, Any]:
-        test = self.split(place, "test")
-        model = self.model(place, test)
+    def measure(self, workspace: Workspace) -> dict[str, Any]:
+        test = self.split(workspace, "test")
+        model = self.model(workspace, test)
         device = next(model.parameters()).device
         allowed = distinct(test.images, test.labels)
         numbers = draw_victims(test.labels, self.images, allowed, self.seed)
@@ -215,8 +219,8 @@ class Layers(Measurement):
         made = _products(model, products, torch.stack(lines), labels.to(device))
         return {"steps": list(found[0].frame_steps), "layers": _by_layer(model, made)}
 
-    def quick(self, place: Place) -> Self:
-        return replace(super().quick(place), steps=QUICK_STEPS, frames=2)
+    def quick(self, workspace: Workspace) -> Self:
+        return replace(super().quick(workspace), steps=QUICK_STEPS, frames=2)
 
 
 def _by_layer(model: nn.Module, made: Products) -> dict[str, dict[str, list[float]]]:
@@ -282,10 +286,10 @@ class Correlated(Measurement):
         scores = score_seconds(self.policies, self.images, len(self.rules), scale)
         return scores + runs * whole + part
 
-    def measure(self, place: Place) -> dict[str, Any]:
+    def measure(self, workspace: Workspace) -> dict[str, Any]:
         policies = random_policies(self.policies, self.seed)
-        privacy = _privacy(self, place, policies, self.rules, self.images)
-        train, test = self.split(place, "train"), self.split(place, "test")
+        privacy = _privacy(self, workspace, policies, self.rules, self.images)
+        train, test = self.split(workspace, "train"), self.split(workspace, "test")
         apart = scored_numbers(test, self.images)
         if self.first:
             victims = torch.arange(self.victims)
@@ -296,7 +300,7 @@ class Correlated(Measurement):
         probe = make_probe(
             train,
             test,
-            self.model(place, test),
+            self.model(workspace, test),
             victims,
             attack=short_attack(steps=self.steps),
             seed=derived(self.seed, "correlation"),
@@ -306,5 +310,5 @@ class Correlated(Measurement):
         )
         return {"privacy": privacy, "attack": _scores(MeasuredProbe.of(probe), policies)}
 
-    def quick(self, place: Place) -> Self:
-        return replace(super().quick(place), policies=FEW, victims=2, steps=QUICK_STEPS)
+    def quick(self, workspace: Workspace) -> Self:
+        return replace(super().quick(workspace), policies=FEW, victims=2, steps=QUICK_STEPS)

@@ -10,13 +10,13 @@ from torch import nn
 from gradveil.data.cifar import CIFAR10
 from gradveil.models import ARCHITECTURES, Classifier, Normalize, Task
 
-OWN, CIFAR10_CONSTANTS = "own", "cifar10"
-CONSTANTS = (OWN, CIFAR10_CONSTANTS)
+OF_DATA, CIFAR10_CONSTANTS = "data", "cifar10"
+CONSTANTS = (OF_DATA, CIFAR10_CONSTANTS)
 
 
 def with_constants(model: str, constants: str) -> str:
-    """Return the name of a network that normalizes by these constants: its own, or cifar10."""
-    if constants == OWN:
+    """Return the name of a network that normalizes by the constants of its data, or cifar10."""
+    if constants == OF_DATA:
         return model
     return f"{__name__}:{model.replace('-', '_')}"
 

@@ -20,7 +20,7 @@ from gradveil.core.importing import RAISED
 from gradveil.core.locks import held
 from gradveil.core.stopping import signaled, stop_if_signaled
 from gradveil.core.streams import print_line
-from gradveil.papers.cells import Cell, Place, Training
+from gradveil.papers.cells import Cell, Training, Workspace
 from gradveil.papers.experiments import Entry, Experiment, Size
 from gradveil.papers.records import Records
 from gradveil.papers.switches import Switches
@@ -49,9 +49,9 @@ class Group:
     training: Training
     cells: tuple[Cell, ...]
 
-    def seconds(self, place: Place) -> float:
+    def seconds(self, workspace: Workspace) -> float:
         """The time for all of it on an H200, estimated."""
-        return training_left(self.training, place) + sum(cell.seconds for cell in self.cells)
+        return training_left(self.training, workspace) + sum(cell.seconds for cell in self.cells)
 
 
 @dataclass(frozen=True)
@@ -68,46 +68,46 @@ class Plan:
         every = {entry.cell.key: entry.cell for entry in part.entries}
         return [cell for key, cell in every.items() if key not in self.done | self.absent]
 
-    def seconds(self, place: Place) -> float:
+    def seconds(self, workspace: Workspace) -> float:
         """The time for all that is missing on an H200, estimated."""
-        return sum(group.seconds(place) for group in self.groups)
+        return sum(group.seconds(workspace) for group in self.groups)
 
 
-def training_left(training: Training, place: Place) -> float:
+def training_left(training: Training, workspace: Workspace) -> float:
     """The time for a training on an H200, estimated; 0 where its weights are there."""
-    return 0.0 if training.there(place) else training.seconds
+    return 0.0 if training.there(workspace) else training.seconds
 
 
-def estimate(cells: Sequence[Cell], place: Place) -> float:
+def estimate(cells: Sequence[Cell], workspace: Workspace) -> float:
     """The time for some cells and their trainings on an H200, estimated."""
     trainings = {cell.training.key: cell.training for cell in cells}
-    return sum(training_left(each, place) for each in trainings.values()) + sum(
+    return sum(training_left(each, workspace) for each in trainings.values()) + sum(
         cell.seconds for cell in cells
     )
 
 
 def make_parts(
-    experiments: Sequence[Experiment], ways: dict[str, Switches], size: Size, place: Place
+    experiments: Sequence[Experiment], ways: dict[str, Switches], size: Size, workspace: Workspace
 ) -> tuple[Part, ...]:
     """Return each experiment in each of its ways."""
     return tuple(
-        Part(experiment, way, experiment.planned(switches, size, place))
+        Part(experiment, way, experiment.planned(switches, size, workspace))
         for experiment in experiments
         for way, switches in ways.items()
         if way in experiment.variants
     )
 
 
-def make_plan(parts: Sequence[Part], records: Records, place: Place) -> Plan:
+def make_plan(parts: Sequence[Part], records: Records, workspace: Workspace) -> Plan:
     """Order what is missing: the cheapest experiment first, and all cells of a model together."""
     every = {entry.cell.key: entry.cell for part in parts for entry in part.entries}
     done = frozenset(key for key, cell in every.items() if records.done(cell))
-    data = {cell.data: place.has(cell.data) for cell in every.values()}
+    data = {cell.data: workspace.has(cell.data) for cell in every.values()}
     absent = frozenset(
         key for key, cell in every.items() if key not in done and not data[cell.data]
     )
     plan = Plan(tuple(parts), done, absent, ())
-    cheapest = sorted(parts, key=lambda part: estimate(plan.left(part), place))
+    cheapest = sorted(parts, key=lambda part: estimate(plan.left(part), workspace))
     ranks: dict[str, int] = {}
     for rank, part in enumerate(cheapest):
         for cell in plan.left(part):
@@ -172,7 +172,7 @@ class Clock:
 def work_through(
     groups: Sequence[Group],
     records: Records,
-    place: Place,
+    workspace: Workspace,
     *,
     minutes: float | None = None,
     archive: Path | None = None,
@@ -186,9 +186,9 @@ def work_through(
     """
     clock, outcome = Clock(minutes), Outcome()
     later = []
-    job = _Job(records, place, clock, outcome, archive, say or _to_stderr)
+    job = _Job(records, workspace, clock, outcome, archive, say or _to_stderr)
     for group in groups:
-        if clock.fits(group.seconds(place)):
+        if clock.fits(group.seconds(workspace)):
             job.claim(group)
         else:
             later.append(group)
@@ -208,7 +208,7 @@ class _Job:
     """The work of one process on the queue."""
 
     records: Records
-    place: Place
+    workspace: Workspace
     clock: Clock
     outcome: Outcome
     archive: Path | None
@@ -219,7 +219,7 @@ class _Job:
         cells = [cell for cell in group.cells if not self.records.done(cell)]
         if not cells or not self._begins(group.training, cells):
             return
-        with suppress(_Busy), held(self.place.work / "held" / group.training.key, _refuse):
+        with suppress(_Busy), held(self.workspace.work / "held" / group.training.key, _refuse):
             if self._train(group.training, cells):
                 for cell in cells:
                     if self.clock.fits(cell.seconds) and not self.records.done(cell):
@@ -228,13 +228,13 @@ class _Job:
     def _begins(self, training: Training, cells: Sequence[Cell]) -> bool:
         """Tell whether the training and the shortest cell are likely to end in time."""
         shortest = min(cell.seconds for cell in cells)
-        return self.clock.fits(training_left(training, self.place) + shortest)
+        return self.clock.fits(training_left(training, self.workspace) + shortest)
 
     def _train(self, training: Training, cells: Sequence[Cell]) -> bool:
-        if training.there(self.place):
+        if training.there(self.workspace):
             return True
         began = time.monotonic()
-        if not self._tried(lambda: training.run(self.place), training.key, cells):
+        if not self._tried(lambda: training.run(self.workspace), training.key, cells):
             return False
         self._learn("trained", training.key, training.seconds, began)
         return True
@@ -243,12 +243,12 @@ class _Job:
         began = time.monotonic()
 
         def measure() -> None:
-            result = cell.measure(self.place)
-            self.records.write(cell, self.place, result, time.monotonic() - began)
+            result = cell.measure(self.workspace)
+            self.records.write(cell, self.workspace, result, time.monotonic() - began)
 
         if not self._tried(measure, cell.key, [cell]):
             return
-        _note(self.place, cell.key).unlink(missing_ok=True)
+        _note(self.workspace, cell.key).unlink(missing_ok=True)
         self.outcome.done.append(cell.key)
         self._learn("done", cell.key, cell.seconds, began)
         if self.archive is not None:
@@ -272,7 +272,7 @@ class _Job:
             self.tell(f"failed {name}: {reason}")
             for cell in cells:
                 self.outcome.failed[cell.key] = reason
-                write_text(_note(self.place, cell.key), f"{reason}\n")
+                write_text(_note(self.workspace, cell.key), f"{reason}\n")
             return False
         finally:
             if torch.cuda.is_available():
@@ -281,9 +281,9 @@ class _Job:
         return True
 
 
-def _note(place: Place, key: str) -> Path:
+def _note(workspace: Workspace, key: str) -> Path:
     """Return the file that says why a cell failed, for the process that started this one."""
-    return place.work / "failed" / f"{key}.txt"
+    return workspace.work / "failed" / f"{key}.txt"
 
 
 def _to_stderr(text: str) -> None:
@@ -293,7 +293,7 @@ def _to_stderr(text: str) -> None:
 def run_queue(
     plan: Plan,
     records: Records,
-    place: Place,
+    workspace: Workspace,
     *,
     minutes: float | None = None,
     archive: Path | None = None,
@@ -309,21 +309,23 @@ def run_queue(
     if at_once < 1:
         raise GradveilError(f"at once {at_once}: it must be at least 1")
     if engine == "local" and at_once == 1:
-        return work_through(plan.groups, records, place, minutes=minutes, archive=archive, say=say)
+        return work_through(
+            plan.groups, records, workspace, minutes=minutes, archive=archive, say=say
+        )
     for group in plan.groups:
         for cell in group.cells:
-            _note(place, cell.key).unlink(missing_ok=True)  # of an earlier run
-    task = Worker(plan.groups, records, place, minutes, archive)
+            _note(workspace, cell.key).unlink(missing_ok=True)  # of an earlier run
+    task = Worker(plan.groups, records, workspace, minutes, archive)
     if engine == "ray":
         from gradveil.search.ray import RayEngine
 
         with RayEngine({}, ray_address) as cluster:
-            cluster.run([task] * min(cluster.workers, len(plan.groups)), place.device)
+            cluster.run([task] * min(cluster.workers, len(plan.groups)), workspace.device)
     else:
         _side_by_side(task, min(at_once, len(plan.groups)))
     every = {cell.key: cell for group in plan.groups for cell in group.cells}
     done = [key for key, cell in every.items() if records.done(cell)]
-    notes = {key: _note(place, key) for key in every if key not in done}
+    notes = {key: _note(workspace, key) for key in every if key not in done}
     failed = {key: note.read_text().strip() for key, note in notes.items() if note.is_file()}
     return Outcome(done, failed, [key for key in notes if key not in failed])
 
@@ -334,13 +336,13 @@ class Worker:
 
     groups: tuple[Group, ...]
     records: Records
-    place: Place
+    workspace: Workspace
     minutes: float | None
     archive: Path | None
 
     def __call__(self, progress: bool = False) -> None:
         work_through(
-            self.groups, self.records, self.place, minutes=self.minutes, archive=self.archive
+            self.groups, self.records, self.workspace, minutes=self.minutes, archive=self.archive
         )
 
 

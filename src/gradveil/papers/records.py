@@ -21,7 +21,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.files import replacing, write_text
 from gradveil.core.reading import read_json
 from gradveil.engine.device import find_device
-from gradveil.papers.cells import PACKED, Audited, Cell, Place
+from gradveil.papers.cells import PACKED, Audited, Cell, Workspace
 
 CELL = "cell.json"
 FORMAT = "gradveil cell 1"
@@ -66,10 +66,12 @@ class Records:
                 return _read_case(folder / cell.key / str(result["case"]))
         return None
 
-    def write(self, cell: Cell, place: Place, result: dict[str, Any], seconds: float) -> Path:
-        """Write a finished cell; its own file comes last, and says that the others are whole."""
+    def write(
+        self, cell: Cell, workspace: Workspace, result: dict[str, Any], seconds: float
+    ) -> Path:
+        """Write a finished cell; `cell.json` comes last, and says that the others are whole."""
         target = self.folders[0] / cell.key
-        cell.keep(place, target)
+        cell.keep(workspace, target)
         facts = {
             "format": FORMAT,
             "key": cell.key,
@@ -79,7 +81,7 @@ class Records:
             "seconds": round(seconds, 1),
             "estimated_seconds": round(cell.seconds, 1),
             "estimated_training_seconds": round(cell.training.seconds, 1),
-            "device": device_name(place.device),
+            "device": device_name(workspace.device),
             "date": time.strftime("%Y-%m-%d", time.gmtime()),
             "versions": {
                 "gradveil": __version__,

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
 
 from gradveil.core.errors import GradveilError, unknown
-from gradveil.papers.networks import CIFAR10_CONSTANTS, CONSTANTS, OWN
+from gradveil.papers.networks import CIFAR10_CONSTANTS, CONSTANTS, OF_DATA
 
 CHOICES: dict[str, tuple[str, ...]] = {
     "loss": ("whole", "halved"),
@@ -42,7 +42,7 @@ class Switches:
     crop: str = "yes"
     victims: str = "alike"
     images: str = "drawn"
-    constants: str = OWN
+    constants: str = OF_DATA
     fashion_size: str = "28"
     convnet: str = "8"
     random: str = "mixed"
