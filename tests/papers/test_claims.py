@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from gradveil.papers.catalog import EXPERIMENTS
 from gradveil.papers.cells import Place
 from gradveil.papers.claims import (
     FAILS,
@@ -18,7 +19,7 @@ from gradveil.papers.claims import (
     decide_loss,
     together,
 )
-from gradveil.papers.experiments import EXPERIMENTS, Size
+from gradveil.papers.experiments import Size
 from gradveil.papers.queue import make_parts
 from gradveil.papers.records import Records
 from gradveil.papers.summaries import correlation_table, correlations, lowest, overlap

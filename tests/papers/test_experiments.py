@@ -11,17 +11,11 @@ import torch
 from gradveil.core.errors import GradveilError
 from gradveil.data.cifar import CIFAR10
 from gradveil.models import build
+from gradveil.papers.catalog import ALIASES, EXPERIMENTS, find_experiments
 from gradveil.papers.cells import Audited, Place, Trained
-from gradveil.papers.experiments import (
-    ALIASES,
-    EXPERIMENTS,
-    GRID,
-    Entry,
-    Experiment,
-    Size,
-    find_experiments,
-)
+from gradveil.papers.experiments import Entry, Experiment, Size
 from gradveil.papers.networks import with_constants
+from gradveil.papers.precode import GRID
 from gradveil.papers.published import SOURCES, figure, published, table_rows
 from gradveil.papers.switches import AS_PUBLISHED, CHOICES, OURS, VARIANTS, Switches, switched
 

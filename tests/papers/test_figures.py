@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gradveil.papers.catalog import EXPERIMENTS
 from gradveil.papers.cells import Cell, Place
-from gradveil.papers.experiments import EXPERIMENTS, Size
+from gradveil.papers.experiments import Size
 from gradveil.papers.figures import draw_figures
 from gradveil.papers.queue import make_parts
 from gradveil.papers.records import Records

@@ -233,9 +233,11 @@ def test_processes_side_by_side_share_the_queue(queue: Queue, how: dict[str, Any
         )
         for seed in (1, 2)
     ]
-    plan = queue.plan(given("one", *cells))
+    bad = replace(cells[0], attack="closed-form")  # which takes no steps
+    plan = queue.plan(given("one", *cells, bad))
     outcome = queue.run(plan, **how)
     assert sorted(outcome.done) == sorted(cell.key for cell in cells) and not outcome.left
+    assert list(outcome.failed) == [bad.key] and "steps 1" in outcome.failed[bad.key]
 
 
 def test_no_process_at_all_is_refused(queue: Queue) -> None:

@@ -3,9 +3,10 @@
 import json
 from pathlib import Path
 
+from gradveil.papers.catalog import EXPERIMENTS
 from gradveil.papers.cells import Place
 from gradveil.papers.claims import INFEASIBLE, MISSING, POINT, decide_all
-from gradveil.papers.experiments import EXPERIMENTS, OPTIONAL_DATA, Experiment, Size
+from gradveil.papers.experiments import OPTIONAL_DATA, Experiment, Size
 from gradveil.papers.published import table_title
 from gradveil.papers.queue import Part, make_parts
 from gradveil.papers.records import Records

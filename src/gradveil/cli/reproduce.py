@@ -121,8 +121,9 @@ def reproduce_command(
     if minutes is not None and not minutes > 0:
         raise GradveilError(f"minutes {minutes:g}: it must be above 0")
     from gradveil.engine.device import find_device
+    from gradveil.papers.catalog import EXPERIMENTS, find_experiments
     from gradveil.papers.cells import Place
-    from gradveil.papers.experiments import EXPERIMENTS, Size, find_experiments
+    from gradveil.papers.experiments import Size
     from gradveil.papers.queue import make_parts, make_plan, run_queue
     from gradveil.papers.records import COMMITTED, Records
 

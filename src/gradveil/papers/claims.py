@@ -6,18 +6,20 @@ from typing import Any
 
 import numpy as np
 
+from gradveil.papers.catalog import EXPERIMENTS
 from gradveil.papers.experiments import (
-    EXPERIMENTS,
-    GRID,
     HYBRID,
     NONE,
     OPTIONAL_DATA,
-    PRECODE_ROWS,
     STRONGEST,
     AttackTable,
     DefenseTable,
     Entry,
     PolicyTable,
+)
+from gradveil.papers.precode import (
+    GRID,
+    PRECODE_ROWS,
     PrecodeAccuracy,
     PrecodeReconstructions,
 )

@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 
 from gradveil.core.errors import GradveilError, one_line
+from gradveil.core.files import write_text
 from gradveil.core.importing import RAISED
 from gradveil.core.locks import held
 from gradveil.core.stopping import signaled, stop_if_signaled
@@ -247,6 +248,7 @@ class _Job:
 
         if not self._tried(measure, cell.key, [cell]):
             return
+        _note(self.place, cell.key).unlink(missing_ok=True)
         self.outcome.done.append(cell.key)
         self._learn("done", cell.key, cell.seconds, began)
         if self.archive is not None:
@@ -268,13 +270,20 @@ class _Job:
             told = isinstance(error, GradveilError)
             reason = " ".join(str(error).split()) if told else one_line(error, 300)
             self.tell(f"failed {name}: {reason}")
-            self.outcome.failed |= {cell.key: reason for cell in cells}
+            for cell in cells:
+                self.outcome.failed[cell.key] = reason
+                write_text(_note(self.place, cell.key), f"{reason}\n")
             return False
         finally:
             if torch.cuda.is_available():
                 gc.collect()
                 torch.cuda.empty_cache()
         return True
+
+
+def _note(place: Place, key: str) -> Path:
+    """Return the file that says why a cell failed, for the process that started this one."""
+    return place.work / "failed" / f"{key}.txt"
 
 
 def _to_stderr(text: str) -> None:
@@ -301,6 +310,9 @@ def run_queue(
         raise GradveilError(f"at once {at_once}: it must be at least 1")
     if engine == "local" and at_once == 1:
         return work_through(plan.groups, records, place, minutes=minutes, archive=archive, say=say)
+    for group in plan.groups:
+        for cell in group.cells:
+            _note(place, cell.key).unlink(missing_ok=True)  # of an earlier run
     task = Worker(plan.groups, records, place, minutes, archive)
     if engine == "ray":
         from gradveil.search.ray import RayEngine
@@ -310,8 +322,10 @@ def run_queue(
     else:
         _side_by_side(task, min(at_once, len(plan.groups)))
     every = {cell.key: cell for group in plan.groups for cell in group.cells}
-    done = {key for key, cell in every.items() if records.done(cell)}
-    return Outcome([*done], {}, [key for key in every if key not in done])
+    done = [key for key, cell in every.items() if records.done(cell)]
+    notes = {key: _note(place, key) for key in every if key not in done}
+    failed = {key: note.read_text().strip() for key, note in notes.items() if note.is_file()}
+    return Outcome(done, failed, [key for key in notes if key not in failed])
 
 
 @dataclass(frozen=True)
