@@ -281,6 +281,10 @@ def reconstruct(
     train_mode: bool = False,
     local_steps: int = 1,
     local_lr: float = 0.01,
+    local_epochs: int = 1,
+    local_batch_size: int | None = None,
+    client_momentum: float = 0.0,
+    client_weight_decay: float = 0.0,
     image_size: int | None = None,
     seed: int | Generator = 0,
     data_root: Path | str | None = None,
@@ -291,7 +295,8 @@ def reconstruct(
     `model` is a module, which stays as it is, or a name such as lenet. A name needs `images` of the
     client's kind, or the name of a data set, for the image shape, the classes and the
     normalization; a module needs these or `image_shape`, (C, H, W). The client made `local_steps`
-    steps of SGD with rate `local_lr` over its `size` images. Labels are inferred.
+    steps of SGD with rate `local_lr` over its `size` images, or went through them in mini-batches,
+    as `Protocol` says. Labels are inferred.
     """
     where = find_device(device)
     chosen = _prepared(find_attack(attack), steps)
@@ -325,7 +330,15 @@ def reconstruct(
         image_shape=image_shape,
         classes=classes,
         size=size,
-        protocol=Protocol(local_steps, local_lr, train_mode),
+        protocol=Protocol(
+            local_steps,
+            local_lr,
+            train_mode,
+            local_epochs,
+            local_batch_size,
+            client_momentum,
+            client_weight_decay,
+        ),
     )
     (found,) = chosen([seen], as_generator(seed, "reconstruct"))
     return found

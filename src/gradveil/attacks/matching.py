@@ -164,7 +164,7 @@ class Problem:
         self.restarts = len(rows.images) // len(seen)
         self.mean, self.std = find_frame(first, rows.images.device)
         self.untold = bool(fresh.modules) and (
-            first.protocol.local_steps > 1 or attack.prior.passes
+            first.protocol.moves(first.size) or attack.prior.passes
         )
         self.state = PriorState(
             first.model, self.labels, self.mean, self.std, first.protocol.train_mode, first.classes

@@ -14,13 +14,11 @@ from torch.autograd.function import once_differentiable
 
 from gradveil.engine.convolutions import convolution_weight, convolve, short_convolve
 from gradveil.engine.device import load_kernels, suits
+from gradveil.engine.norms import Norm, takes_statistics
 from gradveil.engine.products import thin_product
 
 Rule = Callable[[Any, Tensor, Tensor, int], dict[str, Tensor]]
 """(layer, input, blame, victims) -> (victims, *parameter shape) for each of its parameters."""
-
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-"""The layers that mix the rows of a batch in training mode."""
 
 
 def linear(_: nn.Linear, inputs: Tensor, blame: Tensor, victims: int) -> dict[str, Tensor]:
@@ -49,25 +47,25 @@ def convolution(layer: nn.Conv2d, inputs: Tensor, blame: Tensor, victims: int) -
     return found
 
 
-def batch_norm(
-    layer: nn.BatchNorm1d | nn.BatchNorm2d, inputs: Tensor, blame: Tensor, victims: int
-) -> dict[str, Tensor]:
+def batch_norm(layer: Norm, inputs: Tensor, blame: Tensor, victims: int) -> dict[str, Tensor]:
     """weight: sum b (a - mean) / std, bias: sum b.
 
-    (sum b a - mean sum b) / std is the same, and needs no normalized copy of the input.
+    (sum b a - mean sum b) / std is the same, and needs no normalized copy of the input. Where the
+    layer takes its statistics from the batch, `inputs` are normalized already.
     """
     if layer.weight is None:
         return {}
     plain: Tensor
     mixed: Tensor
     plain, mixed = _Moments.apply(blame, inputs)  # type: ignore[no-untyped-call]
-    found = normalized_sums(layer, plain, mixed)
+    if takes_statistics(layer):
+        found = {"weight": mixed, "bias": plain}
+    else:
+        found = normalized_sums(layer, plain, mixed)
     return {name: part.view(victims, -1, part.shape[1]).sum(1) for name, part in found.items()}
 
 
-def normalized_sums(
-    layer: nn.BatchNorm1d | nn.BatchNorm2d, plain: Tensor, mixed: Tensor
-) -> dict[str, Tensor]:
+def normalized_sums(layer: Norm, plain: Tensor, mixed: Tensor) -> dict[str, Tensor]:
     """Return each row's gradients, (rows, channels), from sum b and sum b a."""
     assert layer.running_mean is not None and layer.running_var is not None
     return {
@@ -122,6 +120,10 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.Linear: linear,
     nn.BatchNorm1d: batch_norm,
     nn.BatchNorm2d: batch_norm,
+    nn.BatchNorm3d: batch_norm,
+    nn.InstanceNorm1d: batch_norm,
+    nn.InstanceNorm2d: batch_norm,
+    nn.InstanceNorm3d: batch_norm,
     nn.GroupNorm: group_norm,
     nn.LayerNorm: layer_norm,
 }

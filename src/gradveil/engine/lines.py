@@ -21,6 +21,7 @@ from gradveil.engine.convolutions import suits_one_by_one, weights_one_by_one
 from gradveil.engine.device import load_kernels, suits
 from gradveil.engine.gradients import gradient, trainable
 from gradveil.engine.layers import RULES, SHORT_FORWARDS, normalized_sums
+from gradveil.engine.norms import takes_statistics
 from gradveil.engine.passes import Pass, copied, find_blames, forward
 from gradveil.engine.products import DotAndSquare
 
@@ -103,7 +104,7 @@ def layer_products(
             if layer.bias is not None:
                 found["bias"] = products(blame.float().sum((2, 3)), lines)
             return found
-        if type(layer) is nn.BatchNorm2d:
+        if type(layer) is nn.BatchNorm2d and not takes_statistics(layer):
             plain, mixed = load_kernels().moments(blame, inputs)
             return {
                 name: products(part, lines)

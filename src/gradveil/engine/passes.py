@@ -6,7 +6,7 @@ of `layers` turn these into the gradients of each victim, or into inner products
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,8 +18,9 @@ from torch.func import functional_call
 
 from gradveil.core.types import Gradients, Loss
 from gradveil.engine.device import suits
-from gradveil.engine.gradients import per_sample, trainable, with_slope
+from gradveil.engine.gradients import copied_buffers, per_sample, trainable, with_slope
 from gradveil.engine.layers import FORWARDS, RULES, Rule, linear_bias, outer_rows
+from gradveil.engine.norms import Norm, Running, is_normalized, normalize, scale_by_channel
 from gradveil.engine.products import Aim, DotAndSquare, total
 
 Forwards = Mapping[type[nn.Module], Callable[[Any, Tensor], Tensor]]
@@ -30,7 +31,8 @@ Forwards = Mapping[type[nn.Module], Callable[[Any, Tensor], Tensor]]
 class Tap:
     """One use of one layer: its input, and the edge that marks its output in the graph.
 
-    The edge holds even if the output tensor is later changed in place.
+    The edge holds even if the output tensor is later changed in place. For a layer that takes its
+    statistics from the batch, the input is the normalized one.
     """
 
     layer: nn.Module
@@ -58,10 +60,15 @@ def forward(
     labels: Tensor,
     parameters: dict[str, Tensor],
     forwards: Forwards = FORWARDS,
+    *,
+    buffers: Mapping[str, Tensor] | None = None,
+    running: Running | None = None,
 ) -> Pass:
     """Pass all victims' images through the model, with `parameters` in place of the model's.
 
     Layers of a type in `forwards` run that function; the default ones differentiate fast twice.
+    Layers that take their statistics from the batch use those of each victim; `running` follows
+    them. A pass in training mode changes `buffers`, or copies that are then dropped.
     """
     rows = images.flatten(0, 1)
     if not rows.requires_grad:  # or nothing before the first layer would have a graph
@@ -73,8 +80,10 @@ def forward(
     copies = {
         name: copy if copy.requires_grad else copy.requires_grad_() for name, copy in copies.items()
     }
-    with _taps(model, forwards) as taps:
-        logits = functional_call(model, {**parameters, **copies}, (rows,))
+    buffers = copied_buffers(model) if buffers is None else buffers
+    watching = nullcontext() if running is None else running.watch()
+    with watching, _taps(model, forwards, len(images)) as taps:
+        logits = functional_call(model, {**buffers, **parameters, **copies}, (rows,))
     if logits.dtype in (torch.bfloat16, torch.float16):
         logits = logits.float()
     losses = with_slope(per_sample(loss, logits, labels.flatten(0, 1)))
@@ -143,12 +152,17 @@ def direct(model: nn.Module) -> set[str]:
 
 
 @contextmanager
-def _taps(model: nn.Module, forwards: Forwards) -> Iterator[list[Tap]]:
+def _taps(model: nn.Module, forwards: Forwards, victims: int) -> Iterator[list[Tap]]:
     """Record each use of the layers with trainable parameters, and run `forwards`, for a while."""
     taps: list[Tap] = []
+    normals: dict[nn.Module, Tensor] = {}
 
     def record(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        taps.append(Tap(layer, inputs[0], get_gradient_edge(output)))
+        taps.append(Tap(layer, normals.pop(layer, inputs[0]), get_gradient_edge(output)))
+
+    def run_norm(layer: Norm, inputs: Tensor) -> Tensor:
+        normals[layer] = normalize(layer, inputs, victims)
+        return scale_by_channel(normals[layer], layer.weight, layer.bias)
 
     layers = [
         m
@@ -156,6 +170,7 @@ def _taps(model: nn.Module, forwards: Forwards) -> Iterator[list[Tap]]:
         if type(m) in RULES and any(p.requires_grad for p in m.parameters(recurse=False))
     ]
     faster = {m: forwards[type(m)] for m in model.modules() if type(m) in forwards}
+    faster |= {m: run_norm for m in model.modules() if is_normalized(m)}
     handles = [layer.register_forward_hook(record) for layer in layers]
     try:
         for layer, run in faster.items():
