@@ -4,11 +4,13 @@ from functools import partial
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Generator, Tensor, nn
 
 import toys
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Protocol
+from gradveil.engine import norms
 from gradveil.engine.batched import BatchedGradients
 from gradveil.engine.gradients import copied_buffers, cross_entropy, gradient, loop_gradients
 from gradveil.engine.norms import normalize
@@ -46,22 +48,29 @@ def test_inner_products_in_train_mode_and_their_slopes_are_the_loops(name: str) 
         assert apart(part, expected) < 1e-9
 
 
+@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("shape", [(6, 3), (6, 3, 4), (6, 3, 2, 5)])
-def test_normalization_and_its_two_derivatives_are_those_of_torch(shape: tuple[int, ...]) -> None:
+def test_normalization_and_its_two_derivatives_are_those_of_torch(
+    shape: tuple[int, ...], together: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All groups together is the way of a GPU."""
+    monkeypatch.setattr(norms, "by_group", lambda _: not together)
     rng = Generator().manual_seed(0)
     inputs, first, second = torch.randn(3, *shape, generator=rng, dtype=torch.float64).unbind()
-    inputs = inputs.requires_grad_()
+    weight, bias = torch.randn(2, 2, 3, generator=rng, dtype=torch.float64).unbind()
+    leaves = [inputs.requires_grad_(), weight.requires_grad_(), bias.requires_grad_()]
     kind = nn.BatchNorm2d if len(shape) == 4 else nn.BatchNorm1d
-    layer = kind(3, affine=False, eps=0.1, dtype=torch.float64)
-    ways = (
-        normalize(layer, inputs, 2),
-        torch.cat([layer(part) for part in inputs.chunk(2)]),
-    )
+    layer = kind(3, eps=0.1, dtype=torch.float64)
+
+    def plain() -> Tensor:
+        pieces = zip(inputs.chunk(2), weight, bias, strict=True)
+        return torch.cat([F.batch_norm(x, None, None, w, b, True, 0.0, 0.1) for x, w, b in pieces])
+
     each = []
-    for values in ways:
-        (once,) = torch.autograd.grad((values * first).sin().sum(), inputs, create_graph=True)
-        (twice,) = torch.autograd.grad((once * second).sum(), inputs)
-        each.append((values, once, twice))
+    for values in (normalize(layer, inputs, 2, weight, bias), plain()):
+        once = torch.autograd.grad((values * first).sin().sum(), leaves, create_graph=True)
+        total = (once[0] * second).sum() + (once[1] * once[2]).sin().sum()
+        each.append((values, *once, *torch.autograd.grad(total, leaves)))
     for found, expected in zip(*each, strict=True):
         assert apart(found, expected) < 1e-12
 
@@ -144,7 +153,7 @@ def test_a_single_value_for_each_channel_is_refused_as_in_the_loop() -> None:
     with pytest.raises(ValueError, match="more than 1 value per channel"):
         Shares(model.double().train(), cross_entropy)(images, labels)
     with pytest.raises(GradveilError, match=r"single value for each channel.*2 victim"):
-        normalize(nn.BatchNorm1d(3), torch.rand(2, 3), 2)
+        normalize(nn.BatchNorm1d(3), torch.rand(2, 3), 2, None, None)
 
 
 def test_a_victim_is_the_same_in_any_company() -> None:

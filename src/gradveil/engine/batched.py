@@ -120,13 +120,12 @@ class BatchedGradients:
         self,
         images: Tensor,
         labels: Tensor,
-        running: Running,
         *,
-        draws: Draws | None = None,
-        differentiable: bool = False,
+        differentiable: bool,
+        running: Running,
     ) -> None:
         """Update `running` by a pass; no gradients are made."""
-        with self._passed(images, labels, draws, differentiable, None, running):
+        with self._passed(images, labels, None, differentiable, None, running):
             pass
 
     @contextmanager

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from gradveil.engine.device import load_kernels, suits
+from gradveil.engine.each import Moves, convolve_one_by_one
 from gradveil.engine.products import multiply
 
 MANY_PATCHES = 200_000  # numbers in one image's patches
@@ -55,6 +56,9 @@ def convolve_each(layer: nn.Conv2d, inputs: Tensor, weight: Tensor) -> Tensor:
     """
     victims, outputs = len(weight), weight.shape[1]
     inputs, layout = _laid_out(layer, inputs, victims)
+    if one_by_one(inputs):
+        inputs, moves = _moves(inputs, layout)
+        return convolve_one_by_one(inputs, weight, moves)
     sizes = zip(
         inputs.shape[2:], layout.edges, layout.kernel, layout.dilation, layout.stride, strict=True
     )
@@ -65,6 +69,11 @@ def convolve_each(layer: nn.Conv2d, inputs: Tensor, weight: Tensor) -> Tensor:
     patches = _Unfolded.apply(inputs, layout, out)  # type: ignore[no-untyped-call]
     kernels = weight.reshape(victims * layout.groups, outputs // layout.groups, -1)
     return _by_row(multiply(kernels, patches), layout, (len(inputs), outputs, *out))
+
+
+def one_by_one(inputs: Tensor) -> bool:
+    """Tell whether a call for each victim beats one product of patches: on a CPU."""
+    return not inputs.is_cuda
 
 
 def line_products(
@@ -362,6 +371,15 @@ def _laid_out(layer: nn.Conv2d, inputs: Tensor, victims: int) -> tuple[Tensor, P
         edges = ((0, 0), (0, 0))
     moves = _two(layer.kernel_size), _two(layer.stride), _two(layer.dilation)
     return inputs, PatchLayout(*moves, edges, layer.groups, victims)
+
+
+def _moves(inputs: Tensor, layout: PatchLayout) -> tuple[Tensor, Moves]:
+    """Return the input, padded where its sides differ, and torch's settings of the layer."""
+    (top, bottom), (left, right) = layout.edges
+    padding = top, left
+    if top != bottom or left != right:
+        inputs, padding = F.pad(inputs, (left, right, top, bottom)), (0, 0)
+    return inputs, Moves(layout.stride, padding, layout.dilation, layout.groups)
 
 
 def _padding(layer: nn.Conv2d) -> tuple[tuple[int, int], tuple[int, int]]:

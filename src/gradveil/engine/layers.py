@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from gradveil.engine.convolutions import convolution_weight, convolve, short_convolve
 from gradveil.engine.device import load_kernels, suits
-from gradveil.engine.norms import Norm, takes_statistics
+from gradveil.engine.norms import Norm
 from gradveil.engine.products import thin_product
 
 Rule = Callable[[Any, Tensor, Tensor, int], dict[str, Tensor]]
@@ -50,18 +50,15 @@ def convolution(layer: nn.Conv2d, inputs: Tensor, blame: Tensor, victims: int) -
 def batch_norm(layer: Norm, inputs: Tensor, blame: Tensor, victims: int) -> dict[str, Tensor]:
     """weight: sum b (a - mean) / std, bias: sum b.
 
-    (sum b a - mean sum b) / std is the same, and needs no normalized copy of the input. Where the
-    layer takes its statistics from the batch, `inputs` are normalized already.
+    (sum b a - mean sum b) / std is the same, and needs no normalized copy of the input. The mean
+    is the running one: a layer that takes its statistics from the batch needs no rule.
     """
     if layer.weight is None:
         return {}
     plain: Tensor
     mixed: Tensor
     plain, mixed = _Moments.apply(blame, inputs)  # type: ignore[no-untyped-call]
-    if takes_statistics(layer):
-        found = {"weight": mixed, "bias": plain}
-    else:
-        found = normalized_sums(layer, plain, mixed)
+    found = normalized_sums(layer, plain, mixed)
     return {name: part.view(victims, -1, part.shape[1]).sum(1) for name, part in found.items()}
 
 

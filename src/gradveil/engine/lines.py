@@ -21,7 +21,6 @@ from gradveil.engine.convolutions import suits_one_by_one, weights_one_by_one
 from gradveil.engine.device import load_kernels, suits
 from gradveil.engine.gradients import gradient, trainable
 from gradveil.engine.layers import RULES, SHORT_FORWARDS, normalized_sums
-from gradveil.engine.norms import takes_statistics
 from gradveil.engine.passes import Pass, copied, find_blames, forward
 from gradveil.engine.products import DotAndSquare
 
@@ -104,7 +103,7 @@ def layer_products(
             if layer.bias is not None:
                 found["bias"] = products(blame.float().sum((2, 3)), lines)
             return found
-        if type(layer) is nn.BatchNorm2d and not takes_statistics(layer):
+        if type(layer) is nn.BatchNorm2d:
             plain, mixed = load_kernels().moments(blame, inputs)
             return {
                 name: products(part, lines)
@@ -207,7 +206,7 @@ def _pairs(
                 if key in keys:
                     sums[keys[key]] = sums[keys[key]] + part if keys[key] in sums else part
     sums |= {
-        name: copied(blame, len(done.rows))
+        name: copied(blame, len(done.rows), model.get_parameter(name).dim())
         for name, blame in zip(done.copies, blames[len(done.taps) :], strict=True)
     }
     pairs |= {name: products(part, lines) for name, part in sums.items()}

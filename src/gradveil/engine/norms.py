@@ -45,10 +45,13 @@ def is_normalized(layer: nn.Module) -> bool:
     return type(layer) in NORMALIZED and takes_statistics(layer)
 
 
-def normalize(layer: Norm, inputs: Tensor, victims: int) -> Tensor:
-    """Return (a - mean) / std with the statistics of each victim's rows, without scale and shift.
+def normalize(
+    layer: Norm, inputs: Tensor, victims: int, weight: Tensor | None, bias: Tensor | None
+) -> Tensor:
+    """Return w (a - mean) / std + b with the statistics of each victim's rows.
 
-    The result can be differentiated twice.
+    `weight` and `bias` are (victims, channels) or None. The result can be differentiated twice, by
+    all three.
     """
     values = _grouped(layer, inputs, victims)
     if values.shape[1] * values.shape[3] == 1:
@@ -57,9 +60,19 @@ def normalize(layer: Norm, inputs: Tensor, victims: int) -> Tensor:
             f"an input of shape {tuple(inputs.shape)} for {victims} victim(s): it needs several; "
             "take larger batches, or eval mode"
         )
-    normal: Tensor
-    normal, _ = _Standardized.apply(values, layer.eps)  # type: ignore[no-untyped-call]
-    return normal.view(inputs.shape)
+    if weight is not None and len(values) > victims:  # every row is a group
+        weight = weight.repeat_interleave(len(values) // victims, 0)
+        bias = None if bias is None else bias.repeat_interleave(len(values) // victims, 0)
+    found: Tensor
+    found, _ = _Normalized.apply(values, weight, bias, layer.eps)  # type: ignore[no-untyped-call]
+    return found.view(inputs.shape)
+
+
+def for_each(parameter: Tensor | None, dims: int, victims: int) -> Tensor | None:
+    """Return (victims, *shape) of a parameter; one that all share has `dims` dimensions alone."""
+    if parameter is None or parameter.dim() > dims:
+        return parameter
+    return parameter.expand(victims, *parameter.shape)
 
 
 def scale_by_channel(values: Tensor, scale: Tensor | None, shift: Tensor | None) -> Tensor:
@@ -80,56 +93,153 @@ def _grouped(layer: nn.Module, inputs: Tensor, victims: int) -> Tensor:
     return inputs.reshape(groups, len(inputs) // groups, inputs.shape[1], -1)
 
 
-class _Standardized(torch.autograd.Function):
-    """z = (x - mean) / std and 1 / std of (groups, rows, channels, positions).
+class _Normalized(torch.autograd.Function):
+    """y = w z + b with z = (x - mean) r, r = 1 / std, of x (groups, rows, channels, positions).
 
-    With n values in a group and r = 1 / std, dz/dx = r (I - 1 1' / n - z z' / n), which is
-    symmetric, and dr/dx = -r^2 z / n. Short formats add up in float32.
+    Also returns mean and r, (2, groups, channels). Short formats add up in float32.
     """
 
     @staticmethod
-    def forward(ctx: Any, values: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-        wide = _wide(values)
-        centered = wide - _mean(wide)
-        scale = (_mean(centered.square()) + eps).rsqrt()
-        normal = centered.mul_(scale).to(values.dtype)
-        ctx.save_for_backward(normal, scale)
-        ctx.set_materialize_grads(False)
-        return normal, scale
+    def forward(
+        ctx: Any, values: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        found, moments = _forward(values, weight, bias, eps)
+        ctx.save_for_backward(values, weight, moments)
+        ctx.mark_non_differentiable(moments)
+        return found, moments
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor | None, to_scale: Tensor | None) -> tuple[Any, None]:
-        normal, scale = ctx.saved_tensors
-        found: Tensor | None = None
-        if slope is not None:
-            found = _Slope.apply(slope, normal, scale)  # type: ignore[no-untyped-call]
-        if to_scale is not None:  # of the second derivative alone
-            part = normal * (to_scale * scale.square() / -_count(normal)).to(normal.dtype)
-            found = part if found is None else found + part
-        return found, None
+    def backward(ctx: Any, slope: Tensor, _: Tensor) -> tuple[Any, ...]:
+        found = _Slopes.apply(slope, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
+        wanted = zip(found, ctx.needs_input_grad, strict=False)
+        return (*(part if needed else None for part, needed in wanted), None)
 
 
-class _Slope(torch.autograd.Function):
-    """r (g - mean(g) - z mean(g z)), the slope at x for the slope g at z."""
+class _Slopes(torch.autograd.Function):
+    """The slopes at x, w and b for the slope g at y, with means over the n values of a channel.
+
+    They are w r (g - mean(g) - z mean(g z)), n mean(g z) and n mean(g).
+    """
 
     @staticmethod
-    def forward(ctx: Any, slope: Tensor, normal: Tensor, scale: Tensor) -> Tensor:
-        wide, z = _wide(slope), _wide(normal)
-        plain, mixed = _mean(wide), _mean(wide * z)
-        ctx.save_for_backward(slope, normal, scale, plain, mixed)
-        return torch.addcmul(wide - plain, z, mixed, value=-1).mul_(scale).to(slope.dtype)
+    def forward(
+        ctx: Any, slope: Tensor, values: Tensor, weight: Tensor | None, moments: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        found, mixed, plain = _backward(slope, values, weight, moments)
+        ctx.save_for_backward(slope, values, weight, moments, mixed, plain)
+        return found, mixed.to(slope.dtype), plain.to(slope.dtype)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, to_found: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        slope, normal, scale, plain, mixed = ctx.saved_tensors
-        u, g, z = _wide(to_found), _wide(slope), _wide(normal)
-        mean, with_normal = _mean(u), _mean(u * z)
-        with_slope = _mean(u * g)
-        to_slope = torch.addcmul(u - mean, z, with_normal, value=-1).mul_(scale)
-        to_normal = (u * (-scale * mixed)).addcmul_(g, -scale * with_normal)
-        to_scale = _count(z) * (with_slope - mean * plain - with_normal * mixed)
-        return to_slope.to(slope.dtype), to_normal.to(normal.dtype), to_scale
+    def backward(
+        ctx: Any, u: Tensor, to_mixed: Tensor, to_plain: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor | None, None]:
+        """Differentiate <u, slope at x> + <to_mixed, slope at w> + <to_plain, slope at b>.
+
+        The slope at x of that is r (k_u u + k_g g + k_z z + k_1), with numbers k for each channel.
+        """
+        slope, values, weight, (mean, r), mixed, plain = ctx.saved_tensors
+        n = _count(values)
+        to_slope, u_mixed, u_plain = _backward(u, values, weight, ctx.saved_tensors[3])
+        together = _sum(_wide(u) * _wide(slope))
+        w = torch.ones_like(r) if weight is None else weight.to(r.dtype)
+        to_mixed, to_plain = to_mixed.to(r.dtype), to_plain.to(r.dtype)
+        common = together - u_plain * plain / n - u_mixed * mixed / n
+        k_u = -w * r * mixed / n
+        k_g = to_mixed - w * r * u_mixed / n
+        k_1 = -(k_u * u_plain + k_g * plain) / n
+        k_z = -(k_u * u_mixed + k_g * mixed + w * r * common) / n
+        # z = (x - mean) r, so that nothing but x is kept.
+        to_slope = _linear(
+            (to_plain - to_mixed * mean * r, None), (to_mixed * r, values), (None, to_slope)
+        )
+        to_values = _linear(
+            (r * (k_1 - k_z * mean * r), None),
+            (r * k_u, u),
+            (r * k_g, slope),
+            (r * r * k_z, values),
+        )
+        to_weight = None if weight is None else (r * common).to(weight.dtype)
+        return to_slope.to(slope.dtype), to_values.to(values.dtype), to_weight, None
+
+
+def by_group(values: Tensor) -> bool:
+    """Tell whether groups are taken one by one: a CPU gains by it, a GPU would lose."""
+    return not values.is_cuda
+
+
+def _forward(
+    values: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor]:
+    """Return w z + b, and mean and r, (2, groups, channels)."""
+    if by_group(values):
+        # Torch's fused batch norm, group by group; its public form does not give mean and r.
+        each = [
+            torch.native_batch_norm(
+                part, _at(weight, group), _at(bias, group), None, None, True, 0.0, eps
+            )
+            for group, part in enumerate(values)
+        ]
+        found, mean, r = (torch.stack(part) for part in zip(*each, strict=True))
+        return found, torch.stack([mean, r])
+    wide = _wide(values)
+    mean = _sum(wide) / _count(wide)
+    centered = wide - mean[:, None, :, None]
+    r = (_sum(centered.square()) / _count(wide) + eps).rsqrt()
+    scale = r if weight is None else r * weight
+    found = centered.mul_(scale[:, None, :, None])
+    found = found if bias is None else found.add_(bias[:, None, :, None])
+    return found.to(values.dtype), torch.stack([mean, r])
+
+
+def _backward(
+    slope: Tensor, values: Tensor, weight: Tensor | None, moments: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the slopes at x, (groups, rows, channels, positions), and at w and b."""
+    mean, r = moments
+    if by_group(values):
+        each = [
+            torch.ops.aten.native_batch_norm_backward(
+                g.contiguous(), x, _at(weight, group), None, None, mean[group], r[group], True, 0.0,
+                (True, True, True),
+            )
+            for group, (g, x) in enumerate(zip(slope, values, strict=True))
+        ]  # fmt: skip
+        found, mixed, plain = (torch.stack(part) for part in zip(*each, strict=True))
+        return found, mixed, plain
+    g, x, n = _wide(slope), _wide(values), _count(values)
+    plain = _sum(g)
+    mixed = (_sum(g * x) - mean * plain) * r
+    scale = r if weight is None else r * weight
+    constant = scale * (mean * r * mixed - plain) / n
+    found = _linear((constant, None), (scale, g), (-scale * r * mixed / n, x))
+    return found.to(slope.dtype), mixed, plain
+
+
+def _at(values: Tensor | None, group: int) -> Tensor | None:
+    return None if values is None else values[group]
+
+
+def _linear(*parts: tuple[Tensor | None, Tensor | None]) -> Tensor:
+    """Return the sum of k m, with numbers k (groups, channels) for the maps m.
+
+    Without a map it is the number alone, first; without a number the map alone.
+    """
+    found: Tensor | None = None
+    for factor, maps in parts:
+        spread = None if factor is None else factor[:, None, :, None]
+        if found is None:
+            found = spread
+        elif maps is not None:
+            wide = _wide(maps)
+            found = found + wide if spread is None else torch.addcmul(found, wide, spread)
+    assert found is not None
+    return found
+
+
+def _sum(values: Tensor) -> Tensor:
+    """Return the sum for each group and channel."""
+    return values.sum(3).sum(1)
 
 
 def _mean(values: Tensor) -> Tensor:
@@ -208,6 +318,14 @@ def update_rate(layer: nn.Module, number: int) -> float | Tensor:
         return 0.0
     assert layer.num_batches_tracked is not None
     return 1 / (layer.num_batches_tracked + number).double()  # a whole number would give float32
+
+
+def share_of_updates(layer: nn.Module, number: int) -> float | Tensor:
+    """Return the weight that so many batches together have in the layer's running statistics."""
+    left: float | Tensor = 1.0
+    for update in range(1, number + 1):
+        left = left * (1 - update_rate(layer, update))
+    return 1 - left
 
 
 def _keeps(layer: nn.Module) -> bool:

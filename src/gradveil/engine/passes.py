@@ -20,7 +20,7 @@ from gradveil.core.types import Gradients, Loss
 from gradveil.engine.device import suits
 from gradveil.engine.gradients import copied_buffers, per_sample, trainable, with_slope
 from gradveil.engine.layers import FORWARDS, RULES, Rule, linear_bias, outer_rows
-from gradveil.engine.norms import Norm, Running, is_normalized, normalize, scale_by_channel
+from gradveil.engine.norms import Norm, Running, for_each, is_normalized, normalize
 from gradveil.engine.products import Aim, DotAndSquare, total
 
 Forwards = Mapping[type[nn.Module], Callable[[Any, Tensor], Tensor]]
@@ -31,8 +31,7 @@ Forwards = Mapping[type[nn.Module], Callable[[Any, Tensor], Tensor]]
 class Tap:
     """One use of one layer: its input, and the edge that marks its output in the graph.
 
-    The edge holds even if the output tensor is later changed in place. For a layer that takes its
-    statistics from the batch, the input is the normalized one.
+    The edge holds even if the output tensor is later changed in place.
     """
 
     layer: nn.Module
@@ -44,7 +43,8 @@ class Tap:
 class Pass:
     """A forward pass of all victims' rows: (rows, ...) images, (rows,) losses, the layers' uses.
 
-    `copies` holds, by name, each parameter of `direct` with a copy for every row.
+    `copies` holds, by name, each parameter of `direct` with a copy for every row, and each of
+    `scales` with a copy for every victim.
     """
 
     rows: Tensor
@@ -77,6 +77,8 @@ def forward(
         name: parameters[name].expand(len(rows), *parameters[name].shape[1:])
         for name in direct(model)
     }
+    for name in scales(model):
+        copies[name] = parameters[name].expand(len(images), *parameters[name].shape)
     copies = {
         name: copy if copy.requires_grad else copy.requires_grad_() for name, copy in copies.items()
     }
@@ -135,8 +137,13 @@ def compare(
         return total([dot for dot, _ in pairs]), total([square for _, square in pairs])
 
 
-def copied(blame: Tensor, victims: int) -> Tensor:
-    """Return the gradient of a parameter that each row had a copy of, (victims, *its shape)."""
+def copied(blame: Tensor, victims: int, dims: int) -> Tensor:
+    """Return the gradient of a parameter of so many dimensions, (victims, *its shape).
+
+    Each row had a copy of it, in place of its first dimension, or each victim.
+    """
+    if blame.dim() > dims:
+        return blame
     return blame.reshape(victims, -1, 1, *blame.shape[1:]).sum(1)
 
 
@@ -151,23 +158,35 @@ def direct(model: nn.Module) -> set[str]:
     }
 
 
+def scales(model: nn.Module) -> set[str]:
+    """Name the trainable parameters of layers with the statistics of each victim."""
+    return {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules()
+        if is_normalized(module)
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.requires_grad
+    }
+
+
 @contextmanager
 def _taps(model: nn.Module, forwards: Forwards, victims: int) -> Iterator[list[Tap]]:
     """Record each use of the layers with trainable parameters, and run `forwards`, for a while."""
     taps: list[Tap] = []
-    normals: dict[nn.Module, Tensor] = {}
 
     def record(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        taps.append(Tap(layer, normals.pop(layer, inputs[0]), get_gradient_edge(output)))
+        taps.append(Tap(layer, inputs[0], get_gradient_edge(output)))
 
     def run_norm(layer: Norm, inputs: Tensor) -> Tensor:
-        normals[layer] = normalize(layer, inputs, victims)
-        return scale_by_channel(normals[layer], layer.weight, layer.bias)
+        weight, bias = (for_each(part, 1, victims) for part in (layer.weight, layer.bias))
+        return normalize(layer, inputs, victims, weight, bias)
 
     layers = [
         m
         for m in model.modules()
-        if type(m) in RULES and any(p.requires_grad for p in m.parameters(recurse=False))
+        if type(m) in RULES
+        and not is_normalized(m)
+        and any(p.requires_grad for p in m.parameters(recurse=False))
     ]
     faster = {m: forwards[type(m)] for m in model.modules() if type(m) in forwards}
     faster |= {m: run_norm for m in model.modules() if is_normalized(m)}
@@ -230,7 +249,7 @@ def _products(
             if name is not None:
                 found[name] = found[name] + part if name in found else part
     for name, blame in zip(done.copies, blames[len(done.taps) :], strict=True):
-        found[name] = copied(blame, victims)
+        found[name] = copied(blame, victims, parameters[name].dim())
     return {
         name: found[name] if name in found else parameter.new_zeros(victims, *parameter.shape)
         for name, parameter in parameters.items()

@@ -8,7 +8,7 @@ the model allows it, else for one victim at a time after a warning.
 import warnings
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
@@ -53,8 +53,9 @@ class Shares:
     ) -> None:
         self._model, self._loss, self._protocol = model, loss, protocol
         self._batched = BatchedGradients(model, loss, short=short, told=told)
+        self._watched = BatchedGradients(model, loss, free=True)
         self._told = told
-        self._updates = None if protocol is None else LocalUpdates(model, loss, protocol)
+        self._updates = LocalUpdates(model, loss, protocol or Protocol())
         self._warned = False
         self._size = 1
         if protocol is not None and protocol.moves(1):
@@ -97,25 +98,25 @@ class Shares:
         return Sent(found, _kept(running, differentiable))
 
     def statistics(
-        self,
-        images: Tensor,
-        labels: Tensor,
-        *,
-        draws: Draws | None = None,
-        differentiable: bool = False,
+        self, images: Tensor, labels: Tensor, *, differentiable: bool = False
     ) -> Statistics:
-        """Return the running statistics alone: for one step, no gradient is made."""
+        """Return the running statistics alone: for one step, no gradient is made.
+
+        Layers that draw do so by themselves.
+        """
+        check_victims(images, labels)
         with self._mode():
             running = Running(self._model, len(images))
-            if self._updates_of(images.shape[1]) is None:
+            follow: dict[str, Any] = {"differentiable": differentiable, "running": running}
+            if self._protocol is not None and self._protocol.moves(images.shape[1]):
+                self._updates(images, labels, **follow)
+            else:
                 try:
-                    self._batched.watch(
-                        images, labels, running, draws=draws, differentiable=differentiable
-                    )
-                    return _kept(running, differentiable)
+                    self._watched.watch(images, labels, **follow)
                 except NotBatchableError as reason:
                     self._warn(reason)
-        return self.send(images, labels, draws=draws, differentiable=differentiable).statistics
+                    self._loop(images, labels, None, **follow)
+        return _kept(running, differentiable)
 
     def _share(
         self,
@@ -185,6 +186,10 @@ class Shares:
         if self._protocol is None:
             return nullcontext()
         return in_mode(self._model, self._protocol.train_mode)
+
+    def steps(self, size: int) -> int:
+        """Count the passes that a client makes with so many images."""
+        return 1 if self._protocol is None else self._protocol.steps(size)
 
     def _updates_of(self, size: int) -> LocalUpdates | None:
         """Return the steps of a client with so many images; None where it shares a gradient."""

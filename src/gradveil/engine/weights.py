@@ -22,6 +22,7 @@ from gradveil.engine.norms import (
     NORMALIZED,
     Norm,
     Running,
+    for_each,
     normalize,
     scale_by_channel,
     takes_statistics,
@@ -90,11 +91,11 @@ def convolution(layer: nn.Conv2d, victims: int, inputs: Tensor) -> Tensor:
 def batch_norm(layer: Norm, victims: int, inputs: Tensor) -> Tensor:
     """Normalize by the statistics of each victim, or by the running ones; then scale and shift."""
     if takes_statistics(layer):
-        normal = normalize(layer, inputs, victims)
-    else:
-        assert layer.running_mean is not None and layer.running_var is not None
-        std = torch.rsqrt(layer.running_var + layer.eps)
-        normal = scale_by_channel(inputs, std, -layer.running_mean * std)
+        weight, bias = (for_each(part, 1, victims) for part in (layer.weight, layer.bias))
+        return normalize(layer, inputs, victims, weight, bias)
+    assert layer.running_mean is not None and layer.running_var is not None
+    std = torch.rsqrt(layer.running_var + layer.eps)
+    normal = scale_by_channel(inputs, std, -layer.running_mean * std)
     return _scaled_by_channel(layer, victims, normal)
 
 
@@ -134,8 +135,9 @@ def _scaled_by_channel(layer: Norm | nn.GroupNorm, victims: int, normal: Tensor)
 
 
 def _for_each(parameter: Tensor, dims: int, victims: int) -> Tensor:
-    """Return (victims, *shape); a parameter that is frozen has its `dims` dimensions alone."""
-    return parameter.expand(victims, *parameter.shape) if parameter.dim() == dims else parameter
+    found = for_each(parameter, dims, victims)
+    assert found is not None
+    return found
 
 
 @contextmanager
