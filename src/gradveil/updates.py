@@ -30,7 +30,8 @@ from gradveil.core.tensor_files import (
 from gradveil.core.types import Knowledge, Loss, Observation, Protocol, Reconstruction
 from gradveil.data import Images, load
 from gradveil.engine.device import find_device
-from gradveil.engine.gradients import cross_entropy, trainable
+from gradveil.engine.gradients import cross_entropy, in_mode, trainable
+from gradveil.engine.norms import Running
 from gradveil.engine.shares import Shares
 from gradveil.models import build_for
 from gradveil.models.factories import logits, own_copy
@@ -83,7 +84,8 @@ def observe_update(
 ) -> Observation:
     """Return the observation of (before - after) / local rate for each trainable parameter.
 
-    The weights and running statistics of `before` are loaded into the model.
+    The weights and running statistics of `before` are loaded into the model; in train mode those
+    of `after` are known, too.
     """
     if len(image_shape) != 3 or min(*image_shape, size, classes) < 1:
         raise GradveilError(
@@ -106,6 +108,10 @@ def observe_update(
         name: step.to(example.device, parameters[name].dtype) for name, step in steps.items()
     }
     model.load_state_dict(was, strict=False)
+    with in_mode(model, protocol.train_mode):
+        names = [name for name in Running(model).values() if name in became]
+    kept = {name: became[name].to(example) for name in names}
+    knowledge = replace(knowledge, statistics=kept or None)
     return Observation(model, loss, gradients, image_shape, size, classes, protocol, knowledge)
 
 
