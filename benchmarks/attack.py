@@ -1,7 +1,10 @@
 """Milliseconds per iteration of a cosine-matching attack: one batch against the plain loop.
 
-    python benchmarks/attack.py [--models lenet small-convnet] [--victims 16] [--threads 2]
-                                [--device auto] [--json FILE]
+    python benchmarks/attack.py [--models lenet small-convnet] [--victims 16] [--batch 1]
+                                [--train-mode] [--local-steps 1] [--threads 2] [--device auto]
+                                [--json FILE]
+
+For real clients: --models small-convnet --batch 8 --train-mode
 
 An iteration moves every victim's image by one signed Adam step with total variation: the preset
 `adam-cosine`. The loop is that of other toolkits, one victim after the other through plain
@@ -23,12 +26,13 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from gradveil.attacks import GradientMatching, find
 from gradveil.attacks.starts import Given
 from gradveil.clients import Client
 from gradveil.core.seeds import generator
-from gradveil.core.types import Batch, Observation
+from gradveil.core.types import Batch, Observation, Protocol
 from gradveil.engine.device import find_device
 from gradveil.models import build
 
@@ -42,13 +46,26 @@ def small_convnet() -> nn.Module:
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(64 * 64, 100))
 
 
+def plain_update(model: nn.Module, x: Tensor, label: Tensor, protocol: Protocol) -> list[Tensor]:
+    """Return what a client shares of these images, by plain autograd."""
+    start: dict[str, Tensor] = dict(model.named_parameters())
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    weights, summed = start, [torch.zeros_like(weight) for weight in start.values()]
+    for _ in range(protocol.local_steps):
+        loss = F.cross_entropy(functional_call(model, {**buffers, **weights}, (x,)), label)
+        slopes = torch.autograd.grad(loss, list(weights.values()), create_graph=True)
+        summed = [total + slope for total, slope in zip(summed, slopes, strict=True)]
+        moved = zip(start.items(), summed, strict=True)
+        weights = {name: weight - protocol.local_lr * s for (name, weight), s in moved}
+    return summed
+
+
 def plain_slope(
-    model: nn.Module, image: Tensor, label: Tensor, target: list[Tensor]
+    model: nn.Module, image: Tensor, label: Tensor, target: list[Tensor], protocol: Protocol
 ) -> tuple[Tensor, Tensor]:
-    """Return the distance of a victim and its slope at the image, by plain autograd."""
+    """Return the distance of a victim and its slope at the images, by plain autograd."""
     x = image.detach().requires_grad_()
-    loss = F.cross_entropy(model(x), label)
-    found = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    found = plain_update(model, x, label, protocol)
     dot = torch.stack([(f * t).sum() for f, t in zip(found, target, strict=True)]).sum()
     norms = [
         torch.stack([part.square().sum() for part in parts]).sum().sqrt()
@@ -60,7 +77,12 @@ def plain_slope(
 
 
 def plain_loop(
-    model: nn.Module, starts: Tensor, labels: Tensor, targets: list[list[Tensor]], steps: int
+    model: nn.Module,
+    starts: Tensor,
+    labels: Tensor,
+    targets: list[list[Tensor]],
+    steps: int,
+    protocol: Protocol,
 ) -> list[Tensor]:
     """Attack one victim after the other; return the distances of each, (steps,)."""
     trail = []
@@ -69,7 +91,7 @@ def plain_loop(
         optimizer = torch.optim.Adam([x], 0.1)
         distances = []
         for _ in range(steps):
-            distance, slope = plain_slope(model, x, label, target)
+            distance, slope = plain_slope(model, x, label, target, protocol)
             distances.append(distance)
             x.grad = slope.sign()
             optimizer.step()
@@ -116,12 +138,13 @@ def compare(
         model = small_convnet()
     else:
         model = build(name, channels=3, size=32, classes=100)
-    model = model.to(device).eval()
+    protocol = Protocol(local_steps=options.local_steps, train_mode=options.train_mode)
+    model = model.to(device).train(protocol.train_mode)
     rng = generator(0, "benchmark")
-    images = torch.rand(victims, 1, 3, 32, 32, generator=rng)
-    labels = torch.randint(100, (victims, 1), generator=rng)
+    images = torch.rand(victims, options.batch, 3, 32, 32, generator=rng)
+    labels = torch.randint(100, (victims, options.batch), generator=rng)
     starts = torch.rand(images.shape, generator=rng)
-    client = Client(model, classes=100)
+    client = Client(model, classes=100, protocol=protocol)
     batches = [Batch(x.to(device), y.to(device)) for x, y in zip(images, labels, strict=True)]
     seen = [shared.seen for shared in client.share_batches(batches, rng)]
     attack = find("adam-cosine")
@@ -132,14 +155,15 @@ def compare(
     begin, theirs = starts[:few].to(device), labels[:few].to(device)
     # The comparison is in float32 on both sides; the timing below is as torch comes.
     torch.backends.cudnn.allow_tf32 = False
-    exact = [plain_slope(model, x, y, t) for x, y, t in zip(begin, theirs, targets, strict=True)]
+    exact = [
+        plain_slope(model, x, y, t, protocol)
+        for x, y, t in zip(begin, theirs, targets, strict=True)
+    ]
     worst = _check(replace(attack, start=Given(starts[:few])), seen[:few], begin, exact)
     torch.backends.cudnn.allow_tf32 = True
-    plain_loop(model, begin[:1], theirs[:1], targets[:1], 2)
-    loop = statistics.median(
-        timed(lambda: plain_loop(model, begin, theirs, targets, options.loop_steps), device)
-        for _ in range(options.repeats)
-    )
+    plain_loop(model, begin[:1], theirs[:1], targets[:1], 2, protocol)
+    work = partial(plain_loop, model, begin, theirs, targets, options.loop_steps, protocol)
+    loop = statistics.median(timed(work, device) for _ in range(options.repeats))
     loop_ms = loop / options.loop_steps / few * victims * 1e3
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
@@ -148,6 +172,9 @@ def compare(
     return {
         "model": name,
         "victims": victims,
+        "batch": options.batch,
+        "train_mode": protocol.train_mode,
+        "local_steps": protocol.local_steps,
         "batched_ms": ms,
         "loop_ms": loop_ms,
         "loop_victims": few,
@@ -189,6 +216,9 @@ def main() -> None:
     )
     parser.add_argument("--models", nargs="+", default=["lenet", "small-convnet"])
     parser.add_argument("--victims", type=int, default=16)
+    parser.add_argument("--batch", type=int, default=1, help="images of each victim")
+    parser.add_argument("--train-mode", action="store_true")
+    parser.add_argument("--local-steps", type=int, default=1)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--loop-steps", type=int, default=5)
@@ -205,7 +235,9 @@ def main() -> None:
     for row in rows:
         memory = "" if row["peak_gib"] is None else f", peak {row['peak_gib']:.1f} GiB"
         print(
-            f"{row['model']}: {row['victims']} victims, batched {row['batched_ms']:.2f} ms, "
+            f"{row['model']}: {row['victims']} victims of {row['batch']} images"
+            f"{', train mode' if row['train_mode'] else ''}, {row['local_steps']} step(s): "
+            f"batched {row['batched_ms']:.2f} ms, "
             f"loop {row['loop_ms']:.0f} ms an iteration, "
             f"{row['ratio']:.1f}x (slope error {row['slope_error']:.1e}{memory})"
         )

@@ -1,5 +1,6 @@
 """The client: what is seen fits what was used, and victims do not depend on each other."""
 
+import copy
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -397,3 +398,24 @@ def test_a_defence_that_breaks_the_range_of_images_is_named() -> None:
     assert "Bright: images with values from" in refused(
         Client(lenet(), CLASSES, defense=Bright()), private(1)
     )
+
+
+def test_a_client_in_train_mode_sends_the_running_statistics_that_torch_leaves() -> None:
+    model, batches = toys.conv_with_norm(), private(2, 3, dtype=torch.float64)
+    before = {name: value.clone() for name, value in model.named_buffers()}
+    protocol = Protocol(local_batch_size=2, train_mode=True)
+    found = Client(model, CLASSES, protocol=protocol).share_batches(batches, generator(0))
+    for shared, batch in zip(found, batches, strict=True):
+        local = copy.deepcopy(model).train()
+        optimizer = torch.optim.SGD(local.parameters(), protocol.local_lr)
+        for part in (slice(0, 2), slice(2, 3)):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(local(batch.images[part]), batch.labels[part]).backward()
+            optimizer.step()
+        sent = shared.seen.knowledge.statistics
+        assert sent is not None and list(sent) == ["1.running_mean", "1.running_var"]
+        for name, value in sent.items():
+            torch.testing.assert_close(value, local.get_buffer(name), rtol=1e-10, atol=1e-12)
+    assert all(torch.equal(before[name], value) for name, value in model.named_buffers())
+    (eval_mode,) = Client(model, CLASSES).share_batches(batches[:1], generator(0))
+    assert eval_mode.seen.knowledge.statistics is None

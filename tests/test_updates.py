@@ -119,6 +119,16 @@ def test_the_model_gets_the_weights_and_running_statistics_from_before(tmp_path:
     assert "1.running_mean" not in seen.gradients
 
 
+def test_in_train_mode_the_running_statistics_from_after_are_known(tmp_path: Path) -> None:
+    old, new = net(), net(1)
+    new.get_buffer("1.running_mean").fill_(3.0)
+    files = save(tmp_path / "a.pt", old.state_dict()), save(tmp_path / "b.pt", new.state_dict())
+    sent = observe(*files, protocol=Protocol(train_mode=True)).knowledge.statistics
+    assert sent is not None and list(sent) == ["1.running_mean", "1.running_var"]
+    assert all(torch.equal(value, new.state_dict()[name]) for name, value in sent.items())
+    assert observe(*files, protocol=Protocol()).knowledge.statistics is None
+
+
 def test_gradients_are_the_differences_divided_by_the_rate(tmp_path: Path) -> None:
     old = {
         name: value.double() if value.is_floating_point() else value

@@ -19,6 +19,7 @@ from gradveil.core.types import Batch, Observation
 from gradveil.data import Images, load
 from gradveil.defenses import Defense, parse
 from gradveil.models import build, zoo
+from gradveil.models.base import Mean
 
 CHANNELS, SIZE, CLASSES = 3, 8, 10
 
@@ -108,6 +109,100 @@ def conv_with_norm(
     made = seeded(make, seed).double().eval()
     assert isinstance(made, nn.Sequential)
     return made
+
+
+def resnet18(
+    channels: int = CHANNELS, classes: int = CLASSES, width: int = 4, *, seed: int = 0
+) -> nn.Module:
+    """A ResNet-18 of this width, for images of 16 pixels and more; float64."""
+
+    def make() -> nn.Module:
+        first = nn.Conv2d(channels, width, 3, padding=1, bias=False)
+        layers: list[nn.Module] = [first, nn.BatchNorm2d(width), nn.ReLU()]
+        before = width
+        for stage in range(4):
+            wide = width * 2**stage
+            layers += [zoo.Block(before, wide, 1 if stage == 0 else 2), zoo.Block(wide, wide, 1)]
+            before = wide
+        return nn.Sequential(*layers, Mean(2, 3), nn.Linear(before, classes))
+
+    return seeded(make, seed).double()
+
+
+class Inverted(nn.Module):
+    """MobileNet's block: a wide 1 x 1 convolution, one for each channel, a narrow 1 x 1 one."""
+
+    def __init__(self, width_in: int, width: int, stride: int) -> None:
+        super().__init__()
+        wide = 3 * width_in
+        self.body = nn.Sequential(
+            nn.Conv2d(width_in, wide, 1, bias=False),
+            nn.GroupNorm(3, wide),
+            nn.ReLU6(),
+            nn.Conv2d(wide, wide, 3, stride, padding=1, groups=wide, bias=False),
+            nn.GroupNorm(3, wide),
+            nn.ReLU6(),
+            nn.Conv2d(wide, width, 1, bias=False),
+            nn.GroupNorm(2, width),
+        )
+        self.adds = stride == 1 and width_in == width
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.body(x)
+        return x + out if self.adds else out
+
+
+def mobilenet(channels: int = CHANNELS, classes: int = CLASSES, *, seed: int = 0) -> nn.Module:
+    """A small MobileNet, with depthwise convolutions and GroupNorm; float64."""
+
+    def make() -> nn.Module:
+        blocks = Inverted(4, 4, 1), Inverted(4, 8, 2), Inverted(8, 8, 1)
+        first = nn.Conv2d(channels, 4, 3, stride=2, padding=1), nn.GroupNorm(2, 4), nn.ReLU6()
+        return nn.Sequential(*first, *blocks, Mean(2, 3), nn.Linear(8, classes))
+
+    return seeded(make, seed).double()
+
+
+class SelfAttention(nn.Module):
+    """x + attention(norm(x)), then x + perceptron(norm(x)), with one head and no masks."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.before, self.between = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.query, self.key, self.value = (nn.Linear(width, width) for _ in range(3))
+        self.wide, self.narrow = nn.Linear(width, 2 * width), nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.before(x)
+        shares = (self.query(y) @ self.key(y).transpose(1, 2) / y.shape[-1] ** 0.5).softmax(-1)
+        x = x + shares @ self.value(y)
+        out: Tensor = x + self.narrow(F.gelu(self.wide(self.between(x))))
+        return out
+
+
+class Transformer(nn.Module):
+    """Patches of 4 x 4 pixels and a class token, with learned positions, through two layers."""
+
+    def __init__(self, channels: int, size: int, classes: int, width: int = 8) -> None:
+        super().__init__()
+        self.patches = nn.Conv2d(channels, width, 4, stride=4)
+        self.token = nn.Parameter(torch.randn(1, 1, width))
+        self.positions = nn.Parameter(torch.randn(1, (size // 4) ** 2 + 1, width))
+        self.layers = nn.Sequential(SelfAttention(width), SelfAttention(width))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        tokens = self.patches(images).flatten(2).transpose(1, 2)
+        x = torch.cat([self.token.expand(len(images), -1, -1), tokens], 1) + self.positions
+        logits: Tensor = self.head(self.norm(self.layers(x))[:, 0])
+        return logits
+
+
+def transformer(
+    channels: int = CHANNELS, size: int = SIZE, classes: int = CLASSES, *, seed: int = 0
+) -> nn.Module:
+    """A small transformer with a class token; float64."""
+    return seeded(lambda: Transformer(channels, size, classes), seed).double()
 
 
 def pixels(count: int, channels: int = CHANNELS, size: int = SIZE, *, seed: int = 0) -> Tensor:

@@ -13,7 +13,15 @@ from gradveil.core.boundary import check_fields, public
 from gradveil.core.errors import GradveilError, kind_of, text_of
 from gradveil.core.importing import user_code
 from gradveil.core.seeds import as_generator, drawn_seed, following, forked
-from gradveil.core.types import Batch, Gradients, Knowledge, Loss, Observation, Protocol
+from gradveil.core.types import (
+    Batch,
+    Gradients,
+    Knowledge,
+    Loss,
+    Observation,
+    Protocol,
+    Statistics,
+)
 from gradveil.defenses.applied import (
     check_defense,
     protected_batch,
@@ -34,7 +42,10 @@ MOST_IMAGES = 512  # in one pass, so that its memory has a bound
 
 
 class Rounds:
-    """The gradients of some victims round after round, of the same batches at the same weights."""
+    """The gradients of some victims round after round, of the same batches at the same weights.
+
+    `statistics` are the running ones that each victim sends along in the last round.
+    """
 
     def __init__(
         self,
@@ -52,7 +63,8 @@ class Rounds:
         with self._mode():
             names = set(drawing(model))
             self._shapes = draw_shapes(model, used[0].images, names) if names else {}
-        self._told = protocol.local_steps == 1
+        self._told = not protocol.moves(len(used[0]))
+        self.statistics: list[Statistics] = []
         self.shares = Shares(model, loss, protocol, told=self._shapes if self._told else ())
 
     def next(self) -> list[Gradients]:
@@ -78,18 +90,17 @@ class Rounds:
         return found
 
     def _gradients(self, drawn: Sequence[Draws]) -> list[Gradients]:
+        found: list[tuple[Gradients, Statistics]] = []
         if self._told or not self._shapes:
-            return list(
-                chain.from_iterable(
-                    _shared(self.shares, self._used, drawn, some) for some in _chunks(self._used)
-                )
-            )
-        found: list[Gradients] = []
-        for victim, stream in enumerate(self._streams):
-            alone = range(victim, victim + 1)
-            with following(stream):  # each local step draws anew, from torch's generator
-                found += _shared(self.shares, self._used, [{}] * len(drawn), alone)
-        return found
+            for some in _chunks(self._used):
+                found += _shared(self.shares, self._used, drawn, some)
+        else:
+            for victim, stream in enumerate(self._streams):
+                alone = range(victim, victim + 1)
+                with following(stream):  # each local step draws anew, from torch's generator
+                    found += _shared(self.shares, self._used, [{}] * len(drawn), alone)
+        self.statistics = [statistics for _, statistics in found]
+        return [gradients for gradients, _ in found]
 
     def _mode(self) -> AbstractContextManager[None]:
         return in_mode(self._model, self._protocol.train_mode)
@@ -114,13 +125,14 @@ def _chunks(batches: Sequence[Batch]) -> Iterator[range]:
 
 def _shared(
     shares: Shares, batches: Sequence[Batch], drawn: Sequence[Draws], some: range
-) -> list[Gradients]:
+) -> list[tuple[Gradients, Statistics]]:
     draws = {name: torch.stack([drawn[victim][name] for victim in some]) for name in drawn[some[0]]}
     images, labels = (
         torch.stack([getattr(batches[victim], part) for victim in some])
         for part in ("images", "labels")
     )
-    found = {name: value.detach() for name, value in shares(images, labels, draws=draws).items()}
+    sent = shares.send(images, labels, draws=draws)
+    found = {name: value.detach() for name, value in sent.gradients.items()}
     finite = torch.stack([value.flatten(1).isfinite().all(1) for value in found.values()])
     if not bool(finite.all()):
         layer, victim = (~finite).nonzero()[0].tolist()
@@ -136,7 +148,13 @@ def _shared(
             f"victim {some[victim]}: the model's gradient is zero: dead or saturated; nothing can "
             "be matched"
         )
-    return [{name: value[number] for name, value in found.items()} for number in range(len(some))]
+    return [
+        (
+            {name: value[number] for name, value in found.items()},
+            {name: value[number] for name, value in sent.statistics.items()},
+        )
+        for number in range(len(some))
+    ]
 
 
 class Shared(NamedTuple):
@@ -233,8 +251,15 @@ class Client:
             )
             found = [shared.next() for _ in range(rounds)]
         updates = []
-        for victim, (*earlier, last) in zip(victims, zip(*found, strict=True), strict=True):
-            known = Knowledge(labels=victim.batch.labels, earlier=tuple(earlier) or None)
+        kept = shared.statistics
+        for victim, (*earlier, last), sent in zip(
+            victims, zip(*found, strict=True), kept, strict=True
+        ):
+            known = Knowledge(
+                labels=victim.batch.labels,
+                earlier=tuple(earlier) or None,
+                statistics=sent or None,
+            )
             known = self._told(known, model) if tell_defense else known
             known = replace(known, transform=victim.transform) if tell_draws else known
             known = known if tell_labels else replace(known, labels=None)
@@ -314,12 +339,12 @@ class Client:
             check_batch(batch, classes, f"victim {number}")
         if rounds < 1:
             raise GradveilError(f"rounds {rounds}: there must be at least 1")
-        steps = self.protocol.local_steps
+        size = len(batches[0])
         for part in self.acting.parts():
-            if part.one_step and steps > 1:
+            if part.one_step and self.protocol.moves(size):
                 raise GradveilError(
-                    f"defense {part}: it protects a single gradient, and the client takes {steps} "
-                    "local steps; take 1"
+                    f"defense {part}: it protects a single gradient, and the client takes "
+                    f"{self.protocol.in_words(size)}; take 1"
                 )
 
     def _victims(

@@ -30,7 +30,8 @@ from gradveil.core.tensor_files import (
 from gradveil.core.types import Knowledge, Loss, Observation, Protocol, Reconstruction
 from gradveil.data import Images, load
 from gradveil.engine.device import find_device
-from gradveil.engine.gradients import cross_entropy, trainable
+from gradveil.engine.gradients import cross_entropy, in_mode, trainable
+from gradveil.engine.norms import Running
 from gradveil.engine.shares import Shares
 from gradveil.models import build_for
 from gradveil.models.factories import logits, own_copy
@@ -83,7 +84,8 @@ def observe_update(
 ) -> Observation:
     """Return the observation of (before - after) / local rate for each trainable parameter.
 
-    The weights and running statistics of `before` are loaded into the model.
+    The weights and running statistics of `before` are loaded into the model; in train mode those
+    of `after` are known, too.
     """
     if len(image_shape) != 3 or min(*image_shape, size, classes) < 1:
         raise GradveilError(
@@ -106,6 +108,10 @@ def observe_update(
         name: step.to(example.device, parameters[name].dtype) for name, step in steps.items()
     }
     model.load_state_dict(was, strict=False)
+    with in_mode(model, protocol.train_mode):
+        names = [name for name in Running(model).values() if name in became]
+    kept = {name: became[name].to(example) for name in names}
+    knowledge = replace(knowledge, statistics=kept or None)
     return Observation(model, loss, gradients, image_shape, size, classes, protocol, knowledge)
 
 
@@ -281,6 +287,10 @@ def reconstruct(
     train_mode: bool = False,
     local_steps: int = 1,
     local_lr: float = 0.01,
+    local_epochs: int = 1,
+    local_batch_size: int | None = None,
+    client_momentum: float = 0.0,
+    client_weight_decay: float = 0.0,
     image_size: int | None = None,
     seed: int | Generator = 0,
     data_root: Path | str | None = None,
@@ -291,7 +301,8 @@ def reconstruct(
     `model` is a module, which stays as it is, or a name such as lenet. A name needs `images` of the
     client's kind, or the name of a data set, for the image shape, the classes and the
     normalization; a module needs these or `image_shape`, (C, H, W). The client made `local_steps`
-    steps of SGD with rate `local_lr` over its `size` images. Labels are inferred.
+    steps of SGD with rate `local_lr` over its `size` images, or went through them in mini-batches,
+    as `Protocol` says. Labels are inferred.
     """
     where = find_device(device)
     chosen = _prepared(find_attack(attack), steps)
@@ -325,7 +336,15 @@ def reconstruct(
         image_shape=image_shape,
         classes=classes,
         size=size,
-        protocol=Protocol(local_steps, local_lr, train_mode),
+        protocol=Protocol(
+            local_steps,
+            local_lr,
+            train_mode,
+            local_epochs,
+            local_batch_size,
+            client_momentum,
+            client_weight_decay,
+        ),
     )
     (found,) = chosen([seen], as_generator(seed, "reconstruct"))
     return found

@@ -14,7 +14,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.types import Knowledge, Loss, Observation, Protocol
 from gradveil.data import load
 from gradveil.engine.gradients import cross_entropy, in_mode
-from gradveil.engine.shares import loop_updates
+from gradveil.engine.local import loop_updates
 from gradveil.models import build
 
 CLASSES = 10

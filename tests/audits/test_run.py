@@ -255,6 +255,29 @@ def test_several_local_steps_are_audited_too(job: AuditJob, tmp_path: Path) -> N
     assert row(only_case(settings, tmp_path / "run"), "adam-cosine").n == 2
 
 
+def test_epochs_of_mini_batches_are_audited_and_gone_on_with_by_the_same_settings_alone(
+    job: AuditJob, tmp_path: Path
+) -> None:
+    protocol = Protocol(
+        local_epochs=2, local_batch_size=1, client_momentum=0.5, client_weight_decay=0.01
+    )
+    settings = replace(
+        job,
+        attacks={"adam-cosine": find("adam-cosine")},
+        steps=3,
+        images=2,
+        batch_size=2,
+        protocol=protocol,
+    )
+    result = only_case(settings, tmp_path / "run")
+    assert row(result, "adam-cosine").n == 2
+    assert {name: result.settings[name] for name in protocol.settings()} == protocol.settings()
+    assert only_case(settings, tmp_path / "run").settings == result.settings
+    other = replace(settings, protocol=replace(protocol, client_momentum=0.0))
+    with pytest.raises(GradveilError, match="other settings"):
+        only_case(other, tmp_path / "run")
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

@@ -94,7 +94,11 @@ def test_a_parameter_that_plays_no_part_has_products_of_zero() -> None:
 
 def test_a_model_that_cannot_be_batched_goes_one_by_one_after_one_warning() -> None:
     torch.manual_seed(0)
-    norm = nn.BatchNorm2d(3, track_running_stats=False)
+
+    class OtherNorm(nn.BatchNorm2d):
+        pass
+
+    norm = OtherNorm(3, track_running_stats=False)
     model = nn.Sequential(norm, nn.Flatten(), nn.Linear(3 * 64, 7)).double().eval()
     images, labels = lines(2, 2, size=8)
     products = LineProducts(model, cross_entropy)
@@ -103,6 +107,17 @@ def test_a_model_that_cannot_be_batched_goes_one_by_one_after_one_warning() -> N
     again = products(images, labels)
     wanted = loop_products(model, cross_entropy, images, labels)
     assert torch.equal(found.dots, wanted.dots) and torch.equal(again.squares, wanted.squares)
+
+
+def test_an_image_is_normalized_by_its_own_statistics_where_the_layer_takes_them() -> None:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm2d(3, track_running_stats=False)
+    model = nn.Sequential(norm, nn.Flatten(), nn.Linear(3 * 64, 7)).double().eval()
+    images, labels = lines(2, 3, size=8)
+    found = LineProducts(model, cross_entropy)(images, labels)
+    wanted = loop_products(model, cross_entropy, images, labels)
+    torch.testing.assert_close(found.dots, wanted.dots, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found.squares, wanted.squares, rtol=1e-9, atol=1e-12)
 
 
 def test_long_rows_of_floats_keep_their_digits() -> None:

@@ -216,6 +216,10 @@ COMMANDS = {
         | {"--batch-size": ("number", ""), "--labels": ("text", ""), "--split": ("text", "")}
         | {
             "--local-steps": ("work", ""),
+            "--local-epochs": ("work", ""),
+            "--local-batch-size": ("number", ""),
+            "--client-momentum": ("number", ""),
+            "--client-weight-decay": ("number", ""),
             "--local-lr": ("number", ""),
             "--image-size": ("number", ""),
         },

@@ -204,7 +204,8 @@ def make_search(out: Path, count: int = 30) -> Path:
     good = [trial for trial in tried if trial.state == "scored"]
     kept = tuple(sorted(good, key=lambda trial: trial.quantities["over_blind"].mean)[:3])
     best = str(kept[0].policy)
-    rows = {"none": "none", "random": "3-1-7", "single": best}
+    several = "+".join(f"{number}-{number + 1}-{number + 2}" for number in range(0, 40, 4))
+    rows = {"none": "none", "random": several, "single": best}
     confirmed = dict.fromkeys(("semi-trained", "untrained"), rows)
     SearchResult(
         out, settings, tuple(tried), kept, (), None, "too few were kept", None, (), "gradveil",

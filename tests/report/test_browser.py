@@ -230,6 +230,8 @@ def test_a_policy_of_a_search_shows_itself_and_opens_its_pictures(
     click(browser, "#search .point.shown")
     after = browser.run("document.getElementById('case').selectedOptions[0].textContent")
     assert before.startswith("none on") and after.startswith("single on the semi-trained model")
+    browser.resize(390)
+    assert browser.run("document.documentElement.scrollWidth") == 390
 
 
 def test_csv_and_json_are_saved(browser: Browser, page: Path, tmp_path: Path) -> None:
@@ -272,5 +274,7 @@ def test_on_paper_there_are_no_controls_and_the_rest_is_there(browser: Browser, 
     )
     assert hidden == ["none"] * 3
     assert browser.run("getComputedStyle(document.querySelector('.film')).display") == "block"
+    browser.resize(700)
+    assert browser.run("document.documentElement.scrollWidth") == 700
     browser.call("Emulation.setEmulatedMedia", media="")
     assert browser.call("Page.printToPDF")["data"].startswith("JVBERi0")

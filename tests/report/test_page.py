@@ -330,6 +330,14 @@ def test_without_line_ups_the_page_speaks_of_decibels(tmp_path: Path) -> None:
     assert "Leakage against accuracy" not in parsed.words
 
 
+def test_cases_of_one_accuracy_are_not_plotted_against_it(tmp_path: Path) -> None:
+    hits = {"none": {"dlg": 5}, "prune:0.9": {"dlg": 1}}
+    same = make_audit(tmp_path / "same", hits, accuracies=dict.fromkeys(hits, 0.5))
+    other = make_audit(tmp_path / "other", hits, accuracies={"none": 0.5, "prune:0.9": 0.4})
+    assert "Leakage against accuracy" not in page(same)[1].words
+    assert "Leakage against accuracy" in page(other)[1].words
+
+
 def test_an_audit_that_has_come_to_a_part_of_its_cases_is_reported(tmp_path: Path) -> None:
     run = make_audit(tmp_path / "run", {"none": {"dlg": 5}, "3-1-7": {"dlg": 2}})
     (run / "3-1-7" / "records.jsonl").unlink()
@@ -374,6 +382,7 @@ def test_a_search_has_its_policies_and_the_pictures_of_those_audited(tmp_path: P
     ids = [entry["id"] for entry in block(text, "gallery-data")["cases"]]
     assert len(linked) == 1 and linked[0]["data-case"] in ids
     assert "single on the semi-trained model" in parsed.words
+    assert "untrained-random" in parsed.texts
     assert "the single policy leaks less than none." in parsed.words
     (again,) = (words for words in parsed.texts if words.startswith("gradveil search"))
     assert "--trials 30" in again and "--out NEW-FOLDER" in again

@@ -145,7 +145,7 @@ class FreshDraws:
             free = [name for name in self.modules if name not in looked_for]
             self.shapes = (
                 draw_shapes(victim.model, self.example, free)
-                if free and victim.protocol.local_steps == 1
+                if free and not victim.protocol.moves(victim.size)
                 else {}
             )
         if self.modules:  # a model that draws nothing takes nothing from rng

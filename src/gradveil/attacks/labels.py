@@ -87,16 +87,19 @@ class Counted(LabelFinder):
             raise GradveilError(f"probes {self.probes}: Counted needs at least 1 noise image")
 
     def bind(self, seen: Sequence[Observation], rng: Generator, restarts: int = 1) -> Tensor:
-        size, steps = seen[0].size, seen[0].protocol.local_steps
+        size, protocol = seen[0].size, seen[0].protocol
+        summed = protocol.summed(size)
         layer = last_layer(seen[0])
         pulls, biased = _pulls(seen, layer)
-        probed = seen if steps > 1 else seen[:1]  # after a step, weights differ between victims
+        probed = (
+            seen if protocol.steps(size) > 1 else seen[:1]
+        )  # after a step, weights differ between victims
         each = [_expect(victim, layer, self.probes, rng) for victim in probed]
         absent, drop, features = (
             torch.stack([getattr(expected, name) for expected in each])
             for name in ("absent", "drop", "features")
         )
-        means = pulls / steps if biased else pulls / steps / features
+        means = pulls / summed if biased else pulls / summed / features
         counts = size * (absent - means) / drop
         return _take_largest(counts, size).repeat_interleave(restarts, 0)
 
@@ -202,7 +205,7 @@ def _stages(victim: Observation) -> list[Gradients]:
 
     The estimate is W_0 - rate (k - 1) / k times the shared sum of k gradients.
     """
-    steps = victim.protocol.local_steps
+    steps = victim.protocol.steps(victim.size)
     if steps == 1:
         return [{}]
     rate = victim.protocol.local_lr * (steps - 1) / steps

@@ -87,9 +87,9 @@ def _check_one_image(victim: Observation) -> None:
         raise GradveilError(
             f"batch of {victim.size}: linear inversion finds one image; choose a matching attack"
         )
-    if victim.protocol.local_steps != 1:
+    if victim.protocol.moves(victim.size):
         raise GradveilError(
-            f"{victim.protocol.local_steps} local steps: linear inversion needs the gradient of 1; "
+            f"{victim.protocol.in_words(victim.size)}: linear inversion needs the gradient of 1; "
             "choose a matching attack"
         )
 

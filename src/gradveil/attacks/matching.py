@@ -25,7 +25,7 @@ from gradveil.attacks.races import Race
 from gradveil.attacks.starts import Normal, Start, find_frame
 from gradveil.core.boundary import check_fields
 from gradveil.core.errors import GradveilError
-from gradveil.core.types import Observation, Reconstruction
+from gradveil.core.types import Observation, Reconstruction, Statistics
 from gradveil.engine.device import keep_freed_memory, tf32
 from gradveil.engine.shares import Shares
 
@@ -85,6 +85,7 @@ class GradientMatching(Attack):
             *self.distance.needs,
             *self.start.needs,
             *self.view.needs,
+            *self.prior.needs,
             *hidden,
         )
 
@@ -164,10 +165,17 @@ class Problem:
         self.restarts = len(rows.images) // len(seen)
         self.mean, self.std = find_frame(first, rows.images.device)
         self.untold = bool(fresh.modules) and (
-            first.protocol.local_steps > 1 or attack.prior.passes
+            first.protocol.moves(first.size) or attack.prior.passes
         )
         self.state = PriorState(
-            first.model, self.labels, self.mean, self.std, first.protocol.train_mode, first.classes
+            first.model,
+            self.labels,
+            self.mean,
+            self.std,
+            first.protocol.train_mode,
+            first.classes,
+            _sent(seen, self.restarts) if "statistics" in attack.prior.needs else None,
+            shares,
         )
 
     @classmethod
@@ -351,6 +359,15 @@ class Problem:
             self.attack.view.aims_at,
             {name: value[row].detach().cpu() for name, value in values.items()},
         )
+
+
+def _sent(seen: Sequence[Observation], restarts: int) -> Statistics:
+    """Return the running statistics that each row's client sent, (rows, channels) by name."""
+    each = [victim.knowledge.statistics or {} for victim in seen]
+    return {
+        name: torch.stack([its[name] for its in each]).repeat_interleave(restarts, 0)
+        for name in each[0]
+    }
 
 
 def _average(rows: Tensor, restarts: int) -> Tensor:

@@ -47,9 +47,10 @@ class Peeling(Attack):
         self, seen: Sequence[Observation], rng: Generator, progress: Progress
     ) -> list[Reconstruction]:
         layer = find_first_layer(seen[0], "peeling")
-        if seen[0].protocol.local_steps != 1:
+        protocol, size = seen[0].protocol, seen[0].size
+        if protocol.moves(size):
             raise GradveilError(
-                f"{seen[0].protocol.local_steps} local steps: peeling needs the gradient of 1; "
+                f"{protocol.in_words(size)}: peeling needs the gradient of 1; "
                 "choose a matching attack"
             )
         network = Network(seen[0], layer)

@@ -15,6 +15,9 @@ from torch import Tensor, nn
 
 from gradveil.attacks.labels import predict
 from gradveil.core.errors import GradveilError
+from gradveil.core.types import Statistics
+from gradveil.engine.norms import share_of_updates
+from gradveil.engine.shares import Shares
 
 BatchNorm = nn.BatchNorm1d | nn.BatchNorm2d | nn.BatchNorm3d | nn.SyncBatchNorm
 
@@ -25,7 +28,9 @@ class PriorState:
 
     `labels` are (rows, B), or probabilities (rows, B, classes); `mean` and `std` are those of the
     model's normalization. `train_mode` is the client's mode in a pass of the model. The first
-    `classes` outputs of the model are logits; all of them where it is None.
+    `classes` outputs of the model are logits; all of them where it is None. `statistics` are the
+    running statistics that each row's client sent, (rows, channels) by name, and `shares` tells
+    those of a guess; both are None where no prior needs them.
     """
 
     model: nn.Module
@@ -34,6 +39,8 @@ class PriorState:
     std: Tensor
     train_mode: bool = False
     classes: int | None = None
+    statistics: Statistics | None = None
+    shares: Shares | None = None
 
 
 @dataclass(frozen=True)
@@ -47,6 +54,11 @@ class Prior(ABC):
     def passes(self) -> bool:
         """Whether it may pass images through the model, which may draw random numbers then."""
         return True
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Fields of `Knowledge` without which it cannot be."""
+        return ()
 
     @abstractmethod
     def __call__(self, images: Tensor, state: PriorState) -> Tensor:
@@ -138,6 +150,31 @@ class NormStatistics(Weighted):
 
 
 @dataclass(frozen=True)
+class SentStatistics(Weighted):
+    """The mismatch with the running statistics that the client sent after its local steps.
+
+    Sum over the layers of the mean over channels of (mean' - mean)^2 + (variance' - variance)^2.
+    Both are statistics of the client's batches: the share that its steps have in the running ones
+    is known, and differences are divided by it.
+    """
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("statistics",)
+
+    def penalty(self, images: Tensor, state: PriorState) -> Tensor:
+        assert state.shares is not None and state.statistics is not None
+        found = state.shares.statistics(images, state.labels, differentiable=True)
+        steps = state.shares.steps(images.shape[1])
+        parts = [images.new_zeros(len(images))]
+        for name, value in found.items():
+            layer = state.model.get_submodule(name.rpartition(".")[0])
+            gap = (value - state.statistics[name]) / share_of_updates(layer, steps)
+            parts.append(gap.square().mean(1))
+        return torch.stack(parts).sum(0)
+
+
+@dataclass(frozen=True)
 class Sum(Prior):
     """The sum of several priors."""
 
@@ -146,6 +183,10 @@ class Sum(Prior):
     @property
     def passes(self) -> bool:
         return any(prior.passes for prior in self.priors)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(need for prior in self.priors for need in prior.needs))
 
     def __call__(self, images: Tensor, state: PriorState) -> Tensor:
         return torch.stack(

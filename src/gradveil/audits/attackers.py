@@ -201,9 +201,11 @@ def check_told(name: str, attack: Attack, seen: Sequence[Observation]) -> None:
             if any(need in find(breaker).needs for breaker in kind.breakers)
         ]
         meaning = MEANINGS[need]
+        places = [f"under {' or '.join(under)}"] if under else []
+        places += [meaning.where] if meaning.where else []
         raise GradveilError(
-            f"attack {name} needs to know the {need} ({meaning.long}), which is known only under "
-            f"{' or '.join(under)}" + (f", {meaning.where}" if meaning.where else "")
+            f"attack {name} needs to know the {need} ({meaning.long}), which is known only "
+            f"{', '.join(places)}"
         )
 
 

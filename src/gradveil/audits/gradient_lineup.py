@@ -49,7 +49,7 @@ def find_distances(
     target: Observation, batch: Batch, place: int, candidates: Tensor, fresh: FreshDraws
 ) -> Tensor:
     """Return the distance of the batch's gradient with each candidate in this place."""
-    apart = target.protocol.local_steps == 1 and not target.protocol.train_mode
+    apart = not target.protocol.moves(target.size) and not target.protocol.train_mode
     if apart and not fresh.modules:
         return _apart(target, batch, place, candidates)
     return _together(target, batch, place, candidates, fresh)
@@ -60,7 +60,7 @@ def _together(
 ) -> Tensor:
     """Compute the gradient of every batch."""
     shares = Shares(target.model, target.loss, target.protocol, told=fresh.shapes)
-    several = bool(fresh.modules) and target.protocol.local_steps > 1
+    several = bool(fresh.modules) and target.protocol.moves(target.size)
     found = []
     for few in candidates.split(max(1, TOGETHER // target.size)):
         images = batch.images.repeat(len(few), 1, 1, 1, 1)

@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
@@ -215,7 +215,7 @@ class AuditJob:
         left_out |= {"apart"}  # the images that were drawn have a digest
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         named = data_name(self.data), model_name(self.model)
-        return plain | asdict(self.protocol) | dict(zip(("data", "model"), named, strict=True))
+        return plain | self.protocol.settings() | dict(zip(("data", "model"), named, strict=True))
 
 
 LEAST = {

@@ -319,6 +319,7 @@ class AuditResult:
                         "defense": case.defense,
                         "clean": case.clean,
                         "step": case.step,
+                        "folder": case.out.name,
                         "accuracy": None if case.model is None else case.model.accuracy,
                         "kind": row.kind,
                         "attack": row.attack,

@@ -78,8 +78,8 @@ def _reason(subject: Subject) -> str:
             f" (batches of {len(batch)} images, more than the {classes} classes: "
             "every class may repeat)"
         )
-    if subject.client.protocol.local_steps > 1:
-        return f" (the weights move in {subject.client.protocol.local_steps} local steps)"
+    if subject.client.protocol.moves(len(batch)):
+        return f" (the weights move in {subject.client.protocol.in_words(len(batch))})"
     if last_layer(seen).bias is None:
         return " (the last layer has no bias, so the sums of its rows stand in for it)"
     if subject.client.acting.changes("gradients"):

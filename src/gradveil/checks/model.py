@@ -287,7 +287,7 @@ def not_batchable(subject: Subject) -> Finding | None:
     )
 
     def together() -> None:
-        for _ in range(subject.client.protocol.local_steps):
+        for _ in range(subject.client.protocol.local_epochs * subject.client.protocol.local_steps):
             gradient(subject.model, subject.loss, images, labels)
 
     with quiet(), subject.passes():

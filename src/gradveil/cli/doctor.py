@@ -8,10 +8,10 @@ import typer
 
 from gradveil.cli import options
 from gradveil.cli.options import examples, progress, say
-from gradveil.core.errors import unknown
+from gradveil.core.errors import GradveilError, unknown
 
 if TYPE_CHECKING:
-    from gradveil.checks import Finding
+    from gradveil.checks import Diagnosis, Finding
     from gradveil.defenses import Defense
 
 AUTO = "auto"
@@ -23,12 +23,25 @@ EXAMPLES = examples(
     "--defense prune:0.95 --labels inferred",
     "gradveil doctor --data folder:photos --model my_package.nets:make --batch-size 4 "
     "--train-mode --json",
+    "gradveil doctor --flower my_app",
 )
 
 
 def doctor_command(
-    data: options.Data,
-    model: options.Model,
+    data: Annotated[
+        str | None,
+        typer.Option("--data", help="A data set of `gradveil data list`, or folder:PATH."),
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="As `gradveil audit --model` takes it.")
+    ] = None,
+    flower: Annotated[
+        Path | None,
+        typer.Option(
+            "--flower",
+            help="Instead of data and model: a Flower app's folder, which is read and never run.",
+        ),
+    ] = None,
     checkpoint: Annotated[
         Path | None,
         typer.Option(
@@ -43,6 +56,10 @@ def doctor_command(
     labels: options.Labels = "known",
     local_steps: options.LocalSteps = 1,
     local_lr: options.LocalRate = 0.01,
+    local_epochs: options.LocalEpochs = 1,
+    local_batch_size: options.LocalBatchSize = None,
+    client_momentum: options.ClientMomentum = 0.0,
+    client_weight_decay: options.ClientWeightDecay = 0.0,
     train_mode: options.TrainMode = False,
     attack: Annotated[
         str,
@@ -65,6 +82,15 @@ def doctor_command(
 
     The status is 1 with an error among the findings, else 0.
     """
+    if flower is not None:
+        from gradveil.checks.flower import check_app
+
+        if data is not None or model is not None:
+            raise GradveilError("doctor --flower: it takes no --data and no --model")
+        _tell(check_app(flower), as_json)
+        return
+    if data is None or model is None:
+        raise GradveilError(f"Missing option '--{'data' if data is None else 'model'}'.")
     from gradveil.attacks import find  # torch takes seconds to import
     from gradveil.checks.doctor import TRIAL, doctor
     from gradveil.defenses import parse
@@ -86,6 +112,10 @@ def doctor_command(
             train_mode=train_mode,
             local_steps=local_steps,
             local_lr=local_lr,
+            local_epochs=local_epochs,
+            local_batch_size=local_batch_size,
+            client_momentum=client_momentum,
+            client_weight_decay=client_weight_decay,
             image_size=image_size,
             seed=seed,
             data_root=data_root,
@@ -95,6 +125,10 @@ def doctor_command(
     if attack == AUTO:
         note = automatic_note(names, ran=TRIAL not in found.skipped)
         found = replace(found, findings=(*found.findings, note))
+    _tell(found, as_json)
+
+
+def _tell(found: "Diagnosis", as_json: bool) -> None:
     say(found.plain(), as_json, str(found))
     if found.errors:
         raise typer.Exit(1)

@@ -57,6 +57,16 @@ LocalSteps = Annotated[
     int, typer.Option(help="Steps of SGD that a client makes, each over all its images.")
 ]
 LocalRate = Annotated[float, typer.Option(help="Learning rate of those steps.")]
+LocalEpochs = Annotated[
+    int,
+    typer.Option(help="Times that a client goes through its images, in place of --local-steps."),
+]
+LocalBatchSize = Annotated[
+    int | None,
+    typer.Option(help="Images in a client's mini-batch, a step each. Default: all its images."),
+]
+ClientMomentum = Annotated[float, typer.Option(help="Momentum of the client's SGD.")]
+ClientWeightDecay = Annotated[float, typer.Option(help="Weight decay of the client's SGD.")]
 TrainMode = Annotated[
     bool,
     typer.Option("--train-mode", help="Batch norm uses the batch's own statistics, dropout is on."),

@@ -64,6 +64,10 @@ def reconstruct_command(
     ] = None,
     local_steps: options.LocalSteps = 1,
     local_lr: options.LocalRate = 0.01,
+    local_epochs: options.LocalEpochs = 1,
+    local_batch_size: options.LocalBatchSize = None,
+    client_momentum: options.ClientMomentum = 0.0,
+    client_weight_decay: options.ClientWeightDecay = 0.0,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Iterations of the attack. Default: as published.")
     ] = None,
@@ -94,6 +98,10 @@ def reconstruct_command(
         "steps": steps,
         "local_steps": local_steps,
         "local_lr": local_lr,
+        "local_epochs": local_epochs,
+        "local_batch_size": local_batch_size,
+        "client_momentum": client_momentum,
+        "client_weight_decay": client_weight_decay,
         "seed": seed,
         "device": device,
     }

@@ -1,8 +1,8 @@
 """The values that travel between the parts."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Generator, Tensor, nn
@@ -16,6 +16,10 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Gradients = dict[str, Tensor]
 """A tensor for each parameter that requires a gradient, by name, in the order of
 `model.named_parameters()`."""
+
+Statistics = dict[str, Tensor]
+"""Running means and variances of normalization layers, by the names of the buffers that hold them,
+such as `features.1.running_mean`."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,10 @@ class Knowledge:
 
     earlier: tuple[Gradients, ...] | None = None
     """Shared of the same batch in the rounds before, what was cut off being fed back."""
+
+    statistics: Statistics | None = None
+    """The running statistics of the client's normalization layers after its steps, which it sends
+    with the weights: (channels,) each."""
 
     momentum: float | None = None
     """The momentum of that feedback (deep gradient compression); None counts as 0."""
@@ -112,6 +120,11 @@ MEANINGS = {
     ),
     "noise": Meaning("kind and scale of the noise", "noise"),
     "defended_layers": Meaning("which gradients the defense changed", "defended layers"),
+    "statistics": Meaning(
+        "running statistics after the client's steps",
+        "running statistics",
+        "in train mode with layers that keep running statistics",
+    ),
 }
 """Also the order of the attacks in a combined one, by the first of these that each needs."""
 
@@ -123,27 +136,88 @@ MOST_STEPS = 100_000  # local steps: each is a pass that an attack has to differ
 class Protocol:
     """How a client makes what it shares, which the server knows: it runs the training.
 
-    One step shares a gradient. Several share the difference of the weights after `local_steps`
-    steps of plain SGD over the whole batch with rate `local_lr`, divided by that rate, so that it
-    stands for a sum of gradients. `train_mode`: batch norm uses the batch's own statistics, dropout
-    is on.
+    One step shares a gradient. Several share the difference of the weights before and after them,
+    divided by the rate `local_lr`, so that it stands for a sum of gradients. The client makes
+    `local_steps` steps of SGD over its whole batch, or goes through the batch `local_epochs` times
+    in mini-batches of `local_batch_size` images, with a step for each; the images stay in their
+    order, and the last mini-batch of an epoch may be smaller. `client_momentum` and
+    `client_weight_decay` are those of torch.optim.SGD. `train_mode`: batch norm uses the batch's
+    own statistics, dropout is on.
     """
 
     local_steps: int = 1
     local_lr: float = 0.01
     train_mode: bool = False
+    local_epochs: int = 1
+    local_batch_size: int | None = None
+    client_momentum: float = 0.0
+    client_weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
         check_fields(self)
-        if not 1 <= self.local_steps <= MOST_STEPS:
+        for name, count in (("steps", self.local_steps), ("epochs", self.local_epochs)):
+            if not 1 <= count <= MOST_STEPS:
+                raise GradveilError(
+                    f"local {name} {count}: there must be at least 1, and at most {MOST_STEPS:,}"
+                )
+        if self.local_batch_size is not None and self.local_batch_size < 1:
             raise GradveilError(
-                f"local steps {self.local_steps}: there must be at least 1, and at most "
-                f"{MOST_STEPS:,}"
+                f"local batch size {self.local_batch_size}: there must be at least 1 image"
+            )
+        if self.local_steps > 1 and (self.local_epochs > 1 or self.local_batch_size is not None):
+            raise GradveilError(
+                f"local steps {self.local_steps} go over the whole batch: give either these, or "
+                "local epochs and a local batch size"
             )
         if not 0 < self.local_lr < float("inf"):
             raise GradveilError(
                 f"local learning rate {self.local_lr}: it must be above 0 and finite"
             )
+        if not 0 <= self.client_momentum < 1:
+            raise GradveilError(
+                f"client momentum {self.client_momentum}: it must be at least 0 and below 1"
+            )
+        if not 0 <= self.client_weight_decay < float("inf"):
+            raise GradveilError(
+                f"client weight decay {self.client_weight_decay}: it must be at least 0 and finite"
+            )
+
+    def parts(self, size: int) -> list[slice]:
+        """Return the images of a batch of `size` that each step is made with."""
+        width = size if self.local_batch_size is None else min(size, self.local_batch_size)
+        epoch = [slice(first, min(first + width, size)) for first in range(0, size, width)]
+        return epoch * (self.local_steps * self.local_epochs)
+
+    def steps(self, size: int) -> int:
+        """Count the steps that a client makes with a batch of `size` images."""
+        each = 1 if self.local_batch_size is None else -(-size // self.local_batch_size)
+        return each * self.local_steps * self.local_epochs
+
+    def moves(self, size: int) -> bool:
+        """Tell whether more is shared of such a batch than its gradient: a run of SGD."""
+        return self.steps(size) > 1 or self.client_weight_decay > 0
+
+    def summed(self, size: int) -> float:
+        """Return how many gradients an update adds up to: with momentum, steps count repeatedly."""
+        steps, momentum = self.steps(size), self.client_momentum
+        if not momentum:
+            return steps
+        return sum((1 - momentum**left) / (1 - momentum) for left in range(1, steps + 1))
+
+    def in_words(self, size: int) -> str:
+        """Say how the weights move: `3 local steps`."""
+        steps, decay = self.steps(size), self.client_weight_decay
+        words = f"{steps} local step{'s' if steps > 1 else ''}"
+        return f"{words} with weight decay {decay:g}" if decay else words
+
+    def settings(self) -> dict[str, Any]:
+        """Return the fields as JSON has them; later ones where they are not at their defaults."""
+        always = {"local_steps", "local_lr", "train_mode"}
+        return {
+            each.name: getattr(self, each.name)
+            for each in fields(self)
+            if each.name in always or getattr(self, each.name) != each.default
+        }
 
 
 @dataclass(frozen=True, eq=False)

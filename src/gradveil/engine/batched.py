@@ -1,10 +1,11 @@
 """The gradients of many victims in one forward and one backward pass, where the model allows it.
 
-Samples do not interact in a model in eval mode, so one pass of all victims' images (`passes`) gives
-the gradients of each victim. `BatchedGradients` makes it, after a trial against plain autograd.
+Victims do not interact: in eval mode no rows do, and a batch norm in training mode is given
+statistics for each victim. So one pass of all victims' images (`passes`) gives the gradients of
+each. `BatchedGradients` makes it, after a trial against plain autograd.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
@@ -13,9 +14,10 @@ from torch import Generator, Tensor, nn
 from gradveil.core.errors import GradveilError, one_line
 from gradveil.core.types import Gradients, Loss
 from gradveil.engine.device import suits
-from gradveil.engine.draws import DROPOUTS, Draws, given
-from gradveil.engine.gradients import check_victims, gradient, trainable
-from gradveil.engine.layers import BATCH_NORMS, FORWARDS, RULES, SHORT_TWICE
+from gradveil.engine.draws import DROPOUTS, Draws, given, is_dropping
+from gradveil.engine.gradients import check_victims, copied_buffers, gradient, trainable
+from gradveil.engine.layers import FORWARDS, RULES, SHORT_TWICE
+from gradveil.engine.norms import BATCH_NORMS, Running, is_normalized, takes_statistics
 from gradveil.engine.passes import Pass, collect, compare, forward
 from gradveil.engine.products import Aim, DotAndSquare
 
@@ -34,13 +36,21 @@ class BatchedGradients:
     (victims, batch) or (victims, batch, classes). The first call tries it out on two random
     victims; where batching cannot work, a call raises `NotBatchableError`. With `short`, a GPU may
     multiply patches in bf16, which halves the memory they move; such gradients come out as bf16.
-    `told` names the modules whose draws come with each call.
+    `told` names the modules whose draws come with each call; with `free`, dropout layers may
+    draw by themselves.
     """
 
     def __init__(
-        self, model: nn.Module, loss: Loss, *, short: bool = False, told: Collection[str] = ()
+        self,
+        model: nn.Module,
+        loss: Loss,
+        *,
+        short: bool = False,
+        told: Collection[str] = (),
+        free: bool = False,
     ) -> None:
         self._model, self._loss, self._short, self._told = model, loss, short, frozenset(told)
+        self._free = free
         self._tried = False
         self._mismatch: str | None = None
         self._forwards = FORWARDS
@@ -51,7 +61,10 @@ class BatchedGradients:
 
         It is read anew each time, since a model may change its mode; a failed trial is remembered.
         """
-        return obstacle(self._model, self._told) or self._mismatch
+        told = self._told
+        if self._free:
+            told |= {name for name, module in self._model.named_modules() if is_dropping(module)}
+        return obstacle(self._model, told) or self._mismatch
 
     def __call__(
         self,
@@ -60,9 +73,14 @@ class BatchedGradients:
         *,
         draws: Draws | None = None,
         differentiable: bool = False,
+        buffers: Mapping[str, Tensor] | None = None,
+        running: Running | None = None,
     ) -> Gradients:
-        """Return (victims, *parameter shape) by name; `draws` are (victims, batch, ...)."""
-        with self._passed(images, labels, draws, differentiable) as done:
+        """Return (victims, *parameter shape) by name; `draws` are (victims, batch, ...).
+
+        The pass changes `buffers` and `running` as `passes.forward` says.
+        """
+        with self._passed(images, labels, draws, differentiable, buffers, running) as done:
             return collect(self._model, done, len(images), differentiable, short=self._short)
 
     def compare(
@@ -98,9 +116,27 @@ class BatchedGradients:
         if (reason := self.why_not) is not None:
             raise NotBatchableError(f"the gradients of these victims cannot be batched: {reason}")
 
+    def watch(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        *,
+        differentiable: bool,
+        running: Running,
+    ) -> None:
+        """Update `running` by a pass; no gradients are made."""
+        with self._passed(images, labels, None, differentiable, None, running):
+            pass
+
     @contextmanager
     def _passed(
-        self, images: Tensor, labels: Tensor, draws: Draws | None, differentiable: bool
+        self,
+        images: Tensor,
+        labels: Tensor,
+        draws: Draws | None,
+        differentiable: bool,
+        buffers: Mapping[str, Tensor] | None = None,
+        running: Running | None = None,
     ) -> Iterator[Pass]:
         """Make the forward pass; the draws stay handed in while the context lasts."""
         draws = draws or {}
@@ -116,7 +152,16 @@ class BatchedGradients:
         # Detached parameters spare autograd the summed weight gradients, which nobody needs.
         frozen = {name: parameter.detach() for name, parameter in self._model.named_parameters()}
         with torch.enable_grad(), _rows_given(self._model, draws):
-            yield forward(self._model, self._loss, images, labels, frozen, self._forwards)
+            yield forward(
+                self._model,
+                self._loss,
+                images,
+                labels,
+                frozen,
+                self._forwards,
+                buffers=buffers,
+                running=running,
+            )
 
 
 def obstacle(model: nn.Module, told: Collection[str] = ()) -> str | None:
@@ -140,13 +185,8 @@ def _reason(module: nn.Module) -> str | None:
         or module._backward_pre_hooks
     ):
         return "has hooks of its own, which may not treat rows alike"
-    if isinstance(module, BATCH_NORMS):
-        if module.running_mean is None or module.running_var is None:
-            return "keeps no running statistics, so it mixes the rows of a batch"
-        if module.training:
-            return (
-                "is in training mode, so it mixes the rows of a batch; model.eval() would allow it"
-            )
+    if isinstance(module, BATCH_NORMS) and takes_statistics(module) and not is_normalized(module):
+        return "takes its statistics from the batch, and there is no rule for its type"
     if isinstance(module, ALL_DROPOUTS) and module.training and module.p > 0:
         return "is in training mode: dropout is on; model.eval() would allow it"
     return None if type(module) in RULES else _without_rule(module)
@@ -178,7 +218,13 @@ def _trial(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor) -> str 
     ends = labels.detach()[[0, -1]]
     try:
         with torch.enable_grad(), torch.autocast(images.device.type, enabled=False):
-            done = forward(model, loss, first, ends, dict(model.named_parameters()))
+            buffers = copied_buffers(model)
+            done = forward(
+                model, loss, first, ends, dict(model.named_parameters()), buffers=buffers
+            )
+            for name, was in model.named_buffers():
+                if name in buffers and not torch.equal(buffers[name], was):
+                    return f"a pass changes its buffer {name!r}, which all rows would share"
             return _disagreement(model, done, collect(model, done, 2, differentiable=True))
     except Exception as error:
         gradient(model, loss, first[0], ends[0])  # shows a mistake in the input, not in batching
@@ -204,7 +250,10 @@ def _can_be_short(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor) 
             found.append((flat.detach(), slope.flatten(1)))
     except Exception:
         return False
-    alike = [torch.cosine_similarity(*pair, dim=1).min() for pair in zip(*found, strict=True)]
+    alike = [
+        torch.cosine_similarity(plain, shortened, dim=1).min()
+        for plain, shortened in zip(*found, strict=True)
+    ]
     return bool(torch.stack(alike).min() > ALIKE)
 
 

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from gradveil.engine.device import load_kernels, suits
+from gradveil.engine.each import Moves, convolve_one_by_one
+from gradveil.engine.products import multiply
 
 MANY_PATCHES = 200_000  # numbers in one image's patches
 
@@ -37,18 +39,7 @@ class PatchLayout:
 
 def convolution_weight(layer: nn.Conv2d, inputs: Tensor, blame: Tensor, victims: int) -> Tensor:
     """Return (victims, *weight shape), differentiable once more by input and blame."""
-    edges = _padding(layer)
-    if layer.padding_mode != "zeros":
-        inputs = F.pad(inputs, (*edges[1], *edges[0]), mode=layer.padding_mode)
-        edges = ((0, 0), (0, 0))
-    layout = PatchLayout(
-        _two(layer.kernel_size),
-        _two(layer.stride),
-        _two(layer.dilation),
-        edges,
-        layer.groups,
-        victims,
-    )
+    inputs, layout = _laid_out(layer, inputs, victims)
     found: Tensor
     outputs, channels, *kernel = layer.weight.shape
     if suits(blame) and blame.dtype == torch.bfloat16 and layer.groups == 1:
@@ -56,6 +47,33 @@ def convolution_weight(layer: nn.Conv2d, inputs: Tensor, blame: Tensor, victims:
         return found.view(victims, outputs, *kernel, channels).permute(0, 1, 4, 2, 3)
     found = _PatchProducts.apply(inputs, blame, layout)  # type: ignore[no-untyped-call]
     return found.view(victims, *layer.weight.shape)
+
+
+def convolve_each(layer: nn.Conv2d, inputs: Tensor, weight: Tensor) -> Tensor:
+    """Return the output without bias, with a weight for each victim, (victims, *weight shape).
+
+    It can be differentiated twice, by inputs and weights.
+    """
+    victims, outputs = len(weight), weight.shape[1]
+    inputs, layout = _laid_out(layer, inputs, victims)
+    if one_by_one(inputs):
+        inputs, moves = _moves(inputs, layout)
+        return convolve_one_by_one(inputs, weight, moves)
+    sizes = zip(
+        inputs.shape[2:], layout.edges, layout.kernel, layout.dilation, layout.stride, strict=True
+    )
+    out = torch.Size(
+        (size + sum(edge) - step * (wide - 1) - 1) // stride + 1
+        for size, edge, wide, step, stride in sizes
+    )
+    patches = _Unfolded.apply(inputs, layout, out)  # type: ignore[no-untyped-call]
+    kernels = weight.reshape(victims * layout.groups, outputs // layout.groups, -1)
+    return _by_row(multiply(kernels, patches), layout, (len(inputs), outputs, *out))
+
+
+def one_by_one(inputs: Tensor) -> bool:
+    """Tell whether a call for each victim beats one product of patches: on a CPU."""
+    return not inputs.is_cuda
 
 
 def line_products(
@@ -121,9 +139,11 @@ def short_convolve(layer: nn.Conv2d, inputs: Tensor) -> Tensor:
     ):
         return nn.Conv2d.forward(layer, inputs.to(layer.weight.dtype))
     settings = layer.stride, layer.padding, layer.dilation, layer.groups
-    form = {"dtype": torch.bfloat16, "memory_format": torch.channels_last}
-    weight = layer.weight.to(**form)
-    found: Tensor = _Convolution.apply(inputs.to(**form), weight, settings)  # type: ignore[no-untyped-call]
+    inputs, weight = (
+        part.to(torch.bfloat16, memory_format=torch.channels_last)
+        for part in (inputs, layer.weight)
+    )
+    found: Tensor = _Convolution.apply(inputs, weight, settings)  # type: ignore[no-untyped-call]
     return found if layer.bias is None else found + layer.bias.to(found.dtype).view(-1, 1, 1)
 
 
@@ -202,15 +222,48 @@ class _PatchProducts(torch.autograd.Function):
         if suits(flat) and layout.stride == (1, 1):
             rows = _by_row(flat, layout, ctx.blame)
             return _spread(slope, rows, layout, ctx.inputs), to_blame, None
-        (top, bottom), (left, right) = layout.edges
-        padded = ctx.inputs[2] + top + bottom, ctx.inputs[3] + left + right
-        to_patches = _by_row(
-            torch.bmm(slope.transpose(1, 2), flat),
-            layout,
-            (ctx.inputs[0], -1, patches.shape[2] * layout.victims // ctx.inputs[0]),
-        )
-        to_padded = F.fold(to_patches, padded, layout.kernel, layout.dilation, stride=layout.stride)
-        return to_padded[:, :, top : padded[0] - bottom, left : padded[1] - right], to_blame, None
+        to_patches = torch.bmm(slope.transpose(1, 2), flat)
+        return _folded(to_patches, layout, ctx.inputs), to_blame, None
+
+
+class _Unfolded(torch.autograd.Function):
+    """The patches of each victim and group, a linear function of the maps."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, layout: PatchLayout, out: torch.Size) -> Tensor:
+        ctx.layout, ctx.inputs, ctx.out = layout, inputs.shape, out
+        return _by_victim(_patches(inputs, layout, out), layout)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
+        settings = ctx.layout, ctx.inputs, ctx.out
+        return _Folded.apply(slope, *settings), None, None  # type: ignore[no-untyped-call]
+
+
+class _Folded(torch.autograd.Function):
+    """The adjoint of `_Unfolded`: each number of the patches, added where it came from."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, parts: Tensor, layout: PatchLayout, inputs: torch.Size, out: torch.Size
+    ) -> Tensor:
+        ctx.layout, ctx.out = layout, out
+        return _folded(parts, layout, inputs)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None, None]:
+        settings = ctx.layout, ctx.out
+        return _Unfolded.apply(slope, *settings), None, None, None  # type: ignore[no-untyped-call]
+
+
+def _folded(parts: Tensor, layout: PatchLayout, inputs: torch.Size) -> Tensor:
+    """Add patches (victims x groups, channels x kernel area, positions) into maps of this shape."""
+    (top, bottom), (left, right) = layout.edges
+    padded = inputs[2] + top + bottom, inputs[3] + left + right
+    positions = parts.shape[2] * layout.victims // inputs[0]
+    rows = _by_row(parts, layout, (inputs[0], -1, positions))
+    found = F.fold(rows, padded, layout.kernel, layout.dilation, stride=layout.stride)
+    return found[:, :, top : padded[0] - bottom, left : padded[1] - right]
 
 
 def _spread(slope: Tensor, blame: Tensor, layout: PatchLayout, inputs: torch.Size) -> Tensor:
@@ -308,6 +361,25 @@ class _Transposed(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None, None]:
         (weight,) = ctx.saved_tensors
         return F.conv2d(slope, weight, None, *ctx.settings), None, None, None
+
+
+def _laid_out(layer: nn.Conv2d, inputs: Tensor, victims: int) -> tuple[Tensor, PatchLayout]:
+    """Return the input, padded where that is not with zeros, and the layout of its patches."""
+    edges = _padding(layer)
+    if layer.padding_mode != "zeros":
+        inputs = F.pad(inputs, (*edges[1], *edges[0]), mode=layer.padding_mode)
+        edges = ((0, 0), (0, 0))
+    moves = _two(layer.kernel_size), _two(layer.stride), _two(layer.dilation)
+    return inputs, PatchLayout(*moves, edges, layer.groups, victims)
+
+
+def _moves(inputs: Tensor, layout: PatchLayout) -> tuple[Tensor, Moves]:
+    """Return the input, padded where its sides differ, and torch's settings of the layer."""
+    (top, bottom), (left, right) = layout.edges
+    padding = top, left
+    if top != bottom or left != right:
+        inputs, padding = F.pad(inputs, (left, right, top, bottom)), (0, 0)
+    return inputs, Moves(layout.stride, padding, layout.dilation, layout.groups)
 
 
 def _padding(layer: nn.Conv2d) -> tuple[tuple[int, int], tuple[int, int]]:

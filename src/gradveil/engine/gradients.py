@@ -5,7 +5,7 @@ arguments, the model's mode for a while, and the normalization inside a model.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 import torch.nn.functional as F
@@ -16,6 +16,7 @@ from gradveil.core.errors import GradveilError, kind_of
 from gradveil.core.importing import user_code
 from gradveil.core.types import Gradients, Loss
 from gradveil.engine.draws import Draws, given
+from gradveil.engine.norms import Running
 
 Frame = tuple[Tensor, Tensor]
 """(mean, std) of a model's normalization, each (C, 1, 1)."""
@@ -27,17 +28,26 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def gradient(
-    model: nn.Module, loss: Loss, images: Tensor, labels: Tensor, *, differentiable: bool = False
+    model: nn.Module,
+    loss: Loss,
+    images: Tensor,
+    labels: Tensor,
+    *,
+    differentiable: bool = False,
+    running: Running | None = None,
 ) -> Gradients:
     """Return the gradient of the mean loss over one batch; zeros for an unused parameter.
 
     The model stays as it is: a layer in training mode updates copies of its running statistics.
+    `running` follows them.
     """
     parameters = trainable(model)
     if not differentiable:
         images, labels = images.detach(), labels.detach()
+    watching = nullcontext() if running is None else running.watch()
     with torch.enable_grad():
-        logits = functional_call(model, _copied_buffers(model), (images,))
+        with watching:
+            logits = functional_call(model, copied_buffers(model), (images,))
         found = torch.autograd.grad(
             with_slope(per_sample(loss, logits, labels)).mean(),
             list(parameters.values()),
@@ -95,17 +105,23 @@ def loop_gradients(
     *,
     draws: Draws | None = None,
     differentiable: bool = False,
+    running: Running | None = None,
 ) -> Gradients:
     """Return the gradient of each victim's mean loss, one victim after the other.
 
     Images (victims, batch, ...) give tensors (victims, *parameter shape). `draws` are
-    (victims, batch, ...) for each module that does not draw itself.
+    (victims, batch, ...) for each module that does not draw itself. `running` follows the
+    statistics of normalization layers.
     """
     check_victims(images, labels)
-    each = []
+    each, kept = [], [None if running is None else Running(model) for _ in images]
     for victim, (x, y) in enumerate(zip(images, labels, strict=True)):
         with given(model, {name: value[victim] for name, value in (draws or {}).items()}):
-            each.append(gradient(model, loss, x, y, differentiable=differentiable))
+            each.append(
+                gradient(model, loss, x, y, differentiable=differentiable, running=kept[victim])
+            )
+    if running is not None:
+        running.take([its for its in kept if its is not None])
     return {name: torch.stack([found[name] for found in each]) for name in each[0]}
 
 
@@ -197,7 +213,7 @@ def pixel_frame(model: nn.Module, image_shape: tuple[int, int, int]) -> Frame:
     return torch.zeros(channels, 1, 1).to(like), torch.ones(channels, 1, 1).to(like)
 
 
-def _copied_buffers(model: nn.Module) -> dict[str, Tensor]:
+def copied_buffers(model: nn.Module) -> dict[str, Tensor]:
     """Copy the buffers of the modules in training mode, by name."""
     training = [(prefix, module) for prefix, module in model.named_modules() if module.training]
     return {

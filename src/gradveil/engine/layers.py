@@ -14,13 +14,11 @@ from torch.autograd.function import once_differentiable
 
 from gradveil.engine.convolutions import convolution_weight, convolve, short_convolve
 from gradveil.engine.device import load_kernels, suits
+from gradveil.engine.norms import Norm
 from gradveil.engine.products import thin_product
 
 Rule = Callable[[Any, Tensor, Tensor, int], dict[str, Tensor]]
 """(layer, input, blame, victims) -> (victims, *parameter shape) for each of its parameters."""
-
-BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-"""The layers that mix the rows of a batch in training mode."""
 
 
 def linear(_: nn.Linear, inputs: Tensor, blame: Tensor, victims: int) -> dict[str, Tensor]:
@@ -49,12 +47,11 @@ def convolution(layer: nn.Conv2d, inputs: Tensor, blame: Tensor, victims: int) -
     return found
 
 
-def batch_norm(
-    layer: nn.BatchNorm1d | nn.BatchNorm2d, inputs: Tensor, blame: Tensor, victims: int
-) -> dict[str, Tensor]:
+def batch_norm(layer: Norm, inputs: Tensor, blame: Tensor, victims: int) -> dict[str, Tensor]:
     """weight: sum b (a - mean) / std, bias: sum b.
 
-    (sum b a - mean sum b) / std is the same, and needs no normalized copy of the input.
+    (sum b a - mean sum b) / std is the same, and needs no normalized copy of the input. The mean
+    is the running one: a layer that takes its statistics from the batch needs no rule.
     """
     if layer.weight is None:
         return {}
@@ -65,9 +62,7 @@ def batch_norm(
     return {name: part.view(victims, -1, part.shape[1]).sum(1) for name, part in found.items()}
 
 
-def normalized_sums(
-    layer: nn.BatchNorm1d | nn.BatchNorm2d, plain: Tensor, mixed: Tensor
-) -> dict[str, Tensor]:
+def normalized_sums(layer: Norm, plain: Tensor, mixed: Tensor) -> dict[str, Tensor]:
     """Return each row's gradients, (rows, channels), from sum b and sum b a."""
     assert layer.running_mean is not None and layer.running_var is not None
     return {
@@ -122,6 +117,10 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.Linear: linear,
     nn.BatchNorm1d: batch_norm,
     nn.BatchNorm2d: batch_norm,
+    nn.BatchNorm3d: batch_norm,
+    nn.InstanceNorm1d: batch_norm,
+    nn.InstanceNorm2d: batch_norm,
+    nn.InstanceNorm3d: batch_norm,
     nn.GroupNorm: group_norm,
     nn.LayerNorm: layer_norm,
 }

@@ -206,7 +206,7 @@ def _pairs(
                 if key in keys:
                     sums[keys[key]] = sums[keys[key]] + part if keys[key] in sums else part
     sums |= {
-        name: copied(blame, len(done.rows))
+        name: copied(blame, len(done.rows), model.get_parameter(name).dim())
         for name, blame in zip(done.copies, blames[len(done.taps) :], strict=True)
     }
     pairs |= {name: products(part, lines) for name, part in sums.items()}

@@ -6,7 +6,7 @@ of `layers` turn these into the gradients of each victim, or into inner products
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,8 +18,9 @@ from torch.func import functional_call
 
 from gradveil.core.types import Gradients, Loss
 from gradveil.engine.device import suits
-from gradveil.engine.gradients import per_sample, trainable, with_slope
+from gradveil.engine.gradients import copied_buffers, per_sample, trainable, with_slope
 from gradveil.engine.layers import FORWARDS, RULES, Rule, linear_bias, outer_rows
+from gradveil.engine.norms import Norm, Running, for_each, is_normalized, normalize
 from gradveil.engine.products import Aim, DotAndSquare, total
 
 Forwards = Mapping[type[nn.Module], Callable[[Any, Tensor], Tensor]]
@@ -42,7 +43,8 @@ class Tap:
 class Pass:
     """A forward pass of all victims' rows: (rows, ...) images, (rows,) losses, the layers' uses.
 
-    `copies` holds, by name, each parameter of `direct` with a copy for every row.
+    `copies` holds, by name, each parameter of `direct` with a copy for every row, and each of
+    `scales` with a copy for every victim.
     """
 
     rows: Tensor
@@ -58,10 +60,15 @@ def forward(
     labels: Tensor,
     parameters: dict[str, Tensor],
     forwards: Forwards = FORWARDS,
+    *,
+    buffers: Mapping[str, Tensor] | None = None,
+    running: Running | None = None,
 ) -> Pass:
     """Pass all victims' images through the model, with `parameters` in place of the model's.
 
     Layers of a type in `forwards` run that function; the default ones differentiate fast twice.
+    Layers that take their statistics from the batch use those of each victim; `running` follows
+    them. A pass in training mode changes `buffers`, or copies that are then dropped.
     """
     rows = images.flatten(0, 1)
     if not rows.requires_grad:  # or nothing before the first layer would have a graph
@@ -70,11 +77,15 @@ def forward(
         name: parameters[name].expand(len(rows), *parameters[name].shape[1:])
         for name in direct(model)
     }
+    for name in scales(model):
+        copies[name] = parameters[name].expand(len(images), *parameters[name].shape)
     copies = {
         name: copy if copy.requires_grad else copy.requires_grad_() for name, copy in copies.items()
     }
-    with _taps(model, forwards) as taps:
-        logits = functional_call(model, {**parameters, **copies}, (rows,))
+    buffers = copied_buffers(model) if buffers is None else buffers
+    watching = nullcontext() if running is None else running.watch()
+    with watching, _taps(model, forwards, len(images)) as taps:
+        logits = functional_call(model, {**buffers, **parameters, **copies}, (rows,))
     if logits.dtype in (torch.bfloat16, torch.float16):
         logits = logits.float()
     losses = with_slope(per_sample(loss, logits, labels.flatten(0, 1)))
@@ -126,8 +137,13 @@ def compare(
         return total([dot for dot, _ in pairs]), total([square for _, square in pairs])
 
 
-def copied(blame: Tensor, victims: int) -> Tensor:
-    """Return the gradient of a parameter that each row had a copy of, (victims, *its shape)."""
+def copied(blame: Tensor, victims: int, dims: int) -> Tensor:
+    """Return the gradient of a parameter of so many dimensions, (victims, *its shape).
+
+    Each row had a copy of it, in place of its first dimension, or each victim.
+    """
+    if blame.dim() > dims:
+        return blame
     return blame.reshape(victims, -1, 1, *blame.shape[1:]).sum(1)
 
 
@@ -142,20 +158,38 @@ def direct(model: nn.Module) -> set[str]:
     }
 
 
+def scales(model: nn.Module) -> set[str]:
+    """Name the trainable parameters of layers with the statistics of each victim."""
+    return {
+        f"{prefix}.{name}" if prefix else name
+        for prefix, module in model.named_modules()
+        if is_normalized(module)
+        for name, parameter in module.named_parameters(recurse=False)
+        if parameter.requires_grad
+    }
+
+
 @contextmanager
-def _taps(model: nn.Module, forwards: Forwards) -> Iterator[list[Tap]]:
+def _taps(model: nn.Module, forwards: Forwards, victims: int) -> Iterator[list[Tap]]:
     """Record each use of the layers with trainable parameters, and run `forwards`, for a while."""
     taps: list[Tap] = []
 
     def record(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
         taps.append(Tap(layer, inputs[0], get_gradient_edge(output)))
 
+    def run_norm(layer: Norm, inputs: Tensor) -> Tensor:
+        weight, bias = (for_each(part, 1, victims) for part in (layer.weight, layer.bias))
+        return normalize(layer, inputs, victims, weight, bias)
+
     layers = [
         m
         for m in model.modules()
-        if type(m) in RULES and any(p.requires_grad for p in m.parameters(recurse=False))
+        if type(m) in RULES
+        and not is_normalized(m)
+        and any(p.requires_grad for p in m.parameters(recurse=False))
     ]
     faster = {m: forwards[type(m)] for m in model.modules() if type(m) in forwards}
+    faster |= {m: run_norm for m in model.modules() if is_normalized(m)}
     handles = [layer.register_forward_hook(record) for layer in layers]
     try:
         for layer, run in faster.items():
@@ -215,7 +249,7 @@ def _products(
             if name is not None:
                 found[name] = found[name] + part if name in found else part
     for name, blame in zip(done.copies, blames[len(done.taps) :], strict=True):
-        found[name] = copied(blame, victims)
+        found[name] = copied(blame, victims, parameters[name].dim())
     return {
         name: found[name] if name in found else parameter.new_zeros(victims, *parameter.shape)
         for name, parameter in parameters.items()

@@ -16,6 +16,7 @@ from gradveil.core.types import Gradients
 from gradveil.engine.device import load_kernels, suits
 
 LARGE = 20_000  # entries of a victim's tensor from which a call for each victim is the faster way
+MANY_PAIRS = 64  # from which on a batched product beats a loop over the pairs on a CPU
 
 DotAndSquare = tuple[Tensor, Tensor]
 """<g', g> and <g', g'> of gradients g' with a target g: each a tensor of one shape, such as
@@ -109,6 +110,29 @@ def thin_product(left: Tensor, right: Tensor) -> Tensor:
     for a, b, out in zip(left, right, found, strict=True):
         torch.mm(a, b, out=out)
     return found
+
+
+def multiply(left: Tensor, right: Tensor) -> Tensor:
+    """Return left @ right for each of many pairs; it can be differentiated any number of times."""
+    if left.is_cuda or len(left) > MANY_PAIRS:
+        return torch.bmm(left, right)
+    found: Tensor = _Multiplied.apply(left, right)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Multiplied(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, left: Tensor, right: Tensor) -> Tensor:
+        ctx.save_for_backward(left, right)
+        return thin_product(left, right)
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        left, right = ctx.saved_tensors
+        return (
+            multiply(slope, right.transpose(1, 2)) if ctx.needs_input_grad[0] else None,
+            multiply(left.transpose(1, 2), slope) if ctx.needs_input_grad[1] else None,
+        )
 
 
 class InnerProducts(torch.autograd.Function):

@@ -1,38 +1,35 @@
 """The update a client shares, as a function of its images.
 
 The client calls it on the true images, an attacker on a guess. `Shares` is that function for a
-protocol of one step (a gradient) or several (`LocalUpdates`), for many victims at once where the
-model allows it, else for one victim at a time after a warning.
+protocol of one step (a gradient) or several (`local.LocalUpdates`), for many victims at once where
+the model allows it, else for one victim at a time after a warning.
 """
 
-import copy
 import warnings
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from typing import Any, NamedTuple
 
-import torch
-from torch import Generator, Tensor, nn
-from torch.func import functional_call, grad, vmap
+from torch import Tensor, nn
 
-from gradveil.core.errors import GradveilError, GradveilWarning, one_line
-from gradveil.core.seeds import forked
-from gradveil.core.types import Gradients, Loss, Protocol
+from gradveil.core.errors import GradveilError, GradveilWarning
+from gradveil.core.types import Gradients, Loss, Protocol, Statistics
 from gradveil.engine.batched import BatchedGradients, NotBatchableError
 from gradveil.engine.draws import Draws
-from gradveil.engine.gradients import (
-    check_victims,
-    in_mode,
-    loop_gradients,
-    per_sample,
-    trainable,
-    try_pass,
-    with_slope,
-)
-from gradveil.engine.layers import BATCH_NORMS
+from gradveil.engine.gradients import check_victims, in_mode, loop_gradients, try_pass
+from gradveil.engine.local import LocalUpdates
+from gradveil.engine.norms import Running
 from gradveil.engine.products import Aim, DotAndSquare
 
-NORMS = (*BATCH_NORMS, nn.InstanceNorm1d, nn.InstanceNorm2d, nn.InstanceNorm3d)
+
+class Sent(NamedTuple):
+    """What each victim sends: (victims, *parameter shape), and running statistics, by name.
+
+    The statistics are (victims, channels); there are none where the model keeps none in its mode.
+    """
+
+    gradients: Gradients
+    statistics: Statistics
 
 
 class Shares:
@@ -56,21 +53,20 @@ class Shares:
     ) -> None:
         self._model, self._loss, self._protocol = model, loss, protocol
         self._batched = BatchedGradients(model, loss, short=short, told=told)
-        self._updates: LocalUpdates | None = None
+        self._watched = BatchedGradients(model, loss, free=True)
+        self._told = told
+        self._updates = LocalUpdates(model, loss, protocol or Protocol())
         self._warned = False
-        if protocol is not None and protocol.local_steps > 1:
-            if told:
-                raise GradveilError(
-                    f"{protocol.local_steps} local steps draw anew at each: "
-                    "draws can be given for 1 step alone"
-                )
-            self._updates = LocalUpdates(model, loss, protocol)
+        self._size = 1
+        if protocol is not None and protocol.moves(1):
+            self._refuse_draws(1)
 
     @property
     def why_not(self) -> str | None:
         """The reason why victims are taken one at a time, in one line; None where none is known."""
         with self._mode():
-            return self._batched.why_not if self._updates is None else self._updates.why_not
+            updates = self._updates_of(self._size)
+            return self._batched.why_not if updates is None else updates.why_not
 
     def __call__(
         self,
@@ -85,14 +81,63 @@ class Shares:
         Labels are (victims, batch), or class probabilities (victims, batch, classes); draws are
         (victims, batch, ...).
         """
+        return self._share(images, labels, draws, differentiable, None)
+
+    def send(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        *,
+        draws: Draws | None = None,
+        differentiable: bool = False,
+    ) -> Sent:
+        """Return the same with the running statistics that each victim ends with."""
         with self._mode():
-            if self._updates is not None:
-                return self._updates(images, labels, differentiable=differentiable)
+            running = Running(self._model, len(images))
+        found = self._share(images, labels, draws, differentiable, running)
+        return Sent(found, _kept(running, differentiable))
+
+    def statistics(
+        self, images: Tensor, labels: Tensor, *, differentiable: bool = False
+    ) -> Statistics:
+        """Return the running statistics alone: for one step, no gradient is made.
+
+        Layers that draw do so by themselves.
+        """
+        check_victims(images, labels)
+        with self._mode():
+            running = Running(self._model, len(images))
+            follow: dict[str, Any] = {"differentiable": differentiable, "running": running}
+            if self._protocol is not None and self._protocol.moves(images.shape[1]):
+                self._updates(images, labels, **follow)
+            else:
+                try:
+                    self._watched.watch(images, labels, **follow)
+                except NotBatchableError as reason:
+                    self._warn(reason)
+                    self._loop(images, labels, None, **follow)
+        return _kept(running, differentiable)
+
+    def _share(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        draws: Draws | None,
+        differentiable: bool,
+        running: Running | None,
+    ) -> Gradients:
+        check_victims(images, labels)
+        self._size = images.shape[1]
+        with self._mode():
+            if (updates := self._updates_of(self._size)) is not None:
+                return updates(images, labels, differentiable=differentiable, running=running)
             try:
-                return self._batched(images, labels, draws=draws, differentiable=differentiable)
+                return self._batched(
+                    images, labels, draws=draws, differentiable=differentiable, running=running
+                )
             except NotBatchableError as reason:
                 self._warn(reason)
-            return self._loop(images, labels, draws, differentiable)
+            return self._loop(images, labels, draws, differentiable, running)
 
     def compare(
         self,
@@ -107,7 +152,9 @@ class Shares:
 
         They are all that a cosine needs.
         """
-        if self._updates is not None:
+        check_victims(images, labels)
+        self._size = images.shape[1]
+        if self._updates_of(self._size) is not None:
             return aim.pair(self(images, labels, differentiable=differentiable))
         with self._mode():
             try:
@@ -116,10 +163,16 @@ class Shares:
                 )
             except NotBatchableError as reason:
                 self._warn(reason)
-            return aim.pair(self._loop(images, labels, draws, differentiable))
+            return aim.pair(self._loop(images, labels, draws, differentiable, None))
 
     def check(self, images: Tensor, classes: int) -> None:
-        """Refuse a model that does not turn a batch of such images into a logit for each class."""
+        """Refuse a model that does not turn a batch of such images into a logit for each class.
+
+        The smallest mini-batch of the protocol has to do as well.
+        """
+        few = len(images) if self._protocol is None else _smallest(self._protocol, len(images))
+        if few < len(images):
+            self.check(images[:few], classes)
         taken = f"{type(self._model).__name__} and images of shape {tuple(images.shape)}"
         with self._mode():
             logits = try_pass(self._model, images, f"{taken} do not fit")
@@ -134,11 +187,41 @@ class Shares:
             return nullcontext()
         return in_mode(self._model, self._protocol.train_mode)
 
+    def steps(self, size: int) -> int:
+        """Count the passes that a client makes with so many images."""
+        return 1 if self._protocol is None else self._protocol.steps(size)
+
+    def _updates_of(self, size: int) -> LocalUpdates | None:
+        """Return the steps of a client with so many images; None where it shares a gradient."""
+        if self._protocol is None or not self._protocol.moves(size):
+            return None
+        self._refuse_draws(size)
+        return self._updates
+
+    def _refuse_draws(self, size: int) -> None:
+        if self._told:
+            assert self._protocol is not None
+            raise GradveilError(
+                f"{self._protocol.steps(size)} local steps draw anew at each: "
+                "draws can be given for 1 step alone"
+            )
+
     def _loop(
-        self, images: Tensor, labels: Tensor, draws: Draws | None, differentiable: bool
+        self,
+        images: Tensor,
+        labels: Tensor,
+        draws: Draws | None,
+        differentiable: bool,
+        running: Running | None,
     ) -> Gradients:
         return loop_gradients(
-            self._model, self._loss, images, labels, draws=draws, differentiable=differentiable
+            self._model,
+            self._loss,
+            images,
+            labels,
+            draws=draws,
+            differentiable=differentiable,
+            running=running,
         )
 
     def _warn(self, reason: NotBatchableError) -> None:
@@ -149,181 +232,10 @@ class Shares:
             )
 
 
-class LocalUpdates:
-    """(W_0 - W_k) / rate after k local steps, (victims, *parameter shape).
-
-    All victims go in one pass, each with its weights, or one by one after a warning.
-    """
-
-    def __init__(self, model: nn.Module, loss: Loss, protocol: Protocol) -> None:
-        self._settings = model, loss, protocol
-        self._tried = self._warned = False
-        self._mismatch: str | None = None
-
-    @property
-    def why_not(self) -> str | None:
-        """The reason why victims go one by one, in one line; None where none is known.
-
-        It is read anew each time, since a model may change its mode; a failed trial is remembered.
-        """
-        return _batch_statistics(self._settings[0]) or self._mismatch
-
-    def __call__(
-        self, images: Tensor, labels: Tensor, *, differentiable: bool = False
-    ) -> Gradients:
-        check_victims(images, labels)
-        if not self._tried and self.why_not is None:
-            self._mismatch = _trial(*self._settings, images, labels)
-            self._tried = True
-        if (reason := self.why_not) is None:
-            return batched_updates(*self._settings, images, labels, differentiable=differentiable)
-        # Before the warning: where the input is to blame, the error shows here, and alone.
-        found = loop_updates(*self._settings, images, labels, differentiable=differentiable)
-        if not self._warned:
-            self._warned = True
-            warnings.warn(
-                f"the local steps of these victims cannot be batched: {reason}; "
-                "taking them one at a time, which is slow",
-                GradveilWarning,
-                stacklevel=3,
-            )
-        return found
+def _kept(running: Running, differentiable: bool) -> Statistics:
+    found = running.values()
+    return found if differentiable else {name: value.detach() for name, value in found.items()}
 
 
-def batched_updates(
-    model: nn.Module,
-    loss: Loss,
-    protocol: Protocol,
-    images: Tensor,
-    labels: Tensor,
-    *,
-    differentiable: bool = False,
-) -> Gradients:
-    """Return the updates of all victims at once; random layers draw anew for each victim.
-
-    Where `torch.vmap` cannot follow the model, its error is raised.
-    """
-    start = {name: parameter.detach() for name, parameter in trainable(model).items()}
-    buffers = {
-        name: torch.stack([buffer] * len(images)) for name, buffer in _changing(model).items()
-    }
-
-    def mean_loss(weights: Gradients, buffers: Gradients, images: Tensor, labels: Tensor) -> Tensor:
-        logits = functional_call(model, {**buffers, **weights}, (images,))
-        return per_sample(loss, logits, labels).mean()
-
-    def of_victim(buffers: Gradients, images: Tensor, labels: Tensor) -> Gradients:
-        return _descend(
-            protocol, start, lambda weights: grad(mean_loss)(weights, buffers, images, labels)
-        )
-
-    if not differentiable:
-        images, labels = images.detach(), labels.detach()
-    with torch.set_grad_enabled(differentiable):
-        found: Gradients = vmap(of_victim, randomness="different")(buffers, images, labels)
-    return found
-
-
-def loop_updates(
-    model: nn.Module,
-    loss: Loss,
-    protocol: Protocol,
-    images: Tensor,
-    labels: Tensor,
-    *,
-    differentiable: bool = False,
-) -> Gradients:
-    """Return the updates of one victim after the other, by plain autograd."""
-    start = {name: parameter.detach() for name, parameter in trainable(model).items()}
-
-    def of_victim(images: Tensor, labels: Tensor) -> Gradients:
-        buffers = {name: buffer.clone() for name, buffer in _changing(model).items()}
-
-        def gradient_at(weights: Gradients) -> Gradients:
-            weights = {
-                name: weight if weight.requires_grad else weight.detach().requires_grad_()
-                for name, weight in weights.items()
-            }
-            logits = functional_call(model, {**buffers, **weights}, (images,))
-            slopes = torch.autograd.grad(
-                with_slope(per_sample(loss, logits, labels)).mean(),
-                list(weights.values()),
-                create_graph=differentiable,
-                materialize_grads=True,
-            )
-            return dict(zip(weights, slopes, strict=True))
-
-        return _descend(protocol, start, gradient_at)
-
-    if not differentiable:
-        images, labels = images.detach(), labels.detach()
-    with torch.enable_grad():
-        each = [of_victim(x, y) for x, y in zip(images, labels, strict=True)]
-    return {name: torch.stack([found[name] for found in each]) for name in start}
-
-
-def _descend(
-    protocol: Protocol, start: Gradients, gradient_at: Callable[[Gradients], Gradients]
-) -> Gradients:
-    """Return g_1 + ... + g_k, which is (W_0 - W_k) / rate without the difference's rounding.
-
-    The steps are W_i = W_0 - rate (g_1 + ... + g_i).
-    """
-    summed = gradient_at(start)
-    for _ in range(protocol.local_steps - 1):
-        weights = {name: start[name] - protocol.local_lr * summed[name] for name in start}
-        summed = {name: summed[name] + slope for name, slope in gradient_at(weights).items()}
-    return summed
-
-
-def _trial(
-    model: nn.Module, loss: Loss, protocol: Protocol, images: Tensor, labels: Tensor
-) -> str | None:
-    """Say how batching fails on a random victim of a float64 copy of the model, or return None.
-
-    Both ways get the same draws. Slopes are compared too: torch has batching rules whose values are
-    right and whose second derivatives are off by a few 1e-4.
-    """
-    target = labels.detach()[:1, :2]
-    target = target.double() if target.is_floating_point() else target
-    guess = torch.rand(images[:1, :2].shape, generator=Generator().manual_seed(0))
-    guess = guess.to(images.device, torch.float64).requires_grad_()
-    found: list[tuple[Tensor, ...]] = []
-    try:
-        copied, few = copy.deepcopy(model).double(), replace(protocol, local_steps=2)
-        for way in (loop_updates, batched_updates):
-            with forked(), torch.enable_grad():
-                torch.manual_seed(0)
-                updates = way(copied, loss, few, guess, target, differentiable=True)
-                values = torch.cat([value.flatten() for value in updates.values()])
-                found.append((values.detach(), *torch.autograd.grad(values.square().sum(), guess)))
-    except Exception as error:
-        return f"a trial by torch.vmap failed with {one_line(error, 200)}"
-    if not all(bool(part.isfinite().all()) for part in found[0]):
-        return "a trial gave values that are not finite"
-    in_values, in_slopes = (
-        float((batched - plain).norm() / plain.norm().clamp_min(1e-30))
-        for plain, batched in zip(*found, strict=True)
-    )
-    if max(in_values, in_slopes) < 1e-7:
-        return None
-    return (
-        f"in a trial torch.vmap was off by {in_values:.1e} in values and by {in_slopes:.1e} "
-        "in slopes"
-    )
-
-
-def _batch_statistics(model: nn.Module) -> str | None:
-    """Name the first normalization that uses the batch's statistics; None without any."""
-    for name, module in model.named_modules():
-        if isinstance(module, NORMS) and (module.training or module.running_mean is None):
-            return (
-                f"{name or 'the model'} ({type(module).__name__}) takes its statistics from the "
-                "batch, and torch.vmap gets their second derivatives wrong"
-            )
-    return None
-
-
-def _changing(model: nn.Module) -> dict[str, Tensor]:
-    """Return the buffers that a pass in training mode may change, such as running statistics."""
-    return dict(model.named_buffers()) if model.training else {}
+def _smallest(protocol: Protocol, size: int) -> int:
+    return min(len(range(size)[part]) for part in protocol.parts(size))

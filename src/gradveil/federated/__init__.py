@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from gradveil.core.errors import GradveilError
 
 if TYPE_CHECKING:
+    from gradveil.federated.guards import guard
     from gradveil.federated.inversion import Inverted, invert
     from gradveil.federated.job import FederationJob
     from gradveil.federated.mods import defend, policy
@@ -27,11 +28,13 @@ __all__ = [
     "Spy",
     "defend",
     "federate",
+    "guard",
     "invert",
     "policy",
 ]
 
 _HOMES = {
+    "gradveil.federated.guards": ("guard",),
     "gradveil.federated.inversion": ("Inverted", "invert"),
     "gradveil.federated.job": ("FederationJob",),
     "gradveil.federated.run": ("FederationResult", "federate"),

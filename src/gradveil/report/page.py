@@ -10,8 +10,10 @@ from typing import Any
 
 from gradveil import __version__
 from gradveil.audits import AuditResult, CaseResult
+from gradveil.core.text import shortened
 from gradveil.report import plots
 from gradveil.report.answer import (
+    BARE,
     HEADLINES,
     attacked,
     given_words,
@@ -35,6 +37,7 @@ from gradveil.report.tables import csv_text, flat_rows
 from gradveil.report.verdict import Decision
 from gradveil.search import SearchResult
 
+LONGEST = 40  # letters of a policy in the name of a case
 PRIVATE = (
     "This page shows private pictures. They are in it because it was made with --with-pictures: "
     "do not forward it to anyone who may not see them."
@@ -74,13 +77,13 @@ class Page:
 
     def name_of(self, case: CaseResult) -> str:
         """Return the name of a case; those of a search have folders such as untrained-hybrid."""
-        name = case.name
+        if self.search is not None:
+            model, _, row = case.out.name.rpartition("-")
+            policy = "" if case.defense in BARE else f": {shortened(case.name, LONGEST)}"
+            return f"{row} on the {model} model{policy}"
         if case.defense == "none":
-            name = f"no defense{name.removeprefix('none')}"
-        if self.search is None:
-            return name
-        model, _, row = case.out.name.rpartition("-")
-        return f"{row} on the {model} model: {name}"
+            return f"no defense{case.name.removeprefix('none')}"
+        return case.name
 
     @cached_property
     def ids(self) -> dict[int, str]:
@@ -137,7 +140,7 @@ class Page:
             ("search", "The search: privacy against accuracy", self._search()),
             ("thresholds", "Thresholds", self._thresholds()),
             ("untested", "What was not tested", self._untested()),
-            ("table", "Every figure", figure_table(self.runs)),
+            ("table", "Every figure", figure_table(self.runs, self.search is not None)),
             ("notes", "Notes on the figures", self._notes()),
             ("glossary", "Glossary", _glossary()),
             ("provenance", "Settings, versions, and the command to run it again", self._settings()),
@@ -183,7 +186,7 @@ class Page:
             f"{settings['model']} on {settings['data']}",
             f"{settings['images']} pictures",
             _counted(len({r.attack for c in run.cases for r in c.of("attack")}), "attack"),
-            _counted(len({c.defense for c in run.cases} - {"none"}), "defense"),
+            _counted(len({c.defense for c in run.cases} - {*BARE}), "defense"),
             f"seed {settings['seed']}",
         ]
         return element(

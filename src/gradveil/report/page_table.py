@@ -10,6 +10,7 @@ from gradveil.report.tables import flat_rows
 
 TABLE = {
     "run": "run",
+    "folder": "folder",
     "defense": "defense",
     "step": "step",
     "kind": "kind",
@@ -28,10 +29,14 @@ TABLE = {
 NUMBERS = ("step", "n", "identified", "percent", "over_blind", "psnr", "ssim", "accuracy")
 
 
-def figure_table(results: Mapping[str, AuditResult]) -> Html:
-    """Return the table of every figure, with its filters and downloads."""
+def figure_table(results: Mapping[str, AuditResult], with_folders: bool) -> Html:
+    """Return the table of every figure, with its filters and downloads.
+
+    The folder of a case tells those of a search apart, whose defenses are audited on two models.
+    """
     lines = [_table_line(line) for line in flat_rows(results)]
-    names = [n for n in TABLE if any(line.get(n, ("", ""))[0] != "" for line in lines)]
+    shown = [name for name in TABLE if with_folders or name != "folder"]
+    names = [n for n in shown if any(line.get(n, ("", ""))[0] != "" for line in lines)]
     heads = [
         element(
             "th",
@@ -78,7 +83,12 @@ def figure_table(results: Mapping[str, AuditResult]) -> Html:
         class_="data",
     )
     region = element(
-        "div", table, class_="scroll", tabindex="0", role="region", aria_label="Every figure"
+        "div",
+        table,
+        class_="scroll figures",
+        tabindex="0",
+        role="region",
+        aria_label="Every figure",
     )
     return joined([tools, region])
 

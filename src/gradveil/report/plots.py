@@ -248,13 +248,13 @@ def _luck(rows: Sequence[Row]) -> tuple[float, str]:
 
 
 def accuracy_plot(cases: Sequence[tuple[str, CaseResult]], ids: Ids) -> Html | None:
-    """Return leakage against accuracy; None with fewer than two cases whose accuracy is known."""
+    """Return leakage against accuracy; None unless two accuracies that differ are known."""
     known = [
         (name, case)
         for name, case in _last_steps(cases)
         if case.model and case.strongest.candidates
     ]
-    if len(known) < 2:
+    if len({case.model.accuracy for _, case in known if case.model}) < 2:
         return None
     points, legend = [], []
     for place, (name, case) in enumerate(known):

@@ -24,7 +24,7 @@ from gradveil.search.job import RESULT
 PAGE = "index.html"
 CSV = "audit.csv"
 SEVERAL = "gradveil-report"  # the folder of a report on several runs
-REPORTING = "reporting into"
+REPORTING = "working in"  # whatever it does: it may be an audit that has not ended
 TEXTS = {".csv": csv_text, ".tex": latex_text}
 
 

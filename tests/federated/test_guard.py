@@ -1,0 +1,147 @@
+"""A client that checks its own update and the model it was given."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+import toys
+from flower import answer, context, question
+from gradveil.core.errors import GradveilError, GradveilWarning
+from gradveil.core.types import Batch
+from gradveil.federated import guard
+from gradveil.federated.guards import PATIENCE, Guard, suspicion
+from gradveil.models import build
+
+CANARIES = Batch(toys.pictures(1200, 1, 12).float(), torch.arange(1200) % 10)
+OTHERS = toys.fashion(300, 12, dtype=torch.float32)
+
+
+def network(width: int = 64) -> nn.Module:
+    """A network whose first layer gives a single image away exactly."""
+    return toys.mlp(nn.ReLU(), channels=1, size=12, width=width).float()
+
+
+def mine(size: int) -> Batch:
+    return Batch(OTHERS.images[-size:], OTHERS.labels[-size:])
+
+
+def guarded(size: int = 1, model: nn.Module | None = None, **more: Any) -> Any:
+    batch = mine(size)
+    pair = more.pop("canaries", CANARIES)
+    return guard(
+        model or network(),
+        (pair.images, pair.labels),
+        lambda _: (batch.images, batch.labels),
+        **more,
+    )
+
+
+def asked(weights: dict[str, Tensor] | None = None) -> Any:
+    return question(dict(network().state_dict()) if weights is None else weights)
+
+
+def train(message: Any, _: Any) -> Any:
+    return answer(message, {"sent": torch.ones(1)})
+
+
+def test_an_update_that_gives_images_away_is_withheld_with_the_reason() -> None:
+    reply = guarded()(asked(), context(), train)
+    assert reply.has_error()
+    said = str(reply.error.reason)
+    assert said.startswith("withheld: ") and "of 59 planted images were picked out" in said
+    assert "at most 0.05 may be" in said
+
+
+def test_an_update_that_hides_images_is_sent() -> None:
+    reply = guarded(defense="gaussian:10")(asked(), context(), train)
+    assert not reply.has_error()
+
+
+def test_evaluations_are_not_checked() -> None:
+    message = question({"other": torch.ones(1)}, "evaluate")
+    assert not guarded()(message, context(), train).has_error()
+
+
+def test_nothing_is_sent_where_the_check_fails() -> None:
+    reply = guarded()(asked({"other": torch.ones(1)}), context(), train)
+    assert reply.has_error() and "the check failed" in str(reply.error.reason)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"count": 20}, "count 20: to show that at most 0.05 is identified takes 59 canaries"),
+        ({"max_identified": 0.0}, "max identified 0: choose between 0 and 1"),
+        ({"count": 1201}, "canaries: 1200 images; give at least 1201"),
+        ({"defense": "prunn"}, "unknown defense 'prunn'"),
+        ({"attack": "dlgg"}, "unknown attack 'dlgg'"),
+    ],
+)
+def test_settings_that_show_nothing_are_refused(settings: Any, said: str) -> None:
+    with pytest.raises(GradveilError) as error:
+        guarded(**settings)
+    assert said in str(error.value)
+
+
+def test_a_short_line_up_is_warned_of() -> None:
+    few = Batch(CANARIES.images[:240], CANARIES.labels[:240])
+    with pytest.warns(GradveilWarning, match="by luck in 22% of rounds; give 590 or more"):
+        guarded(canaries=few)
+
+
+def test_0_of_59_is_what_5_percent_needs() -> None:
+    from gradveil.stats import upper_bound
+
+    assert upper_bound(0, 59) <= 0.05 < upper_bound(0, 58)
+
+
+def test_a_leaking_layer_that_a_server_planted_is_refused() -> None:
+    model = network()
+    first = next(module for module in model.modules() if isinstance(module, nn.Linear))
+    with torch.no_grad():  # every unit measures the brightness, against another threshold
+        first.weight.copy_(torch.full_like(first.weight, 1 / 144))
+        assert first.bias is not None
+        first.bias.copy_(-torch.linspace(0, 1, len(first.bias)))
+    reply = guarded(defense="gaussian:10")(asked(dict(model.state_dict())), context(), train)
+    assert reply.has_error()
+    assert "64 of 64 units of layer '1' are copies of others" in str(reply.error.reason)
+
+
+def test_dead_units_and_values_that_are_not_finite_are_refused() -> None:
+    model = network()
+    first = next(module for module in model.modules() if isinstance(module, nn.Linear))
+    with torch.no_grad():
+        first.weight[:32] = 0
+    assert suspicion(model) == "32 of 64 units of layer '1' are dead"
+    with torch.no_grad():
+        first.weight[0] = float("nan")
+    assert "not finite" in str(suspicion(model))
+
+
+@pytest.mark.parametrize("name", ["lenet", "mlp", "convnet", "vit"])
+def test_honest_models_at_several_stages_are_not_refused(name: str) -> None:
+    for seed in range(2):
+        model = toys.narrow(partial(build, name, channels=1, size=12, classes=10, seed=seed))
+        assert suspicion(model) is None
+        optimizer = torch.optim.SGD(model.parameters(), 0.05, 0.9)
+        for step in range(10):
+            optimizer.zero_grad()
+            some = slice(step * 8, step * 8 + 8)
+            cross_entropy(model(OTHERS.images[some]), OTHERS.labels[some]).backward()
+            optimizer.step()
+            assert step % 5 or suspicion(model) is None
+        assert suspicion(model) is None
+
+
+def test_a_loss_that_does_not_fall_is_refused_after_enough_rounds(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Guard, "identified", lambda *_: 0)
+    mod, here = guarded(), context()
+    replies = [mod(asked(), here, train) for _ in range(2 * PATIENCE)]
+    assert not any(reply.has_error() for reply in replies[:-1])
+    assert "does not fall" in str(replies[-1].error.reason)
