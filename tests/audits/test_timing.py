@@ -84,6 +84,10 @@ def test_a_large_budget_changes_nothing_and_one_too_small_is_refused(
 def test_a_budget_is_a_number_of_minutes(job: AuditJob, budget: float) -> None:
     with pytest.raises(GradveilError, match=r"^budget .*: minutes must be above 0$"):
         replace(job, budget=budget)
+    with pytest.raises(
+        GradveilError, match=r"^share .*: of the iterations, above 0 and at most 1$"
+    ):
+        replace(job, share=2 * budget)
 
 
 def test_a_measured_cost_is_near_the_time_an_attack_takes(job: AuditJob, tmp_path: Path) -> None:

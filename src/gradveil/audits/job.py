@@ -142,6 +142,8 @@ class AuditJob:
                 )
         if self.budget is not None and not 0 < self.budget < math.inf:
             raise GradveilError(f"budget {self.budget}: minutes must be above 0")
+        if self.share is not None and not 0 < self.share <= 1:
+            raise GradveilError(f"share {self.share}: of the iterations, above 0 and at most 1")
         if self.images % self.batch_size:
             raise GradveilError(
                 f"{self.images} images in batches of {self.batch_size}: choose a multiple of the "
