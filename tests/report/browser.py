@@ -55,10 +55,10 @@ class Browser:
         self.errors: list[str] = []
         self.requests: list[str] = []
         self.downloads: dict[str, str] = {}
-        self.session = ""
+        self.tab = ""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
-        self.session = attached["sessionId"]
+        self.tab = attached["sessionId"]
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.call(f"{domain}.enable")
         self.call("Network.setCacheDisabled", cacheDisabled=True)
@@ -81,8 +81,8 @@ class Browser:
         """Send a command and return its result."""
         self.number += 1
         message: dict[str, Any] = {"id": self.number, "method": method, "params": params}
-        if self.session and not method.startswith(("Target.", "Browser.")):
-            message["sessionId"] = self.session
+        if self.tab and not method.startswith(("Target.", "Browser.")):
+            message["sessionId"] = self.tab
         os.write(self.to, json.dumps(message).encode() + b"\0")
         wanted = self.number
         until = time.monotonic() + SECONDS

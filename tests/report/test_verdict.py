@@ -5,6 +5,7 @@ import io
 import json
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 import pytest
 from PIL import Image
@@ -143,3 +144,22 @@ def test_a_text_in_the_csv_is_no_formula(tmp_path: Path) -> None:
     lines = [*csv.DictReader(io.StringIO(csv_text({"": AuditResult.read(run)})))]
     assert {line["defense"] for line in lines} == {"none", "'=1+1"}
     assert all(float(line["over_blind"]) < 9 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"runs": 3}, "runs: a int; expected a path, or a list of paths"),
+        ({"runs": [3]}, "runs: a int in the list; expected paths"),
+        ({"runs": []}, "no run was named"),
+        ({"runs": "nowhere", "save": "x.png"}, "save: a str; expected a path, or a list"),
+        (
+            {"runs": "nowhere", "with_pictures": "yes"},
+            "with pictures 'yes': expected True or False",
+        ),
+    ],
+)
+def test_arguments_of_a_wrong_type_are_one_line(arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(GradveilError) as caught:
+        write_report(**arguments)
+    assert says in str(caught.value)

@@ -31,7 +31,7 @@ def draw_leakage(results: Mapping[str, AuditResult], path: Path) -> None:
         label = f"{run}: {case.name}" if len(results) > 1 else case.name
         names.append(f"{shortened(on_one_line(label), NAME)}\n{row.attack}")
         if row.candidates:
-            axis.plot([low, high], [position] * 2, color="C0", alpha=0.35, linewidth=4)
+            axis.hlines(position, low, high, color="C0", alpha=0.35, linewidth=4)
             axis.plot(share, position, "o", color="C0", markersize=4.5)
         for sham in case.rows:
             if (sham.kind, sham.truth) == ("sham", row.truth) and sham.candidates:

@@ -11,7 +11,7 @@ from typing import Any
 from gradveil import __version__
 from gradveil.audits import AuditResult, CaseResult
 from gradveil.core.text import shortened
-from gradveil.report import plots
+from gradveil.report import meters, plots
 from gradveil.report.answer import (
     BARE,
     HEADLINES,
@@ -24,14 +24,9 @@ from gradveil.report.audit import audit_in_words, lineup_head
 from gradveil.report.gallery import ALL_BYTES, Budget, films, gallery
 from gradveil.report.glossary import GLOSSARY
 from gradveil.report.markup import Html, data_block, element, joined
+from gradveil.report.page_settings import settings_section
 from gradveil.report.page_table import figure_table
-from gradveil.report.provenance import (
-    case_lines,
-    command,
-    published,
-    search_command,
-    settings_lines,
-)
+from gradveil.report.provenance import published
 from gradveil.report.search import search_in_words
 from gradveil.report.tables import csv_text, flat_rows
 from gradveil.report.verdict import Decision
@@ -131,6 +126,7 @@ class Page:
 
     def _body(self) -> Html:
         pictures, data = self._pictures()
+        settings = settings_section(self.runs, self.search, self.name_of)
         sections = [
             ("given", "What the attacker was given", self._given()),
             ("pictures", "Private pictures and their reconstructions", pictures),
@@ -143,7 +139,7 @@ class Page:
             ("table", "Every figure", figure_table(self.runs, self.search is not None)),
             ("notes", "Notes on the figures", self._notes()),
             ("glossary", "Glossary", _glossary()),
-            ("provenance", "Settings, versions, and the command to run it again", self._settings()),
+            ("provenance", "Settings, versions, and the command to run it again", settings),
         ]
         there = [(name, title, inner) for name, title, inner in sections if inner is not None]
         files_ = {"audit.csv": csv_text(self.runs), "rows.json": [*flat_rows(self.runs)]}
@@ -264,8 +260,8 @@ class Page:
             ),
             class_="legend",
         )
-        named = self.cases if len(self.cases) <= plots.OPEN else plots.by_leakage(self.cases)
-        return joined([element("p", intro), legend, plots.meters(named)])
+        named = self.cases if len(self.cases) <= meters.OPEN else meters.by_leakage(self.cases)
+        return joined([element("p", intro), legend, meters.meters(named)])
 
     def _training(self) -> Html | None:
         made = [plots.training_plot(run, self.ids) for run in self.runs.values()]
@@ -307,28 +303,6 @@ class Page:
             parts.append(element("ul", *lines, class_="lines"))
         return joined(parts)
 
-    def _settings(self) -> Html:
-        parts: list[Html | None] = []
-        if self.search is not None:
-            settings = self.search.settings
-            parts += [_command(search_command(settings)), _pairs(settings_lines(settings))]
-        for name, run in self.runs.items():
-            parts.append(element("h3", name) if len(self.runs) > 1 else None)
-            if self.search is None:
-                parts += [_command(command(run)), _pairs(settings_lines(run.settings))]
-            for case in run.cases:
-                inner = _pairs(case_lines(case))
-                parts.append(element("details", element("summary", self.name_of(case)), inner))
-        return joined(parts)
-
-
-def _command(again: str | None) -> Html:
-    if again is None:
-        words = "It was made of Python objects: make the same call again with these settings."
-        return element("p", words)
-    copy = element("button", "Copy", type="button", class_="copy")
-    return element("div", element("pre", again, tabindex="0"), copy, class_="command")
-
 
 def _asset(name: str) -> str:
     return files("gradveil.report").joinpath("assets", name).read_text(encoding="utf-8")
@@ -353,14 +327,6 @@ def _glossary() -> Html:
         joined([element("dt", term), element("dd", words)]) for term, words in GLOSSARY.items()
     ]
     return element("dl", *parts, class_="glossary")
-
-
-def _pairs(lines: Sequence[tuple[str, str]]) -> Html:
-    rows = [
-        element("tr", element("th", name, scope="row"), element("td", value))
-        for name, value in lines
-    ]
-    return element("div", element("table", *rows, class_="pairs"), class_="scroll")
 
 
 def _sentence(words: str) -> str:

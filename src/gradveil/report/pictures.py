@@ -1,5 +1,6 @@
 """Pictures: reconstructions beside the truth, leakage over training, and policies at work."""
 
+import re
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -29,6 +30,7 @@ OPENED = (*FORMATS, "GIF", "TIFF", "PPM")  # of a user's picture: for others Pil
 ROWS = 100  # members of a policy that are drawn
 SHOWN = 8  # images of a grid
 CELL = 1.35  # inches
+LETTERS = 14  # of a title, to the inch
 TIMELINE = "training-time.png"
 LINES = ("-", "--", "-.", ":")
 MARKS = "osD^vPX*<>"
@@ -56,8 +58,7 @@ def draw_grid(case: CaseResult, attack: str, path: Path) -> None:
     records = case.of("attack", attack)[:SHOWN]
     tensors = _first_images(case, attack, records)
     names = ["original", "found"] if len(case.truths) == 1 else ["original", "used", "found"]
-    title = f"{attack} on {case.settings['model']}: first images"
-    figure = _figure(len(records), len(names), title)
+    figure = _figure(len(records), len(names), *_titles(case, attack, "first images"))
     grid = figure.subplots(len(names), len(records), squeeze=False)
     for axes, name in zip(grid, names, strict=True):
         for axis, image in zip(axes, tensors[name], strict=True):
@@ -80,8 +81,8 @@ def draw_frames(case: CaseResult, attack: str, path: Path) -> bool:
         return False
     frames: Tensor = tensors["frames"]
     steps: Sequence[int] = facts["frame_steps"]
-    title = f"{attack} on {case.settings['model']}: the search, by iteration"
-    figure = _figure(len(steps) + 1, len(frames), title)
+    titles = _titles(case, attack, "the search, by iteration")
+    figure = _figure(len(steps) + 1, len(frames), *titles)
     grid = figure.subplots(len(frames), len(steps) + 1, squeeze=False)
     for axes, row, image in zip(grid, frames, facts["frame_images"], strict=True):
         used = tensors["used"][facts["images"].index(image)]
@@ -285,12 +286,25 @@ def save_picture(path: Path, picture: Image.Image) -> None:
         picture.save(temporary, format="PNG")
 
 
-def _figure(columns: int, rows: int, title: str) -> "Figure":
+def _titles(case: CaseResult, attack: str, says: str) -> list[str]:
+    """Return two lines above a picture: what was attacked and how, and what the picture shows."""
+    settings = case.settings
+    found = re.search(r"\bsteps=(\d+)", str(settings.get("attacks", {}).get(attack, "")))
+    steps = f", {int(found[1]):,} steps" if found else ""
+    return [
+        f"{attack}{steps}, on {settings['model']}, {settings['data']}",
+        f"defense {case.defense}: {says}",
+    ]
+
+
+def _figure(columns: int, rows: int, *titles: str) -> "Figure":
     from matplotlib.figure import Figure  # slow to import, and only needed here
 
     size = CELL * columns + 0.6, (CELL + 0.15) * rows + 0.9
     figure = Figure(figsize=size, layout="constrained")
-    figure.suptitle(on_one_line(title), fontsize=10, parse_math=False)
+    width = max(20, round(size[0] * LETTERS))
+    text = "\n".join(shortened(on_one_line(title), width) for title in titles)
+    figure.suptitle(text, fontsize=9, parse_math=False)
     return figure
 
 

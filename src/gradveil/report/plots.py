@@ -1,96 +1,20 @@
-"""Charts of the page, as HTML that keeps its letters at every width: meters and point plots."""
+"""Plots of the page, as HTML whose letters keep their size at every width."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gradveil.audits import AuditResult, CaseResult, Row
-from gradveil.report.answer import leakage, truth_words
-from gradveil.report.audit import CONTROLS, chosen_blind, number, titled
-from gradveil.report.markup import Html, breakable, element, joined
+from gradveil.report.markup import Html, element, joined
+from gradveil.report.meters import percent
 from gradveil.search import SearchResult, TriedPolicy
 from gradveil.search.results import HEADS, SHARES
 
-OPEN = 6  # cases up to which every attack and control is shown at once
 COLORS = 8  # of lines and points
-BARE = 2  # the color of no defense, which no other has
+NO_DEFENSE = 2  # the color of no defense, which no other has
 
 Ids = Mapping[int, str]
 """The names of cases in the page's gallery, by `id()` of the case."""
-
-
-def percent(share: float) -> str:
-    """Write a share for a style sheet."""
-    return f"{100 * min(max(share, 0.0), 1.0):.2f}%"
-
-
-# Meters: the share of rank 1 with its interval
-
-
-def meters(cases: Sequence[tuple[str, CaseResult]]) -> Html:
-    """Return a meter for each attack and control of the cases, which are named."""
-    wide = len(cases) <= OPEN
-    marks = [element("i", f"{k / 4:.0%}", style=f"left:{k / 4:.0%}") for k in range(5)]
-    scale = element("div", element("span", *marks, class_="scale"), class_="meter axis")
-    made = (_case(name, case, wide) for name, case in cases)
-    return element("div", scale, *made, class_="meters")
-
-
-def _case(name: str, case: CaseResult, is_open: bool) -> Html:
-    best = case.strongest
-    rows = [row for row in case.rows if row.truth == best.truth]
-    attacks = [row for row in rows if row.kind == "attack" and row is not best]
-    attacks.sort(key=lambda row: -row.identified / row.n)
-    blind = [chosen_blind(rows)] if any(row.kind == "blind" for row in rows) else []
-    controls = blind + [row for row in rows if row.kind in (*CONTROLS, "positive")]
-    accuracy = "" if case.model is None else f"accuracy {case.model.accuracy:.1%}"
-    against = f"against {truth_words(best.truth)}" if len(case.truths) > 1 else ""
-    head = element(
-        "summary",
-        element("span", breakable(name), class_="name"),
-        element("span", ", ".join(filter(None, [accuracy, against])), class_="aside"),
-        _meter(best, "strongest"),
-    )
-    parts = [
-        *(_meter(row, "attack") for row in attacks),
-        *(_meter(row, "control") for row in controls),
-    ]
-    return element("details", head, *parts, open=is_open)
-
-
-def _meter(row: Row, kind: str) -> Html:
-    name = titled(row) if kind == "control" else row.attack
-    low, high = row.identified_bounds
-    over = f"{number(row.over_blind.mean, '+.1f')} dB"
-    if not row.candidates:
-        track = element("span", "no line-up", class_="track bare")
-        said = f"{name}: no line-up, {over} over blind"
-    else:
-        share = row.identified / row.n
-        track = element(
-            "span",
-            element("i", class_="luck", style=f"left:{percent(row.verdict.chance)}"),
-            element("i", class_="range", style=f"left:{percent(low)};width:{percent(high - low)}"),
-            element("i", class_="dot", style=f"left:{percent(share)}"),
-            class_="track",
-        )
-        said = (
-            f"{name}: rank 1 in {row.identified} of {row.n} line-ups of {row.candidates}, 95% "
-            f"interval {low:.0%} to {high:.0%}, luck {row.verdict.chance:.1%}; {over} over blind"
-        )
-    flags = [element("em", flag, class_="flag") for flag in row.flags]
-    return element(
-        "span",
-        element("span", name, *flags, class_="who"),
-        track,
-        element("span", row.lineup.replace("/", " of "), class_="count"),
-        element("span", over, class_="over"),
-        class_=f"meter {kind}",
-        data_tip=said,
-    )
-
-
-# Plots of points
 
 
 @dataclass(frozen=True)
@@ -238,8 +162,8 @@ def _leak_point(case: CaseResult, x: float, name: str, color: int, row: Row, ids
 
 def _color(case: CaseResult, place: int) -> int:
     """Return the number of a color in the style sheet."""
-    others = [color for color in range(1, COLORS + 1) if color != BARE]
-    return BARE if case.defense == "none" else others[place % len(others)]
+    others = [color for color in range(1, COLORS + 1) if color != NO_DEFENSE]
+    return NO_DEFENSE if case.defense == "none" else others[place % len(others)]
 
 
 def _luck(rows: Sequence[Row]) -> tuple[float, str]:
@@ -264,7 +188,7 @@ def accuracy_plot(cases: Sequence[tuple[str, CaseResult]], ids: Ids) -> Html | N
         points.append(_leak_point(case, case.model.accuracy, marked, color, case.strongest, ids))
         legend.append((f"color{color}", marked))
     if len(known) > COLORS:
-        legend = [(f"color{BARE}", "no defense"), ("color1", "a defense")]
+        legend = [(f"color{NO_DEFENSE}", "no defense"), ("color1", "a defense")]
     x = _padded([point.x for point in points], "accuracy of the model", lambda v: f"{v:.3g}")
     ticks = [(value, f"{value:.1%}".replace(".0%", "%")) for value, _ in x.ticks]
     x = Axis(x.label, x.low, x.high, ticks)
@@ -358,8 +282,3 @@ def _policy_point(trial: TriedPolicy, score: str, kept: bool, shown: Mapping[str
     )
     kind = ("policy z-kept" if kept else "policy") + (" shown" if text in shown else "")
     return Point(accurate.mean, leak.mean, tip, kind=kind, case=shown.get(text))
-
-
-def by_leakage(cases: Sequence[tuple[str, CaseResult]]) -> list[tuple[str, CaseResult]]:
-    """Return the cases, those that leak most first."""
-    return sorted(cases, key=lambda pair: leakage(pair[1]), reverse=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from gradveil.audits import AuditResult
 from gradveil.core.boundary import public
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import GradveilError, kind_of
 from gradveil.core.files import shown, write_text
 from gradveil.core.formats import ThresholdsFile
 from gradveil.core.job_folder import SETTINGS
@@ -59,10 +59,10 @@ def write_report(
     always. Each path of `save` gets a figure (.png, .pdf, .svg) or a table (.tex, .csv).
     """
     asked = None if thresholds is None else read_thresholds(Path(thresholds))
-    paths = [Path(path) for path in save]
+    paths = _paths(save, "save")
     for path in paths:
         check_suffix(path)
-    folders = [Path(runs)] if isinstance(runs, str | Path) else [Path(run) for run in runs]
+    folders = [Path(runs)] if isinstance(runs, str | Path) else _paths(runs, "runs")
     if not folders:
         raise GradveilError("no run was named: give the folder of an audit or of a search")
     search = None
@@ -101,6 +101,16 @@ def write_files(
             draw_leakage(page.runs, path)
     files = {name: out / name for name in texts} | {str(path): path for path in save}
     return Report(out / PAGE, files, decision)
+
+
+def _paths(values: object, name: str) -> list[Path]:
+    """Return the paths of an argument that takes a list of them, or refuse it."""
+    if not isinstance(values, list | tuple):
+        raise GradveilError(f"{name}: {kind_of(values)}; expected a path, or a list of paths")
+    for value in values:
+        if not isinstance(value, str | Path):
+            raise GradveilError(f"{name}: {kind_of(value)} in the list; expected paths")
+    return [Path(value) for value in values]
 
 
 def check_suffix(path: Path) -> None:

@@ -85,7 +85,8 @@
     };
     const card = (entry, image) => {
       const strip = make("div", { className: "strip" });
-      strip.append(cell("private picture", originals[image.key], `original of image ${image.image}`));
+      const original = originals[image.key];
+      strip.append(cell("private picture", original, `original of image ${image.image}`));
       if (image.used) strip.append(cell("as used", image.used, `image ${image.image} as used`));
       entry.attacks.forEach((attack, index) => {
         const { src, text, hit } = image.found[index];
