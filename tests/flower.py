@@ -80,6 +80,7 @@ class HereGrid(Grid):
 
     def __init__(self, app: Any, clients: int) -> None:
         self.app = app
+        self.replies: list[Message] = []
         self.contexts = {NODE + number: context(number) for number in range(clients)}
 
     def set_run(self, run: Run) -> None: ...
@@ -95,10 +96,11 @@ class HereGrid(Grid):
         return list(self.contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        raise NotImplementedError
+        self.replies = list(self.send_and_receive(messages))
+        return ["id"] if self.replies else []
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        raise NotImplementedError
+        return self.replies
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None

@@ -39,7 +39,7 @@ def here(plan: Plan, serve: Any, change: Any = None) -> None:
     """Run the clients in this process; `change` may stand around the app."""
     workshop = Workshop.of(plan.job, plan.root)
     app = make_client_app(plan, lambda: workshop)
-    serve(flower.HereGrid(app if change is None else change(app), plan.job.clients))
+    serve(flower.HereGrid(app if change is None else change(app), plan.job.clients), lambda: False)
 
 
 def images(count: int = 96) -> Images:

@@ -59,7 +59,7 @@ def make_job(**more: Any) -> FederationJob:
 def here(plan: Plan, serve: Any) -> None:
     workshop = Workshop.of(plan.job, plan.root)
     app = make_client_app(plan, lambda: workshop)
-    serve(flower.HereGrid(app, plan.job.clients))
+    serve(flower.HereGrid(app, plan.job.clients), lambda: False)
 
 
 def run(job: FederationJob, out: Path) -> FederationResult:

@@ -8,6 +8,7 @@ import typer
 from gradveil.cli import options
 from gradveil.cli.options import examples, say, table
 from gradveil.core.errors import GradveilError
+from gradveil.core.stopping import end, signaled
 from gradveil.core.text import read_number
 
 EXAMPLES = examples(
@@ -133,7 +134,12 @@ def federate_command(
         image_size,
         seed=seed,
     )
-    found = federate(job, out, root=data_root, device=device)
+    try:
+        found = federate(job, out, root=data_root, device=device)
+    except KeyboardInterrupt:
+        if signaled():
+            end()  # threads of Flower's engine would wait for its workers, which have ended
+        raise
     rows = [_row(number, found) for number in sorted(job.spy_rounds)] if auto or attacks else []
     result: dict[str, Any] = {
         "accuracy": found.accuracy,

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
+from threading import Event
 
 import torch
 from safetensors.torch import save
@@ -25,7 +26,7 @@ from gradveil.core.job_folder import SETTINGS, claim, remove_empty
 from gradveil.core.locks import alone, refuse_held
 from gradveil.core.progress import Bar
 from gradveil.core.reading import parse_json
-from gradveil.core.stopping import stop_if_signaled
+from gradveil.core.stopping import signaled, stop_if_signaled
 from gradveil.core.tensor_files import read_safetensors
 from gradveil.data import Images
 from gradveil.federated import need_flower
@@ -61,9 +62,10 @@ FEDERATING = "training into"  # for who finds the folder held
 STATES = "clients"  # the folder of what clients' defenses keep between rounds
 QUICK = 1_000  # test images that the accuracy of a round is measured on
 
-Serve = Callable[[Grid], None]
+Serve = Callable[[Grid, Callable[[], bool]], None]
 Engine = Callable[[Plan, Serve], None]
-"""Runs the clients of a plan, and calls a server with their grid."""
+"""Runs the clients of a plan, and calls a server with their grid and a function that tells whether
+they have ended."""
 
 
 @dataclass(frozen=True)
@@ -171,8 +173,8 @@ def _train(
     history = _restore(out / RESUME, learners)
     bar = Bar(progress, counted=True)
 
-    def serve(grid: Grid) -> None:
-        rounds = Round(job, learners, grid, out / SPY)
+    def serve(grid: Grid, stopped: Callable[[], bool]) -> None:
+        rounds = Round(job, learners, grid, out / SPY, stopped)
         bar.start("round", job.rounds, len(history))
         for number in range(len(history) + 1, job.rounds + 1):
             started = time.perf_counter()
@@ -260,11 +262,11 @@ def simulate(plan: Plan, serve: Serve) -> None:
     """Run the clients on Flower's simulation engine: processes of Ray on this machine."""
     from ray import cloudpickle
 
-    server = ServerApp()
+    server, ended = ServerApp(), Event()
 
     @server.main()
     def main(grid: Grid, _: Context) -> None:
-        serve(grid)
+        serve(grid, lambda: ended.is_set() or signaled())
 
     with tempfile.TemporaryDirectory(prefix="gradveil-federate-") as folder, _quiet():
         # Flower sends the app with every message, so that it must be small.
@@ -285,6 +287,7 @@ def simulate(plan: Plan, serve: Serve) -> None:
                 backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
             )
         finally:
+            ended.set()  # or the server's thread would wait for replies, and keep the program
             if started:
                 disconnect()
 

@@ -1,7 +1,7 @@
 """The server's side of a federated training, or that of participants without a server."""
 
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from gradveil.federated.spy import Spy, Update, save_update
 from gradveil.training.job import Recipe
 
 TIMEOUT = 3_600.0  # seconds that a round waits for its clients
+PAUSE = 0.05  # seconds between two looks for replies
 MODEL, MOMENTUM = "model.", "momentum."
 
 
@@ -113,15 +114,39 @@ def ask(node: int, arrays: ArrayRecord, number: int) -> Message:
     return Message(content, dst_node_id=node, message_type="train")
 
 
-def find_nodes(grid: Grid, clients: int) -> dict[int, int]:
+def _never() -> bool:
+    return False
+
+
+def ask_all(
+    grid: Grid, questions: Iterable[Message], stopped: Callable[[], bool] = _never
+) -> list[Message]:
+    """Send messages and wait for their replies, an hour at most, or until `stopped`.
+
+    Flower's own function would go on waiting for clients that have ended.
+    """
+    waiting, replies = set(grid.push_messages(list(questions))), list[Message]()
+    end = time.monotonic() + TIMEOUT
+    while waiting and time.monotonic() < end:
+        for reply in grid.pull_messages(list(waiting)):
+            replies.append(reply)
+            waiting.discard(reply.metadata.reply_to_message_id)
+        if waiting:
+            if stopped():
+                raise GradveilError("the clients have ended")
+            time.sleep(PAUSE)
+    return replies
+
+
+def find_nodes(grid: Grid, clients: int, stopped: Callable[[], bool] = _never) -> dict[int, int]:
     """Ask every node which client it is, and return the nodes by the numbers of clients."""
-    while len(nodes := list(grid.get_node_ids())) < clients:
-        time.sleep(0.05)  # the simulation has not registered all of them yet
+    while len(nodes := list(grid.get_node_ids())) < clients and not stopped():
+        time.sleep(PAUSE)  # the simulation has not registered all of them yet
     questions = [
         Message(RecordDict(), dst_node_id=node, message_type="query") for node in nodes[:clients]
     ]
     found: dict[int, int] = {}
-    for reply in grid.send_and_receive(questions, timeout=TIMEOUT):
+    for reply in ask_all(grid, questions, stopped):
         if reply.has_error():
             raise GradveilError(f"a client does not answer: {reply.error.reason}")
         (metrics,) = reply.content.metric_records.values()
@@ -135,10 +160,16 @@ class Round:
     """One round after the other: ask clients, and let the learners step by their replies."""
 
     def __init__(
-        self, job: FederationJob, learners: Sequence[Learner], grid: Grid, spied: Path
+        self,
+        job: FederationJob,
+        learners: Sequence[Learner],
+        grid: Grid,
+        spied: Path,
+        stopped: Callable[[], bool] = _never,
     ) -> None:
         self.job, self.learners, self.grid, self.out = job, learners, grid, spied
-        self.nodes = find_nodes(grid, job.clients)
+        self.stopped = stopped
+        self.nodes = find_nodes(grid, job.clients, stopped)
         self.screen = Screen(Average(job, self.nodes))
         self.strategy: Strategy = self.screen
         if job.spy_rounds and job.graph is None:
@@ -158,7 +189,7 @@ class Round:
         (learner,) = self.learners
         sent, config = learner.record(), ConfigRecord()
         questions = self.strategy.configure_train(number, sent, config, self.grid)
-        replies = list(self.grid.send_and_receive(questions, timeout=TIMEOUT))
+        replies = ask_all(self.grid, questions, self.stopped)
         arrays, _ = self.strategy.aggregate_train(number, replies)
         if arrays is None:
             LOG.warning("gradveil: round %d: no client sent anything that can be used", number)
@@ -179,7 +210,7 @@ class Round:
         ]
         clients = {node: client for client, node in self.nodes.items()}
         got: dict[int, dict[str, Tensor]] = {}
-        replies = self.grid.send_and_receive(questions, timeout=TIMEOUT)
+        replies = ask_all(self.grid, questions, self.stopped)
         self.screen.expect(self.learners[0].record())
         for reply in self.screen.usable(number, replies):
             client = clients[reply.metadata.src_node_id]
