@@ -207,7 +207,7 @@ class _PatchProducts(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, blame: Tensor, layout: PatchLayout) -> Tensor:
-        patches = _by_victim(_patches(inputs, layout, blame.shape[2:]), layout)
+        patches = _patches_by_victim(inputs, layout, blame.shape[2:])
         flat = _by_victim(blame.flatten(2), layout)
         ctx.save_for_backward(patches, flat)
         ctx.layout, ctx.inputs, ctx.blame = layout, inputs.shape, blame.shape
@@ -232,7 +232,7 @@ class _Unfolded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, layout: PatchLayout, out: torch.Size) -> Tensor:
         ctx.layout, ctx.inputs, ctx.out = layout, inputs.shape, out
-        return _by_victim(_patches(inputs, layout, out), layout)
+        return _patches_by_victim(inputs, layout, out)
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
@@ -282,25 +282,37 @@ def _spread(slope: Tensor, blame: Tensor, layout: PatchLayout, inputs: torch.Siz
     return _by_row(torch.bmm(turned, _by_victim(patches, layout)), layout, inputs)
 
 
-def _patches(inputs: Tensor, layout: PatchLayout, out: torch.Size) -> Tensor:
-    """Return (rows, channels x kernel area, positions), in one copy.
+def _patches_by_victim(inputs: Tensor, layout: PatchLayout, out: torch.Size) -> Tensor:
+    """Return (victims x groups, channels x kernel area, positions of all rows).
 
-    `F.unfold` copies row by row on a GPU.
+    On a CPU that is one copy, on a GPU `F.unfold` would copy row by row.
     """
     (top, bottom), (left, right) = layout.edges
     if suits(inputs):
         found: Tensor = load_kernels().patches(
             inputs, layout.kernel, layout.stride, layout.dilation, (top, left), out, mirrored=False
         )
-        return found
+        return _by_victim(found, layout)
     padded = F.pad(inputs, (left, right, top, bottom))
     rows, channels, down, across = padded.stride()
     (step_h, step_w), (stride_h, stride_w) = layout.dilation, layout.stride
+    victims, groups = layout.victims, layout.groups
+    each, wide = len(padded) // victims, padded.shape[1] // groups
     windows = padded.as_strided(
-        (*padded.shape[:2], *layout.kernel, *out),
-        (rows, channels, down * step_h, across * step_w, down * stride_h, across * stride_w),
+        (victims, groups, wide, *layout.kernel, each, *out),
+        (
+            each * rows,
+            wide * channels,
+            channels,
+            down * step_h,
+            across * step_w,
+            rows,
+            down * stride_h,
+            across * stride_w,
+        ),
     )
-    return windows.reshape(len(padded), -1, out[0] * out[1])
+    area = layout.kernel[0] * layout.kernel[1]
+    return windows.reshape(victims * groups, wide * area, each * out[0] * out[1])
 
 
 def _by_victim(rows: Tensor, layout: PatchLayout) -> Tensor:
