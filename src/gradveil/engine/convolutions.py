@@ -6,8 +6,6 @@ derivatives that a matching attack needs are products of the same kind, so a ste
 batched products and no loop.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,6 +15,17 @@ from torch.autograd.function import once_differentiable
 
 from gradveil.engine.device import load_kernels, suits
 from gradveil.engine.each import Moves, convolve_one_by_one
+from gradveil.engine.patches import (
+    PatchLayout,
+    by_row,
+    by_victim,
+    find_edges,
+    find_patches,
+    fold,
+    lay_out,
+    two,
+    unfold,
+)
 from gradveil.engine.products import multiply
 
 MANY_PATCHES = 200_000  # numbers in one image's patches
@@ -25,21 +34,9 @@ MANY_PATCHES = 200_000  # numbers in one image's patches
 _convolution_backward = torch.ops.aten.convolution_backward
 
 
-@dataclass(frozen=True)
-class PatchLayout:
-    """How a layer's patches lie. `edges`: zeros (before, after) in height, then width."""
-
-    kernel: tuple[int, int]
-    stride: tuple[int, int]
-    dilation: tuple[int, int]
-    edges: tuple[tuple[int, int], tuple[int, int]]
-    groups: int
-    victims: int
-
-
 def convolution_weight(layer: nn.Conv2d, inputs: Tensor, blame: Tensor, victims: int) -> Tensor:
     """Return (victims, *weight shape), differentiable once more by input and blame."""
-    inputs, layout = _laid_out(layer, inputs, victims)
+    inputs, layout = lay_out(layer, inputs, victims)
     found: Tensor
     outputs, channels, *kernel = layer.weight.shape
     if suits(blame) and blame.dtype == torch.bfloat16 and layer.groups == 1:
@@ -55,7 +52,7 @@ def convolve_each(layer: nn.Conv2d, inputs: Tensor, weight: Tensor) -> Tensor:
     It can be differentiated twice, by inputs and weights.
     """
     victims, outputs = len(weight), weight.shape[1]
-    inputs, layout = _laid_out(layer, inputs, victims)
+    inputs, layout = lay_out(layer, inputs, victims)
     if one_by_one(inputs):
         inputs, moves = _moves(inputs, layout)
         return convolve_one_by_one(inputs, weight, moves)
@@ -66,9 +63,9 @@ def convolve_each(layer: nn.Conv2d, inputs: Tensor, weight: Tensor) -> Tensor:
         (size + sum(edge) - step * (wide - 1) - 1) // stride + 1
         for size, edge, wide, step, stride in sizes
     )
-    patches = _Unfolded.apply(inputs, layout, out)  # type: ignore[no-untyped-call]
+    patches = unfold(inputs, layout, out)
     kernels = weight.reshape(victims * layout.groups, outputs // layout.groups, -1)
-    return _by_row(multiply(kernels, patches), layout, (len(inputs), outputs, *out))
+    return by_row(multiply(kernels, patches), layout, (len(inputs), outputs, *out))
 
 
 def one_by_one(inputs: Tensor) -> bool:
@@ -83,8 +80,8 @@ def line_products(
 
     Both are (lines, images of the line); no gradient is written out.
     """
-    (top, _), (left, _) = _padding(layer)
-    settings = _two(layer.kernel_size), _two(layer.stride), _two(layer.dilation), (top, left)
+    (top, _), (left, _) = find_edges(layer)
+    settings = two(layer.kernel_size), two(layer.stride), two(layer.dilation), (top, left)
     found: tuple[Tensor, Tensor] = load_kernels().line_products(inputs, blame, lines, *settings)
     return found
 
@@ -147,6 +144,15 @@ def short_convolve(layer: nn.Conv2d, inputs: Tensor) -> Tensor:
     return found if layer.bias is None else found + layer.bias.to(found.dtype).view(-1, 1, 1)
 
 
+def _moves(inputs: Tensor, layout: PatchLayout) -> tuple[Tensor, Moves]:
+    """Return the input, padded where its sides differ, and torch's settings of the layer."""
+    (top, bottom), (left, right) = layout.edges
+    padding = top, left
+    if top != bottom or left != right:
+        inputs, padding = F.pad(inputs, (left, right, top, bottom)), (0, 0)
+    return inputs, Moves(layout.stride, padding, layout.dilation, layout.groups)
+
+
 class _LastProducts(torch.autograd.Function):
     """b patches(a)^T for each victim, all with channels last, on a GPU.
 
@@ -207,8 +213,8 @@ class _PatchProducts(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, blame: Tensor, layout: PatchLayout) -> Tensor:
-        patches = _by_victim(_patches(inputs, layout, blame.shape[2:]), layout)
-        flat = _by_victim(blame.flatten(2), layout)
+        patches = find_patches(inputs, layout, blame.shape[2:])
+        flat = by_victim(blame.flatten(2), layout)
         ctx.save_for_backward(patches, flat)
         ctx.layout, ctx.inputs, ctx.blame = layout, inputs.shape, blame.shape
         return torch.bmm(flat, patches.transpose(1, 2))
@@ -218,52 +224,12 @@ class _PatchProducts(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, None]:
         patches, flat = ctx.saved_tensors
         layout: PatchLayout = ctx.layout
-        to_blame = _by_row(torch.bmm(slope, patches), layout, ctx.blame)
+        to_blame = by_row(torch.bmm(slope, patches), layout, ctx.blame)
         if suits(flat) and layout.stride == (1, 1):
-            rows = _by_row(flat, layout, ctx.blame)
+            rows = by_row(flat, layout, ctx.blame)
             return _spread(slope, rows, layout, ctx.inputs), to_blame, None
         to_patches = torch.bmm(slope.transpose(1, 2), flat)
-        return _folded(to_patches, layout, ctx.inputs), to_blame, None
-
-
-class _Unfolded(torch.autograd.Function):
-    """The patches of each victim and group, a linear function of the maps."""
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, layout: PatchLayout, out: torch.Size) -> Tensor:
-        ctx.layout, ctx.inputs, ctx.out = layout, inputs.shape, out
-        return _by_victim(_patches(inputs, layout, out), layout)
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
-        settings = ctx.layout, ctx.inputs, ctx.out
-        return _Folded.apply(slope, *settings), None, None  # type: ignore[no-untyped-call]
-
-
-class _Folded(torch.autograd.Function):
-    """The adjoint of `_Unfolded`: each number of the patches, added where it came from."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, parts: Tensor, layout: PatchLayout, inputs: torch.Size, out: torch.Size
-    ) -> Tensor:
-        ctx.layout, ctx.out = layout, out
-        return _folded(parts, layout, inputs)
-
-    @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None, None]:
-        settings = ctx.layout, ctx.out
-        return _Unfolded.apply(slope, *settings), None, None, None  # type: ignore[no-untyped-call]
-
-
-def _folded(parts: Tensor, layout: PatchLayout, inputs: torch.Size) -> Tensor:
-    """Add patches (victims x groups, channels x kernel area, positions) into maps of this shape."""
-    (top, bottom), (left, right) = layout.edges
-    padded = inputs[2] + top + bottom, inputs[3] + left + right
-    positions = parts.shape[2] * layout.victims // inputs[0]
-    rows = _by_row(parts, layout, (inputs[0], -1, positions))
-    found = F.fold(rows, padded, layout.kernel, layout.dilation, stride=layout.stride)
-    return found[:, :, top : padded[0] - bottom, left : padded[1] - right]
+        return fold(to_patches, layout, ctx.inputs), to_blame, None
 
 
 def _spread(slope: Tensor, blame: Tensor, layout: PatchLayout, inputs: torch.Size) -> Tensor:
@@ -279,47 +245,7 @@ def _spread(slope: Tensor, blame: Tensor, layout: PatchLayout, inputs: torch.Siz
     )
     parts = slope.view(len(slope), slope.shape[1], -1, kernel_h * kernel_w)
     turned = parts.transpose(1, 2).reshape(len(slope), parts.shape[2], -1)
-    return _by_row(torch.bmm(turned, _by_victim(patches, layout)), layout, inputs)
-
-
-def _patches(inputs: Tensor, layout: PatchLayout, out: torch.Size) -> Tensor:
-    """Return (rows, channels x kernel area, positions), in one copy.
-
-    `F.unfold` copies row by row on a GPU.
-    """
-    (top, bottom), (left, right) = layout.edges
-    if suits(inputs):
-        found: Tensor = load_kernels().patches(
-            inputs, layout.kernel, layout.stride, layout.dilation, (top, left), out, mirrored=False
-        )
-        return found
-    padded = F.pad(inputs, (left, right, top, bottom))
-    rows, channels, down, across = padded.stride()
-    (step_h, step_w), (stride_h, stride_w) = layout.dilation, layout.stride
-    windows = padded.as_strided(
-        (*padded.shape[:2], *layout.kernel, *out),
-        (rows, channels, down * step_h, across * step_w, down * stride_h, across * stride_w),
-    )
-    return windows.reshape(len(padded), -1, out[0] * out[1])
-
-
-def _by_victim(rows: Tensor, layout: PatchLayout) -> Tensor:
-    """Turn (rows, channels, positions) into (victims x groups, channels, positions).
-
-    The channels are those of the group, the positions those of all the victim's rows.
-    """
-    parts = rows.reshape(
-        layout.victims, -1, layout.groups, rows.shape[1] // layout.groups, rows.shape[2]
-    )
-    return parts.permute(0, 2, 3, 1, 4).reshape(layout.victims * layout.groups, parts.shape[3], -1)
-
-
-def _by_row(parts: Tensor, layout: PatchLayout, like: Sequence[int]) -> Tensor:
-    """Turn them back, into the shape `like`."""
-    spread = parts.reshape(
-        layout.victims, layout.groups, parts.shape[1], like[0] // layout.victims, -1
-    )
-    return spread.permute(0, 3, 1, 2, 4).reshape(*like)
+    return by_row(torch.bmm(turned, by_victim(patches, layout)), layout, inputs)
 
 
 class _Convolution(torch.autograd.Function):
@@ -361,40 +287,3 @@ class _Transposed(torch.autograd.Function):
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None, None]:
         (weight,) = ctx.saved_tensors
         return F.conv2d(slope, weight, None, *ctx.settings), None, None, None
-
-
-def _laid_out(layer: nn.Conv2d, inputs: Tensor, victims: int) -> tuple[Tensor, PatchLayout]:
-    """Return the input, padded where that is not with zeros, and the layout of its patches."""
-    edges = _padding(layer)
-    if layer.padding_mode != "zeros":
-        inputs = F.pad(inputs, (*edges[1], *edges[0]), mode=layer.padding_mode)
-        edges = ((0, 0), (0, 0))
-    moves = _two(layer.kernel_size), _two(layer.stride), _two(layer.dilation)
-    return inputs, PatchLayout(*moves, edges, layer.groups, victims)
-
-
-def _moves(inputs: Tensor, layout: PatchLayout) -> tuple[Tensor, Moves]:
-    """Return the input, padded where its sides differ, and torch's settings of the layer."""
-    (top, bottom), (left, right) = layout.edges
-    padding = top, left
-    if top != bottom or left != right:
-        inputs, padding = F.pad(inputs, (left, right, top, bottom)), (0, 0)
-    return inputs, Moves(layout.stride, padding, layout.dilation, layout.groups)
-
-
-def _padding(layer: nn.Conv2d) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return the zeros (before, after) for height, then width."""
-    if layer.padding == "same":
-        down, across = (
-            step * (size - 1)
-            for step, size in zip(_two(layer.dilation), _two(layer.kernel_size), strict=True)
-        )
-        return (down // 2, down - down // 2), (across // 2, across - across // 2)
-    # The only other word is "valid".
-    down, across = (0, 0) if isinstance(layer.padding, str) else _two(layer.padding)
-    return (down, down), (across, across)
-
-
-def _two(value: tuple[int, ...]) -> tuple[int, int]:
-    first, second = value
-    return first, second

@@ -39,7 +39,8 @@ class _Convolved(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         needs = ctx.needs_input_grad
-        found = _Slopes.apply(slope, *ctx.saved_tensors, ctx.moves, needs[0])  # type: ignore[no-untyped-call]
+        saved = (*ctx.saved_tensors, ctx.moves, needs[0])
+        found = _Slopes.apply(slope, *saved)  # type: ignore[no-untyped-call]
         return found[0] if needs[0] else None, found[1] if needs[1] else None, None
 
 
