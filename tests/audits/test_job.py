@@ -136,16 +136,16 @@ def test_a_policy_changes_images_and_nothing_else_does(defense: str, changed: bo
 
 def test_auto_names_the_standard_attack_the_breakers_and_what_was_named_beside_it() -> None:
     both = job("auto", "dlg", defense="prune:0.9")
-    expected = ["adam-cosine", "masked", "closed-form", "dlg"]
+    expected = ["adam-cosine", "raced", "masked", "raced+masked", "closed-form", "dlg"]
     assert list(both.attacks_on(both.cases[0])) == expected
     clean = job("auto", cases=(Case(parse("prune:0.9"), clean=True),))
-    assert list(clean.attacks_on(clean.cases[0])) == ["adam-cosine", "closed-form"]
+    assert list(clean.attacks_on(clean.cases[0])) == ["adam-cosine", "raced", "closed-form"]
 
 
 def test_an_attack_that_is_named_replaces_that_of_auto(guess: Any) -> None:
     changed = job("auto", ("masked", guess()), defense="prune:0.9")
     found = changed.attacks_on(changed.cases[0])
-    assert sorted(found) == ["adam-cosine", "closed-form", "masked"]
+    assert sorted(found) == ["adam-cosine", "closed-form", "masked", "raced", "raced+masked"]
     assert found["masked"] == guess()
 
 
@@ -156,7 +156,9 @@ def test_naming_auto_changes_which_attacks_run_and_nothing_else() -> None:
     assert plain.attacks_on(case)["dlg"] is auto.attacks_on(case)["dlg"]
     assert set(auto.attacks_on(case)) - set(plain.attacks_on(case)) == {
         "adam-cosine",
+        "raced",
         "masked",
+        "raced+masked",
         "closed-form",
     }
 
@@ -285,9 +287,7 @@ def test_two_defenses_that_would_share_a_folder_are_refused() -> None:
         job(cases=(Case(parse("prune:0.9")), Case(parse("gaussian:1"), label="prune-0.9")))
 
 
-def test_auto_of_a_defense_that_no_registry_knows_is_the_standard_attack_and_the_closed_form() -> (
-    None
-):
+def test_auto_of_a_defense_that_no_registry_knows_is_standard_raced_and_closed_form() -> None:
     asked = job("auto", cases=(Case(Rounding()),))
     found: dict[str, Attack] = asked.attacks_on(asked.cases[0])
-    assert list(found) == ["adam-cosine", "closed-form"]
+    assert list(found) == ["adam-cosine", "raced", "closed-form"]

@@ -230,7 +230,7 @@ def test_nsga2_gives_a_front_and_keeps_what_is_accurate_of_it(tmp_path: Path) ->
 
 def test_a_policy_drawn_twice_counts_once() -> None:
     done = [
-        FinishedTrial(n, Policy.parse(text), "scored", {"over_blind": (float(n),)})
+        FinishedTrial(n, Policy.parse(text), "scored", {"ssim": (float(n),)})
         for n, text in enumerate(("24", "3", "42", "3", "none"))
     ]
     assert [one.number for one in qualified(JOB, done)] == [0, 1, 4]
@@ -263,7 +263,7 @@ def test_trials_in_other_hands_are_waited_for(tmp_path: Path) -> None:
             other.finish(
                 Trial(held.number, held.policy),
                 "scored",
-                {"accuracy": [0.0], "over_blind": [-99.0] * 40},
+                {"accuracy": [0.0], "over_blind": [-99.0] * 40, "ssim": [-9.0] * 40},
             )
 
         with pytest.MonkeyPatch.context() as patch:
