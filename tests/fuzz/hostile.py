@@ -248,6 +248,31 @@ COMMANDS = {
             "--save": ("path", ""),
         },
     ),
+    "reproduce": Command(
+        ("reproduce", "--list"),
+        {
+            "": ("text", ""),
+            "--scale": ("text", ""),
+            "--images": ("number", ""),
+            "--seeds": ("number", ""),
+            "--minutes": ("number", ""),
+            "--at-once": ("number", ""),
+            "--switch": ("text", ""),
+            "--records": ("path", ""),
+            "--out": ("path", ""),
+            "--archive": ("path", ""),
+            "--engine": ("text", ""),
+        },
+    ),
+    "federate": Command(
+        ("federate",),  # with too many clients: a simulation would take half a minute to start
+        MODEL
+        | SHARED
+        | {"--clients": ("number", "1000000"), "--rounds": ("number", ""), "--out": ("path", "out")}
+        | {"--split": ("text", ""), "--graph": ("text", ""), "--spy-rounds": ("text", "")}
+        | {"--batch-size": ("number", ""), "--local-epochs": ("number", ""), "--lr": ("number", "")}
+        | {"--fraction": ("number", ""), "--defense": ("defense", ""), "--attack": ("text", "")},
+    ),
     "reconstruct": Command(
         ("reconstruct",),
         MODEL

@@ -37,7 +37,9 @@ from gradveil.core.formats import RecordLine, TrainedModel
 from gradveil.core.reading import read_json, read_lines
 from gradveil.data import load
 from gradveil.models.checkpoints import load_checkpoint, read_resume, read_settings
+from gradveil.papers.records import read_cell
 from gradveil.report.search import policies_table
+from gradveil.report.verdict import read_thresholds
 from gradveil.search.results import SearchResult, policies_text, trials_text
 from gradveil.search.study import Study
 from gradveil.transforms import Policy
@@ -319,7 +321,50 @@ def trained(choose: Choose) -> bytes:
     return json_text({"accuracy": 0.5, "tested": 10, "under": "none", "step": 3}, choose)
 
 
+THRESHOLDS = """
+defenses = ["prune:0.99"]
+positive_control = true
+[most]
+identified = 0.05
+psnr = 15.0
+[least]
+accuracy = 0.9
+images = 32
+"""
+UPDATE: dict[str, Any] = {
+    "client": "1",
+    "round": 1,
+    "gradients": False,
+    "examples": 4.0,
+    "members": [],
+}
+
+
+def read_spied(path: Path) -> None:
+    """Read the file as what a spy kept of a client."""
+    pytest.importorskip("flwr")
+    from gradveil.federated.spy import SENT, read_round, round_folder
+
+    folder = round_folder(path.parent, 1)
+    folder.mkdir(exist_ok=True)
+    (folder / SENT).write_bytes(save(model().state_dict()))
+    (folder / path.name).write_bytes(path.read_bytes())
+    for update in read_round(path.parent, 1):
+        update.as_gradients(0.1)
+
+
+def cell(choose: Choose) -> bytes:
+    return json_text(json.loads(kept("reproduce/audit-*/cell.json")), choose)
+
+
 FORMATS = {
+    "cell": Format("cell.json", cell, lambda path: read_cell(path) and None),
+    "thresholds": Format(
+        "thresholds.toml",
+        lambda choose: toml_text(THRESHOLDS, choose),
+        lambda path: str(read_thresholds(path)) and None,
+    ),
+    "spied": Format("client-1.safetensors", lambda choose: safetensors(choose, UPDATE), read_spied),
     "settings": Format("settings.json", audit_settings, read_audit),
     "records": Format("records.jsonl", records, read_records),
     "journal": Format("study.journal", journal, read_journal),

@@ -469,3 +469,74 @@ KINDS: dict[str, tuple[str, type[Struct]]] = {
     "attacks": ("a case of an audit", CaseSettings),
 }
 """The kind and the type of settings, by a setting that the kinds after it have not."""
+
+
+Values = dict[str, dict[str, list[float]]]
+"""Numbers by two names, such as policy and quantity."""
+
+
+class TrainingCell(Struct, frozen=True):
+    """The result of a cell of the papers' experiments that is a training."""
+
+    accuracy: Share
+    test_images: Positive
+    training_seconds: float
+    history: list[dict[str, float]]
+
+
+class AuditCell(Struct, frozen=True):
+    """The result of a cell that is an audit; `case` is a folder beside the file."""
+
+    case: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_+-][A-Za-z0-9._+-]{0,99}$")]
+    accuracy: Share | None
+    attack_seconds: float
+
+
+class SinglesCell(Struct, frozen=True):
+    """The result of a cell that scores transformations, by rule and policy."""
+
+    values: Values
+
+
+class LinesCell(Struct, frozen=True):
+    """The result of a cell that follows GradSim, by policy, then mean and std."""
+
+    points: Positive
+    lines: Values
+
+
+class LayersCell(Struct, frozen=True):
+    """The result of a cell that compares gradients by layer."""
+
+    steps: list[Count]
+    layers: Values
+
+
+class CorrelationCell(Struct, frozen=True):
+    """The result of a cell that scores policies and attacks them."""
+
+    privacy: Values
+    attack: Values
+
+
+CELLS: dict[str, type[Struct]] = {
+    "training": TrainingCell,
+    "audit": AuditCell,
+    "singles": SinglesCell,
+    "lines": LinesCell,
+    "layers": LayersCell,
+    "correlation": CorrelationCell,
+}
+"""The types of results, by the kind of the cell."""
+
+
+class CellFile(Struct, frozen=True):
+    """cell.json: a cell of the papers' experiments that is done."""
+
+    format: str
+    key: str
+    kind: str
+    cell: dict[str, Any]
+    n: Count
+    seconds: float
+    result: dict[str, Any]

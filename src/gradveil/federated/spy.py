@@ -259,6 +259,12 @@ def read_round(out: Path, number: int) -> list[Update]:
         folder.glob("client-*.safetensors"), key=lambda path: (len(path.name), path)
     ):
         shared, metadata = read_safetensors(path)
+        for name, value in shared.items():
+            if name not in before or value.shape != before[name].shape:
+                raise GradveilError(
+                    f"{shown(path)} does not fit {SENT}: {shown(repr(name))} of shape "
+                    f"{tuple(value.shape)}"
+                )
         facts = parse_json(metadata.get("gradveil", "{}").encode(), UpdateFacts, path)
         updates.append(
             Update(

@@ -18,8 +18,9 @@ from gradveil.audits.model import read_facts
 from gradveil.audits.records import RECORDS, read_records
 from gradveil.audits.results import CASE, CaseResult
 from gradveil.core.errors import GradveilError
-from gradveil.core.files import replacing, write_text
-from gradveil.core.reading import read_json
+from gradveil.core.files import replacing, shown, write_text
+from gradveil.core.formats import CELLS, CellFile
+from gradveil.core.reading import check_format, convert, read_json
 from gradveil.engine.device import find_device
 from gradveil.papers.cells import PACKED, Audited, Cell, Workspace
 
@@ -43,9 +44,9 @@ class Records:
             path = folder / cell.key / CELL
             if not path.is_file():
                 continue
-            found = read_json(path, dict[str, Any])
-            if found.get("format") != FORMAT or found.get("key") != cell.key:
-                raise GradveilError(f"{path} is no record of this cell: remove its folder")
+            found = read_cell(path)
+            if found["key"] != cell.key or found["kind"] != cell.kind:
+                raise GradveilError(f"{shown(path)} is of another cell: remove its folder")
             return found
         return None
 
@@ -98,6 +99,19 @@ class Records:
         with replacing(path) as part, tarfile.open(part, "w:gz") as made:
             for cell in sorted(self.folders[0].glob(f"*/{CELL}")):
                 made.add(cell.parent, arcname=cell.parent.name)
+
+
+def read_cell(path: Path) -> dict[str, Any]:
+    """Read what was written of a cell, its types checked."""
+    found = read_json(path, dict[str, Any])
+    check_format(found.get("format"), FORMAT, path)
+    typed = convert(found, CellFile, path)
+    if typed.kind not in CELLS:
+        raise GradveilError(
+            f"{shown(path)}: kind {shown(repr(typed.kind))}; expected one of {', '.join(CELLS)}"
+        )
+    convert(typed.result, CELLS[typed.kind], path)
+    return found
 
 
 @cache
