@@ -297,7 +297,7 @@ class Format:
 
     name: str
     make: Callable[[Choose], bytes]
-    read: Callable[[Path], None]
+    read: Callable[[Path], object]
 
 
 def state(choose: Choose) -> bytes:
@@ -358,11 +358,11 @@ def cell(choose: Choose) -> bytes:
 
 
 FORMATS = {
-    "cell": Format("cell.json", cell, lambda path: read_cell(path) and None),
+    "cell": Format("cell.json", cell, read_cell),
     "thresholds": Format(
         "thresholds.toml",
         lambda choose: toml_text(THRESHOLDS, choose),
-        lambda path: str(read_thresholds(path)) and None,
+        read_thresholds,
     ),
     "spied": Format("client-1.safetensors", lambda choose: safetensors(choose, UPDATE), read_spied),
     "settings": Format("settings.json", audit_settings, read_audit),
@@ -388,7 +388,7 @@ FORMATS = {
 }
 
 
-def failure(read: Callable[[Path], None], path: Path, name: str) -> str | None:
+def failure(read: Callable[[Path], object], path: Path, name: str) -> str | None:
     """What is wrong with how the file was read; None where it was read, or refused in one line."""
     began = time.process_time()
     try:
