@@ -479,9 +479,9 @@ class TrainingCell(Struct, frozen=True):
     """The result of a cell of the papers' experiments that is a training."""
 
     accuracy: Share
-    test_images: Positive
-    training_seconds: float
-    history: list[dict[str, float]]
+    test_images: Positive | UnsetType = UNSET
+    training_seconds: float | UnsetType = UNSET
+    history: list[dict[str, float]] | UnsetType = UNSET
 
 
 class AuditCell(Struct, frozen=True):
