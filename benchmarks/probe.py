@@ -19,9 +19,8 @@ import json
 import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -35,10 +34,11 @@ from gradveil.data import Images, load
 from gradveil.engine.device import find_device
 from gradveil.models import build
 from gradveil.models.checkpoints import load_checkpoint
-from gradveil.scores import PrivacyScorer, psnr
+from gradveil.papers.measurements import MeasuredProbe
+from gradveil.scores import PrivacyScorer
 from gradveil.scores.lineup import distinct, draw_victims
 from gradveil.scores.scorer import Scorer
-from gradveil.search.probe import ProbeScorer, make_probe, short_attack
+from gradveil.search.probe import make_probe, short_attack
 from gradveil.search.space import draw, policy_of
 from gradveil.transforms import Policy
 
@@ -51,22 +51,6 @@ HALVES = 200
 
 Values = NDArray[np.float64]
 """(policies, images)."""
-
-
-@dataclass(frozen=True, eq=False)
-class Measured(ProbeScorer):
-    """A probe that tells PSNR too, for the correlation that was published."""
-
-    names: ClassVar[tuple[str, ...]] = QUANTITIES
-
-    def measure(
-        self, found: Tensor, truth: Tensor, guess: Tensor, ranks: Sequence[int]
-    ) -> dict[str, Tensor]:
-        return super().measure(found, truth, guess, ranks) | {"psnr": psnr(found, truth)}
-
-    @classmethod
-    def of(cls, probe: ProbeScorer) -> "Measured":
-        return cls(**{each.name: getattr(probe, each.name) for each in fields(probe)})
 
 
 def make_scorers(
@@ -92,8 +76,8 @@ def make_scorers(
         for kind, rule in RULES.items()
     }
 
-    def probe(numbers: Tensor, apart: Tensor, steps: int, seed: int) -> Measured:
-        return Measured.of(
+    def probe(numbers: Tensor, apart: Tensor, steps: int, seed: int) -> MeasuredProbe:
+        return MeasuredProbe.of(
             make_probe(
                 train,
                 test,

@@ -42,7 +42,7 @@ def test_work_counts_every_row_of_a_race() -> None:
 @pytest.mark.usefixtures("slow")
 def test_the_time_is_that_of_all_iterations_of_all_images(job: AuditJob, tmp_path: Path) -> None:
     (case,) = prepare(job, tmp_path / "run", None, CPU).cases
-    costs = Costs.of([case.stage])
+    costs = Costs.of([case.stage], {})
     raced = job.attacks["raced"]
     assert costs.total([case.stage]) == 2 * (40 + work(raced, 1))
     with_sham = replace(case.stage, sham=True)
@@ -93,7 +93,7 @@ def test_a_budget_is_a_number_of_minutes(job: AuditJob, budget: float) -> None:
 def test_a_measured_cost_is_near_the_time_an_attack_takes(job: AuditJob, tmp_path: Path) -> None:
     (case,) = prepare(job, tmp_path / "run", None, CPU).cases
     untried = replace(case.stage, trials={})
-    costs = Costs.of([untried])
+    costs = Costs.of([untried], {})
     assert 0 < costs("attack", "adam-cosine", job.attacks["adam-cosine"], 2) < 30
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gradveil.core.progress import Bar
-from gradveil.core.stopping import STOPPED, Stopped, exit_status, stop_on_signals
+from gradveil.core.stopping import STOPPED, Stopped, exit_status, stop_on_signals, tell
 
 SLOW_CLEANUP = """
 import time
@@ -60,11 +60,8 @@ def test_a_second_signal_ends_at_once_in_one_line(tmp_path: Path, second: signal
     assert said == f"{STOPPED}\n" and process.returncode == 128 + second
 
 
-def test_a_signal_whose_error_was_caught_ends_the_job_at_its_next_step(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for name in ("_received", "_told"):  # a command interrupted in this process leaves a mark
-        monkeypatch.setattr(f"gradveil.core.stopping.{name}", [])
+def test_a_signal_whose_error_was_caught_ends_the_job_at_its_next_step() -> None:
+    tell()  # as a command does that was interrupted in this process before
     bar = Bar(shown=False)
     with stop_on_signals():
         try:

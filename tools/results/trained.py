@@ -22,7 +22,6 @@ POLICIES = ("none", HYBRID, "43-18-18", "3-1-7")
 TRAININGS = "trainings/cifar100-resnet20-4-h200.jsonl"
 LINEUPS = "lineup-trained-60-epochs.json"
 ATTACKS = ("adam-cosine", "raced")
-COMPARED = 4  # pairs of rates
 TRIED = 31  # the last of the test images on which the settings of `raced` were chosen
 
 
@@ -108,8 +107,9 @@ def _two_attackers() -> str:
         f"{table(head, body)}\n\n"
         "Exact McNemar tests, images that only the first and only the second has at rank 1: "
         f"`adam-cosine` and `raced` {pairs}; under the hybrid and without it {by_weak} for "
-        f"`adam-cosine`, {by_strong} for `raced`: {COMPARED} comparisons. Attack seconds, H200: "
-        f"{seconds[0]:.0f} and {seconds[1]:.0f} for {whole.settings['images']} images. Positive "
+        f"`adam-cosine`, {by_strong} for `raced`: {len(notes) + len(ATTACKS)} comparisons. "
+        f"Attack seconds, H200: {seconds[0]:.0f} and {seconds[1]:.0f} for "
+        f"{whole.settings['images']} images. Positive "
         f"controls (untrained lenet): {positives}. PSNR shows none of this: the guess that knows "
         "the defense has as much as `raced`, or more. Not tried: attacks that look through the "
         "policy (`raced+transform-guessed`), which know more; so the hybrid's rate is that of "

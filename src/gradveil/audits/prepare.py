@@ -3,7 +3,7 @@
 import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +50,7 @@ class Prepared:
     settings: dict[str, Any]
     cases: tuple[PreparedCase, ...]
     plain: Controls  # of images that no defense changes
+    costs: Costs = field(default_factory=Costs)  # of attacks that were timed already
 
 
 def prepare(
@@ -87,7 +88,8 @@ def prepare(
 def fitted_to(prepared: Prepared, minutes: float) -> Prepared:
     """Return the audit with the share of all iterations that fits into so many minutes."""
     stages = [case.stage for case in prepared.cases]
-    share = Costs.of(stages).fit(stages, minutes)
+    costs = Costs.of(stages, {})
+    share = costs.fit(stages, minutes)
     job = replace(prepared.job, share=share)
     cases = []
     for case in prepared.cases:
@@ -95,7 +97,7 @@ def fitted_to(prepared: Prepared, minutes: float) -> Prepared:
         settings = case.settings | {"share": share, "attacks": _written(stage.attacks)}
         cases.append(replace(case, stage=stage, settings=settings))
     settings = prepared.settings | {"share": share}
-    return replace(prepared, job=job, cases=tuple(cases), settings=settings)
+    return replace(prepared, job=job, cases=tuple(cases), settings=settings, costs=costs)
 
 
 def _splits(job: AuditJob, root: Path | None) -> tuple[Images, Images | None, Images]:

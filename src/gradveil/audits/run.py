@@ -189,7 +189,8 @@ def run_audit(
         try:
             waits = only is not None
             runs = [CaseRun(prepared, p, out / p.case.folder, bar, waits) for p in prepared.cases]
-            costs = Costs.of(stage for run in runs for stage in run.unfinished)
+            left = (stage for run in runs for stage in run.unfinished)
+            costs = Costs.of(left, prepared.costs.seconds)
             for run in runs:
                 run.costs = costs
             total = sum(run.left for run in runs)

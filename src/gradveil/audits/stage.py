@@ -311,17 +311,20 @@ class Stage:
         if len(left_out) == len(self.attacks):
             reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
             raise GradveilError(f"defense {self.client.defense}: no attack suits it: {reasons}")
-        vars(tried := replace(self, trials=trials))["sample"] = self.sample
-        return tried.without(left_out), left_out
+        return self.without(left_out, trials), left_out
 
-    def without(self, left_out: Mapping[str, str]) -> "Stage":
-        """Return the stage without these attacks."""
+    def without(
+        self, left_out: Mapping[str, str], trials: Mapping[str, float] | None = None
+    ) -> "Stage":
+        """Return the stage without these attacks, and with new `trials` where they are given."""
         kept = {name: attack for name, attack in self.attacks.items() if name not in left_out}
-        return self.with_attacks(kept)
+        return self.with_attacks(kept, trials)
 
-    def with_attacks(self, attacks: Mapping[str, Attack]) -> "Stage":
-        """Return the stage with these attacks."""
-        made = replace(self, attacks=attacks)
+    def with_attacks(
+        self, attacks: Mapping[str, Attack], trials: Mapping[str, float] | None = None
+    ) -> "Stage":
+        """Return the stage with these attacks, and with new `trials` where they are given."""
+        made = replace(self, attacks=attacks, trials=self.trials if trials is None else trials)
         if "sample" in vars(self):  # what it has shared already need not be shared again
             vars(made)["sample"] = self.sample
         return made

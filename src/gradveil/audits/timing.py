@@ -6,7 +6,7 @@ the same share of its own.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -40,15 +40,18 @@ class Costs:
     seconds: dict[tuple[str, str], float] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, stages: Iterable[Stage]) -> "Costs":
-        """Take the costs from the trials, or measure them where the audit is long."""
-        stages, found = list(stages), cls()
+    def of(cls, stages: Iterable[Stage], known: Mapping[tuple[str, str], float]) -> "Costs":
+        """Take the costs from the trials, or measure them where the audit is long.
+
+        Those that are `known` are neither taken nor measured again.
+        """
+        stages, found = list(stages), cls(dict(known))
         if all(_tried(stage) for stage in stages):
             for stage in stages:
                 found._take_trials(stage)
             if found.total(stages) < LONG:
                 return found
-        found = cls()
+        found = cls(dict(known))
         for stage in stages:
             for name, attack in stage.attacks.items():
                 if (stage.kind, name) not in found.seconds:
@@ -59,7 +62,7 @@ class Costs:
         """Take a trial's time, which is too long: it has what is done but once."""
         for name, attack in stage.attacks.items():
             once = work(shortened(attack), stage.batch_size)
-            self.seconds[stage.kind, name] = stage.trials.get(name, 0.0) / once
+            self.seconds.setdefault((stage.kind, name), stage.trials.get(name, 0.0) / once)
 
     def __call__(self, kind: str, name: str, attack: Attack, images: int) -> float:
         """Return the seconds of an attack on so many images."""

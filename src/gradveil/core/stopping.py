@@ -45,14 +45,20 @@ def take_signals() -> dict[int, Any]:
 def stop_on_signals() -> Iterator[None]:
     """Do what `take_signals` does, for a while."""
     taken = take_signals()
+    _forget(taken)  # what a command that was interrupted before, in this process, has left
     try:
         yield
     finally:
         for number, handler in taken.items():
             signal.signal(number, handler)
-        if taken:
-            _received.clear()
-            _told.clear()
+        _forget(taken)
+
+
+def _forget(taken: dict[int, Any]) -> None:
+    """Forget signals of the past, unless an outer part of the program minds them."""
+    if taken:
+        _received.clear()
+        _told.clear()
 
 
 def signaled() -> bool:

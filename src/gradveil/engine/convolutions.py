@@ -112,16 +112,9 @@ def convolve(layer: nn.Conv2d, inputs: Tensor) -> Tensor:
 
     Where its weight asks for no gradient, differentiating it twice costs nothing for the weight.
     """
-    if (
-        layer.weight.requires_grad
-        or isinstance(layer.padding, str)
-        or layer.padding_mode != "zeros"
-    ):
+    if _left_to_torch(layer):
         return nn.Conv2d.forward(layer, inputs)
-    settings = layer.stride, layer.padding, layer.dilation, layer.groups
-    weight = layer.weight
-    found: Tensor = _Convolution.apply(inputs, weight, settings)  # type: ignore[no-untyped-call]
-    return found if layer.bias is None else found + layer.bias.view(-1, 1, 1)
+    return _convolved(layer, inputs, layer.weight)
 
 
 def short_convolve(layer: nn.Conv2d, inputs: Tensor) -> Tensor:
@@ -129,17 +122,27 @@ def short_convolve(layer: nn.Conv2d, inputs: Tensor) -> Tensor:
 
     Half of the memory is moved, and nothing is laid out anew before a product.
     """
-    if (
-        layer.weight.requires_grad
-        or isinstance(layer.padding, str)
-        or layer.padding_mode != "zeros"
-    ):
+    if _left_to_torch(layer):
         return nn.Conv2d.forward(layer, inputs.to(layer.weight.dtype))
-    settings = layer.stride, layer.padding, layer.dilation, layer.groups
     inputs, weight = (
         part.to(torch.bfloat16, memory_format=torch.channels_last)
         for part in (inputs, layer.weight)
     )
+    return _convolved(layer, inputs, weight)
+
+
+def _left_to_torch(layer: nn.Conv2d) -> bool:
+    """Tell whether the layer needs a slope at its weight, or pads in a way of its own."""
+    return (
+        layer.weight.requires_grad
+        or isinstance(layer.padding, str)
+        or layer.padding_mode != "zeros"
+    )
+
+
+def _convolved(layer: nn.Conv2d, inputs: Tensor, weight: Tensor) -> Tensor:
+    """Return the layer's output with this weight, in its format."""
+    settings = layer.stride, layer.padding, layer.dilation, layer.groups
     found: Tensor = _Convolution.apply(inputs, weight, settings)  # type: ignore[no-untyped-call]
     return found if layer.bias is None else found + layer.bias.to(found.dtype).view(-1, 1, 1)
 
