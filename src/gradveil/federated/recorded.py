@@ -1,6 +1,6 @@
 """The updates that a spy kept, attacked by the ordinary audit."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from gradveil.data import Images
 from gradveil.federated.job import AUDITS, SPY, FederationJob, make_shares
 from gradveil.federated.spied import SENT, Update, read_round, round_folder
 
-CANDIDATES = 2_000  # images beside the victims that line-ups are made of
+CANDIDATES = 150  # images of each class, beside those of the victims, that line-ups are made of
 MOST = 256  # images of one update: attacks on more find nothing, and would take days
 
 
@@ -138,12 +138,8 @@ def make_audit(
     train, test = splits
     victims = choose_victims(job, number, out, train)
     order = torch.cat(victims.numbers)
-    others = torch.ones(len(train), dtype=torch.bool)
-    others[order] = False
-    rest = others.nonzero().flatten()
-    rest = rest[torch.linspace(0, len(rest) - 1, min(CANDIDATES, len(rest))).long().unique()]
-    images = train.select(torch.cat([order, rest]))
     size = len(victims.numbers[0])
+    images = train.select(torch.cat([order, *_others(train, order, CANDIDATES + size)]))
     record = {}
     for update, numbers in zip(victims.updates, victims.numbers, strict=True):
         batch = Batch(train.images[numbers].float() / 255, train.labels[numbers])
@@ -171,6 +167,16 @@ def make_audit(
         recorded=partial(as_recorded, record),
     )
     return audit, victims.note
+
+
+def _others(train: Images, victims: Tensor, most: int) -> Iterator[Tensor]:
+    """Give other images of the victims' classes by their numbers, some from all over the split."""
+    free = torch.ones(len(train), dtype=torch.bool)
+    free[victims] = False
+    for label in train.labels[victims].unique():
+        there = (free & (train.labels == label)).nonzero().flatten()
+        if len(there):
+            yield there[torch.linspace(0, len(there) - 1, min(most, len(there))).long().unique()]
 
 
 def choose_victims(job: FederationJob, number: int, out: Path, train: Images) -> Victims:
