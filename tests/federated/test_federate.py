@@ -22,9 +22,9 @@ from gradveil.data import Images
 from gradveil.data.images import as_images
 from gradveil.defenses import parse
 from gradveil.defenses.base import Moment
-from gradveil.federated import spy
-from gradveil.federated.client_app import Plan, Workshop, make_client_app, make_model, make_shares
-from gradveil.federated.job import SPY, FederationJob
+from gradveil.federated import spied
+from gradveil.federated.client_app import Plan, Workshop, make_client_app
+from gradveil.federated.job import SPY, FederationJob, make_model, make_shares
 from gradveil.federated.messages import as_record, as_tensors
 from gradveil.federated.partition import ByClass, Dirichlet, parse_graph, parse_partition
 from gradveil.federated.run import FederationResult, federate
@@ -143,9 +143,7 @@ def test_several_local_steps_equal_a_plain_loop_of_each_client(tmp_path: Path) -
         for client, share in enumerate(shares):
             model.load_state_dict(start)
             rate = job.recipe.rate(number - 1)
-            optimizer = torch.optim.SGD(
-                model.parameters(), rate, 0.5, weight_decay=1e-3, nesterov=True
-            )
+            optimizer = torch.optim.SGD(model.parameters(), rate, 0.5, weight_decay=1e-3)
             for numbers in job.local_batches(share, client, number):
                 optimizer.zero_grad()
                 answers = model(train.images[numbers].float() / 255)
@@ -179,7 +177,7 @@ def test_the_spy_has_what_a_client_outside_of_flower_shares(defense: str, tmp_pa
     run(job, tmp_path)
     train, _ = job.splits(None)
     shares = make_shares(job, train)
-    updates = spy.read_round(tmp_path / SPY, 2)
+    updates = spied.read_round(tmp_path / SPY, 2)
     assert [update.client for update in updates] == list("0123")
     for client, update in enumerate(updates):
         model = make_model(job, train)
@@ -274,7 +272,7 @@ def test_a_full_graph_without_a_server_equals_a_server(tmp_path: Path) -> None:
 def test_participants_of_a_ring_step_by_their_neighbors_alone(tmp_path: Path) -> None:
     job = make_job(graph=parse_graph("ring", CLIENTS), rounds=1, spy=1, spy_rounds=(1,))
     found = run(job, tmp_path).model
-    kept = spy.read_round(tmp_path / SPY, 1)
+    kept = spied.read_round(tmp_path / SPY, 1)
     assert [update.client for update in kept] == ["0", "2"]
     train, _ = job.splits(None)
     start = make_model(job, train)

@@ -61,6 +61,31 @@ def test_an_update_that_hides_images_is_sent() -> None:
     assert not reply.has_error()
 
 
+def test_each_round_and_client_plants_other_canaries(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+
+    def identified(*given: Any) -> int:
+        drawn.append(int(torch.randint(2**40, (), generator=given[-1])))
+        return 0
+
+    monkeypatch.setattr(Guard, "identified", identified)
+    mod, weights = guarded(), dict(network().state_dict())
+    for client, number in ((0, 1), (0, 2), (1, 1), (0, 1)):
+        mod(question(weights, number=number), context(client), train)
+    assert len(set(drawn)) == 3 and drawn[0] == drawn[3]
+
+
+def test_local_epochs_in_mini_batches_are_checked_as_the_client_makes_them() -> None:
+    local: dict[str, Any] = {
+        "local_epochs": 2,
+        "local_batch_size": 2,
+        "client_momentum": 0.5,
+        "attack": "dlg",
+    }
+    made = guarded(4, **local)
+    assert made.client.protocol.steps(4) == 4 and made.client.protocol.client_momentum == 0.5
+
+
 def test_evaluations_are_not_checked() -> None:
     message = question({"other": torch.ones(1)}, "evaluate")
     assert not guarded()(message, context(), train).has_error()

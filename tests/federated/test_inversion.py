@@ -10,7 +10,7 @@ from torch.nn.functional import cross_entropy
 import toys
 from gradveil.core.errors import GradveilError
 from gradveil.federated import invert
-from gradveil.federated.spy import Update, save_update
+from gradveil.federated.spied import Update, save_update
 
 LR = 0.1
 

@@ -9,21 +9,22 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import flower
 import toys
 from gradveil.attacks import find
 from gradveil.audits import run_audit
 from gradveil.clients import Client
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.tensor_files import read_safetensors
-from gradveil.core.types import Batch
+from gradveil.core.types import Batch, Protocol
 from gradveil.data import Images
 from gradveil.data.images import as_images
 from gradveil.defenses import parse
-from gradveil.federated import spy
-from gradveil.federated.client_app import Plan, Workshop, make_client_app, make_model
-from gradveil.federated.job import SPY, FederationJob
+from gradveil.federated import spied
+from gradveil.federated.client_app import Plan, Workshop, make_client_app
+from gradveil.federated.job import SPY, FederationJob, make_model
 from gradveil.federated.partition import parse_graph
 from gradveil.federated.recorded import as_recorded, batch_digest, choose_victims, make_audit
 from gradveil.federated.run import FederationResult, federate
@@ -66,14 +67,47 @@ def run(job: FederationJob, out: Path) -> FederationResult:
     return federate(job, out, engine=here, progress=False)
 
 
-@pytest.mark.filterwarnings("ignore::gradveil.core.errors.GradveilWarning")
-def test_the_audit_of_a_spied_round_equals_an_audit_outside_of_flower(tmp_path: Path) -> None:
-    # In float64: attacks amplify what rounding makes of a pass of one victim or of several.
-    job = replace(make_job(), model=toys.leaky())
-    found = run(job, tmp_path / "run")
-    spied, _ = make_audit(job, 2, tmp_path / "run", job.splits(None))
-    outside = run_audit(replace(spied, recorded=None), tmp_path / "outside", progress=False)
-    (one,), (other,) = found.audits[2].cases, outside.cases
+FEDAVG: dict[str, Any] = {
+    "clients": 40,
+    "rounds": 1,
+    "spy_rounds": (1,),
+    "local_epochs": 1,
+    "batch_size": 2,
+    "momentum": 0.5,
+    "weight_decay": 1e-3,
+    "train_mode": True,
+    "audited": 4,
+}  # clients of 4 images, who make two steps each
+
+
+class AsDouble(nn.Module):
+    """Takes images of any type in float64."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images.double()
+
+
+def normed() -> nn.Module:
+    return nn.Sequential(AsDouble(), toys.conv_with_norm(1, 12))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[FederationJob, Path]:
+    """A round of FedAvg that was spied on, and its folder."""
+    job = replace(make_job(**(FEDAVG | {"attacks": {}})), model=normed())
+    out = tmp_path_factory.mktemp("trained")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GradveilWarning)
+        run(job, out)
+    return job, out
+
+
+def assert_same_as_outside(job: FederationJob, number: int, out: Path, folder: Path) -> None:
+    """Audit what was spied, and the same batches outside of Flower."""
+    spied_on, _ = make_audit(job, number, out, job.splits(None))
+    found = run_audit(spied_on, folder / "spied", progress=False)
+    outside = run_audit(replace(spied_on, recorded=None), folder / "outside", progress=False)
+    (one,), (other,) = found.cases, outside.cases
     assert len(one.records) == len(other.records) > 10
     for record, wanted in zip(one.records, other.records, strict=True):
         assert (record.key, record.image) == (wanted.key, wanted.image)
@@ -81,13 +115,29 @@ def test_the_audit_of_a_spied_round_equals_an_audit_outside_of_flower(tmp_path: 
             assert scores == pytest.approx(dict(wanted.scores[truth]), rel=1e-3)
 
 
-def shared(job: FederationJob, out: Path) -> list[Any]:
+@pytest.mark.filterwarnings("ignore::gradveil.core.errors.GradveilWarning")
+def test_the_audit_of_a_spied_round_equals_an_audit_outside_of_flower(tmp_path: Path) -> None:
+    # In float64: attacks amplify what rounding makes of a pass of one victim or of several.
+    job = replace(make_job(), model=toys.leaky())
+    run(replace(job, attacks={}), tmp_path / "run")
+    assert_same_as_outside(job, 2, tmp_path / "run", tmp_path)
+
+
+@pytest.mark.filterwarnings("ignore::gradveil.core.errors.GradveilWarning")
+def test_the_same_is_true_of_local_epochs_in_mini_batches(
+    trained: tuple[FederationJob, Path], tmp_path: Path
+) -> None:
+    job, out = trained
+    assert_same_as_outside(replace(job, attacks={"dlg": find("dlg")}), 1, out, tmp_path)
+
+
+def shared(job: FederationJob, out: Path, number: int = 2) -> list[Any]:
     """What the audit's client shares of the victims' batches."""
     splits = job.splits(None)
-    audit, _ = make_audit(replace(job, attacks={"dlg": find("dlg")}), 2, out, splits)
+    audit, _ = make_audit(replace(job, attacks={"dlg": find("dlg")}), number, out, splits)
     assert audit.recorded is not None and isinstance(audit.data, Images)
     model = make_model(job, splits[0])
-    model.load_state_dict(dict(spy.read_round(out / SPY, 2)[0].before))
+    model.load_state_dict(dict(spied.read_round(out / SPY, number)[0].before))
     client = audit.recorded(Client(model, 10, protocol=audit.protocol, defense=job.defense))
     size = audit.batch_size
     batches = [
@@ -103,7 +153,7 @@ def shared(job: FederationJob, out: Path) -> list[Any]:
 def test_an_audit_attacks_the_record_and_knows_the_draws_of_the_client(tmp_path: Path) -> None:
     job = make_job(defense=parse("3-1-7,then,gaussian:0.01"), attacks={})
     run(job, tmp_path)
-    updates = spy.read_round(tmp_path / SPY, 2)
+    updates = spied.read_round(tmp_path / SPY, 2)
     for update, given in zip(updates, shared(job, tmp_path), strict=True):
         for name, value in given.seen.gradients.items():
             assert torch.equal(value, update.shared[name])
@@ -148,10 +198,39 @@ def test_local_training_over_whole_shares_is_attacked_with_its_steps(tmp_path: P
         torch.testing.assert_close(value, wanted.seen.gradients[name], atol=2e-5, rtol=1e-3)
 
 
+def test_local_epochs_in_mini_batches_are_attacked_with_what_batch_norm_sent(
+    trained: tuple[FederationJob, Path],
+) -> None:
+    job, out = trained
+    chosen = choose_victims(job, 1, out, job.splits(None)[0])
+    assert chosen.protocol == Protocol(1, 0.05, True, 1, 2, 0.5, 1e-3) and not chosen.note
+    workshop = Workshop.of(job, None)
+    batch = workshop.batch(chosen.numbers[0])
+    plain = Client(workshop.model, 10, protocol=chosen.protocol)
+    (wanted,) = plain.share_batches([batch], torch.Generator())
+    seen = shared(job, out, 1)[0].seen
+    for name, value in seen.gradients.items():
+        torch.testing.assert_close(value, wanted.seen.gradients[name])
+    sent = seen.knowledge.statistics
+    assert sent is not None and wanted.seen.knowledge.statistics is not None
+    for name, value in wanted.seen.knowledge.statistics.items():
+        assert torch.equal(sent[name], chosen.updates[0].shared[name])
+        torch.testing.assert_close(sent[name], value)
+
+
+def test_local_steps_under_a_policy_are_said_not_to_be_attacked(tmp_path: Path) -> None:
+    job = make_job(**(FEDAVG | {"attacks": {}, "defense": parse("3-1-7"), "fraction": 0.05}))
+    run(job, tmp_path)
+    with pytest.raises(GradveilError, match="2 local steps under 3-1-7 are not attacked"):
+        choose_victims(job, 1, tmp_path, job.splits(None)[0])
+
+
 @pytest.mark.parametrize(
     ("settings", "note", "size"),
     [
-        ({"local_epochs": 2, "batch_size": 4, "clients": 20}, "4 local steps are taken as one", 8),
+        ({"local_epochs": 2, "batch_size": 4, "clients": 20}, "the order of the first epoch", 8),
+        ({"local_steps": 3, "batch_size": 4, "clients": 20}, "3 local steps are taken as one", 8),
+        ({"local_steps": 1, "batch_size": 4, "clients": 20}, "", 4),
         ({"average_of": 3, "batch_size": 2}, "", 6),
         ({"graph": parse_graph("ring", 3), "spy": 1}, "participant 1 attacks with its own", 1),
     ],

@@ -14,7 +14,7 @@ from torch import Tensor
 import flower
 from flower import HereGrid, app_with, arrays
 from gradveil.core.errors import GradveilError, GradveilWarning
-from gradveil.federated import Screen, Spy, spy
+from gradveil.federated import Screen, Spy, spied
 from gradveil.federated.messages import as_record, as_tensors
 
 pytestmark = pytest.mark.filterwarnings(
@@ -54,8 +54,8 @@ def test_a_spy_changes_nothing_and_keeps_what_each_client_sent(tmp_path: Path) -
     found = start(Spy(plain(), rounds=[2], out=tmp_path), Clients())
     wanted = start(plain(), Clients())
     torch.testing.assert_close(found, wanted)
-    assert spy.kept_rounds(tmp_path) == [2]
-    updates = spy.read_round(tmp_path, 2)
+    assert spied.kept_rounds(tmp_path) == [2]
+    updates = spied.read_round(tmp_path, 2)
     assert [update.client for update in updates] == [str(flower.NODE + n) for n in range(5)]
     for number, update in enumerate(updates):
         assert update.examples == number + 1 and update.round == 2 and not update.gradients
@@ -80,7 +80,7 @@ def test_the_files_of_a_spy_are_for_their_owner_alone_and_it_warns(tmp_path: Pat
 
 def test_a_spy_behind_secure_aggregation_has_averages_alone(tmp_path: Path) -> None:
     start(Spy(plain(), out=tmp_path, average_of=2), Clients(), rounds=1)
-    first, second = spy.read_round(tmp_path, 1)
+    first, second = spied.read_round(tmp_path, 1)
     assert first.members == (str(flower.NODE), str(flower.NODE + 1))
     assert len(second.members) == 3
     assert first.client == "average-0"
@@ -92,7 +92,7 @@ def test_a_spy_goes_around_a_strategy_of_differential_privacy(tmp_path: Path) ->
     private = DifferentialPrivacyServerSideFixedClipping(plain(), 0.0, 1e6, 5)
     app = app_with([], lambda w: {name: value + 1 for name, value in w.items()})
     start(Spy(private, out=tmp_path), app, rounds=1)
-    assert len(spy.read_round(tmp_path, 1)) == 5
+    assert len(spied.read_round(tmp_path, 1)) == 5
 
 
 def test_a_full_disk_ends_the_keeping_and_not_the_round(
@@ -101,7 +101,7 @@ def test_a_full_disk_ends_the_keeping_and_not_the_round(
     def full(*_: Any) -> None:
         raise GradveilError("no space left on the disk")
 
-    monkeypatch.setattr(spy, "_write", full)
+    monkeypatch.setattr(spied, "_write", full)
     monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     found = start(Spy(plain(), out=tmp_path), Clients())
     torch.testing.assert_close(found, start(plain(), Clients()))
@@ -178,7 +178,7 @@ def test_a_spy_refuses_rounds_and_groups_that_cannot_be(settings: Any, said: str
 
 def test_a_round_that_was_not_kept_is_named(tmp_path: Path) -> None:
     with pytest.raises(GradveilError, match=r"holds no round 3: it has none"):
-        spy.read_round(tmp_path, 3)
+        spied.read_round(tmp_path, 3)
 
 
 def test_mods_and_spy_work_together(tmp_path: Path) -> None:
@@ -186,6 +186,6 @@ def test_mods_and_spy_work_together(tmp_path: Path) -> None:
 
     app = app_with([defend("prune:0.9")], lambda w: {k: v * 1.1 for k, v in w.items()})
     start(Spy(plain(), out=tmp_path), app, rounds=1)
-    for update in spy.read_round(tmp_path, 1):
+    for update in spied.read_round(tmp_path, 1):
         zeros = (update.as_gradients(1.0)["conv.weight"] == 0).float().mean()
         assert 0.85 < zeros < 0.95

@@ -343,7 +343,7 @@ UPDATE: dict[str, Any] = {
 def read_spied(path: Path) -> None:
     """Read the file as what a spy kept of a client."""
     pytest.importorskip("flwr")
-    from gradveil.federated.spy import SENT, read_round, round_folder
+    from gradveil.federated.spied import SENT, read_round, round_folder
 
     folder = round_folder(path.parent, 1)
     folder.mkdir(exist_ok=True)

@@ -58,7 +58,7 @@ def federate_command(
         ),
     ] = 0.1,
     momentum: Annotated[
-        float, typer.Option(help="Nesterov momentum, of the server or of local training.")
+        float, typer.Option(help="Momentum: Nesterov's of the server, plain in local training.")
     ] = 0.9,
     weight_decay: Annotated[float, typer.Option(help="Weight decay.")] = 5e-4,
     fraction: Annotated[float, typer.Option(help="Share of the clients in a round.")] = 1.0,

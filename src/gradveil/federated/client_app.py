@@ -3,7 +3,7 @@
 import io
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,8 @@ from gradveil.core.files import write_bytes
 from gradveil.core.seeds import following
 from gradveil.core.types import Batch, Protocol
 from gradveil.data import Images
-from gradveil.defenses.applied import protected_batch, protected_model
-from gradveil.federated.job import FederationJob
+from gradveil.defenses.applied import protected_batch
+from gradveil.federated.job import FederationJob, make_model, make_shares
 from gradveil.federated.messages import (
     EXAMPLES,
     GRADIENTS,
@@ -30,8 +30,8 @@ from gradveil.federated.messages import (
     is_training,
     round_of,
 )
-from gradveil.federated.mods import KEPT, defend
-from gradveil.training.run import candidate
+from gradveil.federated.mods import KEPT, Defend, defend
+from gradveil.training.job import Recipe
 from gradveil.training.step import Objective, Step
 
 CLIENT = "client"  # the number of the client, in its replies
@@ -94,9 +94,12 @@ class Workshop:
     def train_weights(self, client: int, number: int) -> tuple[dict[str, Tensor], int]:
         """Return the weights after a client's own training."""
         job, model = self.job, self.model.train(self.job.train_mode)
-        optimizer = job.recipe.optimizer(model)
-        for group in optimizer.param_groups:
-            group["lr"] = job.recipe.rate(number - 1)
+        optimizer = torch.optim.SGD(
+            model.parameters(),
+            job.recipe.rate(number - 1),
+            job.momentum,
+            weight_decay=job.weight_decay,
+        )
         step = Step(model, Objective.of(job.inside, 1.0), optimizer, False)
         rng = job.draws(client, number)
         images: set[int] = set()
@@ -106,17 +109,6 @@ class Workshop:
                 step(used)
             images.update(numbers.tolist())
         return {name: value.clone() for name, value in model.state_dict().items()}, len(images)
-
-
-def make_model(job: FederationJob, train: Images) -> nn.Module:
-    """Return the model before its first round, with the layers that the defense puts into it."""
-    shape = train.channels, train.size, train.size
-    return protected_model(job.inside, candidate(job.model, train, job.seed), shape)
-
-
-def make_shares(job: FederationJob, train: Images) -> list[Tensor]:
-    """Return the numbers of each client's images."""
-    return job.split.shares(train.labels, job.clients, job.seed)
 
 
 def statistics(model: nn.Module) -> dict[str, Tensor]:
@@ -131,8 +123,8 @@ def make_client_app(plan: Plan, find: Callable[[], Workshop]) -> ClientApp:
     app, job = ClientApp(), plan.job
     mods: list[Any] = []
     if job.on_update.parts():
-        protect = defend(job.on_update, seed=job.seed, lr=job.lr, untouched=plan.buffers)
-        mods = [Memory(plan.states), protect]
+        protect = defend(job.on_update, seed=job.seed, untouched=plan.buffers)
+        mods = [Memory(plan.states), AtRate(protect, job.recipe)]
     one_gradient = job.one_gradient
 
     @app.train(mods=mods)
@@ -156,6 +148,19 @@ def make_client_app(plan: Plan, find: Callable[[], Workshop]) -> ClientApp:
 def _reply(message: Message, client: int, arrays: dict[str, ArrayRecord], examples: int) -> Message:
     content = RecordDict({**arrays, "metrics": MetricRecord({EXAMPLES: examples, CLIENT: client})})
     return Message(content, reply_to=message)
+
+
+@dataclass(frozen=True)
+class AtRate:
+    """A mod that protects an update as a gradient: divided by the learning rate of the round."""
+
+    protect: Defend
+    recipe: Recipe
+
+    def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        number = round_of(message)
+        rate = self.recipe.rate((number or 1) - 1)
+        return replace(self.protect, lr=rate)(message, context, call_next)
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,18 @@ from gradveil.clients import Client, check_batch, check_weights
 from gradveil.core.boundary import public
 from gradveil.core.errors import GradveilError, GradveilWarning, one_line
 from gradveil.core.importing import contained, user_code
-from gradveil.core.seeds import as_generator, drawn_seed
+from gradveil.core.seeds import as_generator, drawn_seed, generator
 from gradveil.core.types import Batch, Loss, Protocol
 from gradveil.defenses import Defense, as_defense
 from gradveil.engine.gradients import cross_entropy
-from gradveil.federated.messages import LOG, as_tensors, client_of, is_training, refusal
+from gradveil.federated.messages import (
+    LOG,
+    as_tensors,
+    client_of,
+    is_training,
+    refusal,
+    round_of,
+)
 from gradveil.scores.identification import rank_among, signatures
 from gradveil.stats import upper_bound
 from gradveil.transforms import Policy
@@ -49,6 +56,10 @@ def guard(
     local_steps: int = 1,
     local_lr: float = 0.01,
     train_mode: bool = False,
+    local_epochs: int = 1,
+    local_batch_size: int | None = None,
+    client_momentum: float = 0.0,
+    client_weight_decay: float = 0.0,
     seed: int | Generator = 0,
 ) -> "Guard":
     """Return a Flower mod that withholds a client's update where canary images come back from it.
@@ -57,9 +68,9 @@ def guard(
     more; `batch` gives the images and labels that this client is about to train on. Before the
     client trains, each of `count` canaries takes the place of an image in a copy of that batch. The
     update of the copy, under the `defense` and the client's protocol, is attacked, and the canary
-    is looked for in a line-up of all canaries. With 95% confidence the share of images that this
-    attack identifies must be at most `max_identified`: 5% needs 0 of 59. Else the reply is an error
-    with the reason, and the round goes on without this client.
+    is looked for in a line-up of all canaries; each round plants others. With 95% confidence the
+    share of images that this attack identifies must be at most `max_identified`: 5% needs 0 of 59.
+    Else the reply is an error with the reason, and the round goes on without this client.
 
     That is an exact bound for this attack and canaries like the client's images, and no proof:
     another attack may do better. Withholding by what the data show tells something of the data, so
@@ -94,7 +105,15 @@ def guard(
             model,
             classes,
             loss,
-            Protocol(local_steps, local_lr, train_mode),
+            Protocol(
+                local_steps,
+                local_lr,
+                train_mode,
+                local_epochs,
+                local_batch_size,
+                client_momentum,
+                client_weight_decay,
+            ),
             as_defense(defense),
         ),
         Batch(images, labels),
@@ -143,7 +162,8 @@ class Guard:
             return f"no honest training gives such a model: {found}"
         if (found := self._loss_stands(Batch(images, labels), context)) is not None:
             return found
-        hits = self.identified(Batch(images, labels))
+        rng = generator(self.seed, "round", client_of(context), round_of(message) or 0)
+        hits = self.identified(Batch(images, labels), rng)
         bound = upper_bound(hits, self.count)
         if bound <= self.max_identified:
             return None
@@ -153,7 +173,7 @@ class Guard:
             f"{self.max_identified:g} may be"
         )
 
-    def identified(self, batch: Batch) -> int:
+    def identified(self, batch: Batch, rng: Generator) -> int:
         """Count the canaries that the attack brings back from updates of copies of the batch."""
         client = Client(  # a new one: what a defense makes of a model is kept with the client
             self.client.model,
@@ -162,7 +182,6 @@ class Guard:
             self.client.protocol,
             self.client.defense,
         )
-        rng = Generator().manual_seed(self.seed)
         chosen = torch.randperm(len(self.canaries), generator=rng)[: self.count]
         planted = []
         for number in chosen.tolist():

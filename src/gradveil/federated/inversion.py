@@ -14,7 +14,7 @@ from gradveil.core.boundary import public
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.files import replacing
 from gradveil.core.types import Reconstruction
-from gradveil.federated.spy import PRIVATE, SENT, Update, client_path, read_round, round_folder
+from gradveil.federated.spied import PRIVATE, SENT, Update, client_path, read_round, round_folder
 from gradveil.scores import assign, psnr, ssim
 from gradveil.updates import reconstruct
 

@@ -17,9 +17,10 @@ from gradveil.core.job_folder import Kind
 from gradveil.core.seeds import generator
 from gradveil.data import Images
 from gradveil.defenses import Defense, chain
-from gradveil.defenses.applied import check_defense
+from gradveil.defenses.applied import check_defense, protected_model
 from gradveil.federated.partition import Equal, Graph, Partition
 from gradveil.training.job import Recipe, TrainingJob
+from gradveil.training.run import candidate
 
 FEDERATION = Kind("a federated training", "federated training", schema=FederationSettings)
 FINAL = "model.safetensors"
@@ -41,9 +42,9 @@ class FederationJob:
     With neither `local_epochs` nor `local_steps` each client sends the gradient of one batch
     (FedSGD) and the server makes a step of SGD with the mean of them: momentum, weight decay and
     the decay of the rate, as in `gradveil train`, are the server's. Otherwise each client trains by
-    itself, with its own momentum from zero, and the server averages the weights (FedAvg). With a
-    `graph` there is no server: each participant makes its step with the mean of its gradient and
-    its neighbors'.
+    itself with plain SGD, its momentum from zero and not Nesterov's, and the server averages the
+    weights (FedAvg). With a `graph` there is no server: each participant makes its step with the
+    mean of its gradient and its neighbors'.
 
     `fraction` of the clients, at least one, take part in a round. `train_mode`: batch norm uses
     the batch's statistics and dropout is on. In `spy_rounds` the server, or with a graph the
@@ -210,6 +211,17 @@ class FederationJob:
     def splits(self, root: Path | None) -> tuple[Images, Images]:
         """Return the images to share out among the clients, and those to measure accuracy on."""
         return self.training.splits(root)
+
+
+def make_model(job: FederationJob, train: Images) -> nn.Module:
+    """Return the model before its first round, with the layers that the defense puts into it."""
+    shape = train.channels, train.size, train.size
+    return protected_model(job.inside, candidate(job.model, train, job.seed), shape)
+
+
+def make_shares(job: FederationJob, train: Images) -> list[Tensor]:
+    """Return the numbers of each client's images."""
+    return job.split.shares(train.labels, job.clients, job.seed)
 
 
 def _by_mod(part: Defense) -> bool:

@@ -1,8 +1,7 @@
 """What Flower's messages hold, as tensors: weights, gradients, and the round they belong to."""
 
-import fnmatch
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 import torch
@@ -16,8 +15,6 @@ GRADIENTS = "gradients"
 
 EXAMPLES = "num-examples"
 ROUND = "server-round"
-STATISTICS = "*running_mean", "*running_var", "*num_batches_tracked"
-"""Names of batch-norm statistics, which are no parameters and have no gradient."""
 
 
 def as_tensors(record: ArrayRecord) -> dict[str, Tensor]:
@@ -30,11 +27,6 @@ def as_record(tensors: Mapping[str, Tensor]) -> ArrayRecord:
     return ArrayRecord(
         {name: Array(np.asarray(value.detach().cpu())) for name, value in tensors.items()}
     )
-
-
-def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Tell whether an array's name matches one of these patterns, in which * stands for any."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def is_training(message: Message) -> bool:

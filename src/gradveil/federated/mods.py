@@ -25,15 +25,14 @@ from gradveil.engine.gradients import cross_entropy
 from gradveil.federated.messages import (
     GRADIENTS,
     LOG,
-    STATISTICS,
     as_record,
     as_tensors,
     client_of,
     is_training,
-    matches,
     refusal,
     round_of,
 )
+from gradveil.federated.spied import STATISTICS, matches
 from gradveil.transforms import Policy
 
 KEPT = "gradveil.defend"  # in the client's state, what its defense keeps between rounds

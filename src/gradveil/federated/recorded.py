@@ -1,6 +1,6 @@
 """The updates that a spy kept, attacked by the ordinary audit."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -13,21 +13,24 @@ from gradveil.clients import Client, Shared
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import digest
 from gradveil.core.seeds import derived
-from gradveil.core.types import Batch, Gradients, Protocol
+from gradveil.core.types import Batch, Gradients, Protocol, Statistics
 from gradveil.data import Images
-from gradveil.federated.client_app import make_shares
-from gradveil.federated.job import AUDITS, SPY, FederationJob
-from gradveil.federated.spy import SENT, Update, read_round, round_folder
+from gradveil.federated.job import AUDITS, SPY, FederationJob, make_shares
+from gradveil.federated.spied import SENT, Update, read_round, round_folder
 
-CANDIDATES = 2_000  # images beside the victims that line-ups are made of
+CANDIDATES = 150  # images of each class, beside those of the victims, that line-ups are made of
 MOST = 256  # images of one update: attacks on more find nothing, and would take days
 
 
 @dataclass(frozen=True, eq=False)
 class Recorded:
-    """What a client sent, and the generator that its defense drew from."""
+    """What a client sent, and the generator that its defense drew from.
+
+    `statistics` are those of its batch norm, where an attacker can take them for the batch's.
+    """
 
     gradients: Gradients
+    statistics: Statistics
     rng: Generator
 
 
@@ -61,18 +64,27 @@ class RecordedClient(Client):
         known = {"tell_labels": tell_labels, "tell_defense": tell_defense, "tell_draws": tell_draws}
         shared = super().share_batches(batches, rngs, **known)  # a record has one round
         return [
-            update if kept is None else _with(update, kept.gradients)
+            update if kept is None else _with(update, kept)
             for update, kept in zip(shared, found, strict=True)
         ]
 
 
-def _with(update: Shared, gradients: Gradients) -> Shared:
-    """Return the update with these gradients, in the model's order."""
-    computed = update.seen.gradients
-    if absent := computed.keys() - gradients.keys():
+def _with(update: Shared, kept: Recorded) -> Shared:
+    """Return the update with the record's gradients and statistics, in the model's order."""
+    seen = update.seen
+    given = _taken(seen.gradients, kept.gradients)
+    known = seen.knowledge
+    if known.statistics is not None:
+        sent = _taken(known.statistics, kept.statistics) if kept.statistics else None
+        known = replace(known, statistics=sent)
+    return update._replace(seen=replace(seen, gradients=given, knowledge=known))
+
+
+def _taken(computed: dict[str, Tensor], recorded: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return what was recorded in the order, type and device of what would be computed."""
+    if absent := computed.keys() - recorded.keys():
         raise GradveilError(f"the record does not fit the model: it has no {min(absent)!r}")
-    given = {name: gradients[name].to(value) for name, value in computed.items()}
-    return update._replace(seen=replace(update.seen, gradients=given))
+    return {name: recorded[name].to(value) for name, value in computed.items()}
 
 
 def as_recorded(record: Mapping[str, Recorded], client: Client) -> RecordedClient:
@@ -126,18 +138,19 @@ def make_audit(
     train, test = splits
     victims = choose_victims(job, number, out, train)
     order = torch.cat(victims.numbers)
-    others = torch.ones(len(train), dtype=torch.bool)
-    others[order] = False
-    rest = others.nonzero().flatten()
-    rest = rest[torch.linspace(0, len(rest) - 1, min(CANDIDATES, len(rest))).long().unique()]
-    images = train.select(torch.cat([order, rest]))
     size = len(victims.numbers[0])
+    images = train.select(torch.cat([order, *_others(train, order, CANDIDATES + size)]))
     record = {}
     for update, numbers in zip(victims.updates, victims.numbers, strict=True):
         batch = Batch(train.images[numbers].float() / 255, train.labels[numbers])
         members = update.members or (update.client,)
-        rng = job.draws(int(members[0]), number)
-        record[batch_digest(batch)] = Recorded(update.as_gradients(victims.divided_by), rng)
+        # Those of an average, or of a neighbor that started from other ones, tell of no batch.
+        plain = not update.members and job.graph is None
+        record[batch_digest(batch)] = Recorded(
+            update.as_gradients(victims.divided_by),
+            update.statistics() if plain else {},
+            job.draws(int(members[0]), number),
+        )
     audit = AuditJob(
         job.model,
         images,
@@ -154,6 +167,16 @@ def make_audit(
         recorded=partial(as_recorded, record),
     )
     return audit, victims.note
+
+
+def _others(train: Images, victims: Tensor, most: int) -> Iterator[Tensor]:
+    """Give other images of the victims' classes by their numbers, some from all over the split."""
+    free = torch.ones(len(train), dtype=torch.bool)
+    free[victims] = False
+    for label in train.labels[victims].unique():
+        there = (free & (train.labels == label)).nonzero().flatten()
+        if len(there):
+            yield there[torch.linspace(0, len(there) - 1, min(most, len(there))).long().unique()]
 
 
 def choose_victims(job: FederationJob, number: int, out: Path, train: Images) -> Victims:
@@ -177,21 +200,7 @@ def choose_victims(job: FederationJob, number: int, out: Path, train: Images) ->
         )
     chosen = [update for update in updates if len(images[update.client]) == size]
     chosen = chosen[: max(1, job.audited // size)]
-    rate = job.recipe.rate(number - 1)
-    steps = 1
-    if not job.one_gradient:
-        first = (chosen[0].members or (chosen[0].client,))[0]
-        steps = len(job.local_batches(shares[int(first)], int(first), number))
-    whole = job.batch_size >= size and not (job.momentum or job.weight_decay)
-    if job.one_gradient or (whole and not chosen[0].members):
-        protocol = Protocol(steps, rate, job.train_mode)
-        note = ""
-        divided_by = rate
-    else:
-        protocol, divided_by = Protocol(train_mode=job.train_mode), rate * steps
-        note = f"{steps} local steps are taken as one gradient of all {size} images"
-    if job.graph is not None:
-        note = f"participant {job.spy} attacks with its own weights"
+    protocol, divided_by, note = _protocol(job, number, chosen[0], shares)
     return Victims(
         tuple(chosen),
         tuple(images[update.client] for update in chosen),
@@ -199,6 +208,36 @@ def choose_victims(job: FederationJob, number: int, out: Path, train: Images) ->
         divided_by,
         note,
     )
+
+
+def _protocol(
+    job: FederationJob, number: int, update: Update, shares: Sequence[Tensor]
+) -> tuple[Protocol, float, str]:
+    """Return how an attacker takes such an update, what differences are divided by, and a note."""
+    rate = job.recipe.rate(number - 1)
+    gradient = Protocol(local_lr=rate, train_mode=job.train_mode)
+    if job.one_gradient:
+        note = "" if job.graph is None else f"participant {job.spy} attacks with its own weights"
+        return gradient, rate, note
+    client = int((update.members or (update.client,))[0])
+    steps = len(job.local_batches(shares[client], client, number))
+    if steps > 1 and job.inside.changes("batch"):
+        raise GradveilError(
+            f"round {number}: {steps} local steps under {job.inside} are not attacked: each step "
+            "changed its images anew; that does not make them safe"
+        )
+    each = -(-len(shares[client]) // job.batch_size)  # batches of an epoch
+    local = replace(gradient, client_momentum=job.momentum, client_weight_decay=job.weight_decay)
+    if update.members or (steps > each > 1 and steps % each):
+        whose = " of each client" if update.members else ""
+        note = f"{steps} local steps{whose} are taken as one gradient of all images"
+        return gradient, rate * steps, note
+    if each == 1 or steps == 1:
+        return replace(local, local_steps=steps), rate, ""
+    epochs = -(-steps // each)
+    local = replace(local, local_epochs=epochs, local_batch_size=job.batch_size)
+    note = "the order of the first epoch is taken for all; each had its own" if epochs > 1 else ""
+    return local, rate, note
 
 
 def _images_of(job: FederationJob, update: Update, number: int, shares: Sequence[Tensor]) -> Tensor:
@@ -210,5 +249,6 @@ def _images_of(job: FederationJob, update: Update, number: int, shares: Sequence
             found.append(job.batch_of(shares[client], client, number))
         else:
             batches = job.local_batches(shares[client], client, number)
-            found.append(torch.cat(batches).unique())
+            each = -(-len(shares[client]) // job.batch_size)
+            found.append(torch.cat(batches[:each]))  # in the order of the first epoch
     return torch.cat(found)

@@ -30,7 +30,15 @@ from gradveil.core.stopping import signaled, stop_if_signaled
 from gradveil.core.tensor_files import read_safetensors
 from gradveil.data import Images
 from gradveil.federated import need_flower
-from gradveil.federated.job import FEDERATION, FINAL, RESUME, SPY, FederationJob
+from gradveil.federated.job import (
+    FEDERATION,
+    FINAL,
+    RESUME,
+    SPY,
+    FederationJob,
+    make_model,
+    make_shares,
+)
 from gradveil.models.accuracy import measure_accuracy
 from gradveil.models.checkpoints import load_checkpoint, read_settings, save_checkpoint
 from gradveil.training.run import try_defense
@@ -50,8 +58,6 @@ with warnings.catch_warnings():
         Plan,
         Workshop,
         make_client_app,
-        make_model,
-        make_shares,
         statistics,
     )
     from gradveil.federated.recorded import audit_round

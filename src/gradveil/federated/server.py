@@ -16,7 +16,8 @@ from gradveil.federated.client_app import CLIENT
 from gradveil.federated.job import FederationJob
 from gradveil.federated.messages import LOG, ROUND, as_record, as_tensors
 from gradveil.federated.screen import Screen
-from gradveil.federated.spy import Spy, Update, save_update
+from gradveil.federated.spied import Update, save_update
+from gradveil.federated.spy import Spy
 from gradveil.training.job import Recipe
 
 TIMEOUT = 3_600.0  # seconds that a round waits for its clients

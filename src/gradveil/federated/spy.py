@@ -1,77 +1,18 @@
 """An honest-but-curious server: it keeps what each client sent, as files that can be inverted."""
 
-import json
 import warnings
-from collections.abc import Collection, Iterable, Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
-import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-from msgspec import Struct
-from safetensors.torch import save
-from torch import Tensor
 
 from gradveil.core.errors import GradveilError, GradveilWarning, one_line
-from gradveil.core.files import replacing, shown
-from gradveil.core.formats import Count
-from gradveil.core.reading import parse_json
-from gradveil.core.tensor_files import read_safetensors
-from gradveil.core.types import Gradients
-from gradveil.federated.messages import GRADIENTS, LOG, STATISTICS, as_tensors, matches
+from gradveil.core.files import shown
+from gradveil.federated.messages import GRADIENTS, LOG, as_tensors
 from gradveil.federated.screen import Wrapper, examples_of
-
-SENT = "global.safetensors"
-PRIVATE = 0o600  # a mode: nobody but the owner reads them
-FORMAT = "gradveil spy 1"
-
-
-class UpdateFacts(Struct, frozen=True):
-    """What the file of an update says of it."""
-
-    client: str
-    round: Count
-    gradients: bool
-    examples: float
-    members: list[str] = []
-
-
-@dataclass(frozen=True, eq=False)
-class Update:
-    """What the server has of one client, or of the average of several.
-
-    `before` are the weights that were sent out; `shared` what came back, weights or, where
-    `gradients`, gradients; both with batch-norm statistics. `examples` is the number of images
-    that the client says it trained on, or the average number of several clients, whose names are
-    the `members`.
-    """
-
-    client: str
-    round: int
-    before: Mapping[str, Tensor]
-    shared: Mapping[str, Tensor]
-    gradients: bool
-    examples: float
-    members: tuple[str, ...] = ()
-
-    def as_gradients(self, lr: float) -> Gradients:
-        """Return what was shared as gradients: those sent, or (before - after) / `lr`."""
-        names = [
-            name
-            for name, value in self.shared.items()
-            if value.is_floating_point() and not matches(name, STATISTICS)
-        ]
-        if self.gradients:
-            return {name: self.shared[name] for name in names}
-        return {  # in float64, so that nothing is lost of a small step
-            name: ((self.before[name].double() - self.shared[name].double()) / lr).to(
-                self.shared[name].dtype
-            )
-            for name in names
-        }
+from gradveil.federated.spied import Update, average, save_update
 
 
 class Spy(Wrapper):
@@ -164,117 +105,3 @@ class Spy(Wrapper):
     def name_of(self, reply: Message) -> str:
         """Return the name of a client's file: by default the id of its node."""
         return str(reply.metadata.src_node_id)
-
-
-def average(updates: list[Update], least: int) -> list[Update]:
-    """Return the averages of groups of `least` updates or a few more, weighted by examples.
-
-    Fewer updates than that give none.
-    """
-    groups = [updates[first : first + least] for first in range(0, len(updates), least)]
-    if len(groups) > 1 and len(groups[-1]) < least:
-        groups[-2:] = [groups[-2] + groups[-1]]
-    return [
-        _averaged(group, number)
-        for number, group in enumerate(groups)
-        if len(group) >= least and sum(update.examples for update in group) > 0
-    ]
-
-
-def _averaged(group: list[Update], number: int) -> Update:
-    first, total = group[0], sum(update.examples for update in group)
-    for update in group:
-        if {name: value.shape for name, value in update.shared.items()} != {
-            name: value.shape for name, value in first.shared.items()
-        }:
-            raise GradveilError(
-                f"clients {first.client} and {update.client} sent arrays of other names or shapes"
-            )
-    shared = {}
-    for name, value in first.shared.items():
-        parts = [update.shared[name].double() * (update.examples / total) for update in group]
-        mean = torch.stack(parts).sum(0)
-        shared[name] = mean.to(value.dtype) if value.is_floating_point() else value
-    return Update(
-        f"average-{number}",
-        first.round,
-        first.before,
-        shared,
-        first.gradients,
-        total / len(group),
-        tuple(update.client for update in group),
-    )
-
-
-def round_folder(out: Path, number: int) -> Path:
-    """Return the folder of a round's files."""
-    return out / f"round-{number:04d}"
-
-
-def client_path(out: Path, update: Update) -> Path:
-    """Return the file of an update."""
-    return round_folder(out, update.round) / f"client-{update.client}.safetensors"
-
-
-def save_update(out: Path, update: Update) -> None:
-    """Write an update, and once for a round the weights that were sent out, for the owner alone."""
-    folder = round_folder(out, update.round)
-    for made in (out, folder):
-        with suppress(OSError):
-            made.mkdir(mode=0o700, parents=True, exist_ok=True)
-    facts = {
-        "format": FORMAT,
-        "client": update.client,
-        "round": update.round,
-        "gradients": update.gradients,
-        "examples": update.examples,
-        "members": update.members,
-    }
-    if not (folder / SENT).exists():
-        _write(folder / SENT, update.before, {"format": FORMAT, "round": update.round})
-    _write(client_path(out, update), update.shared, facts)
-
-
-def _write(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, object]) -> None:
-    plain = {name: value.contiguous() for name, value in tensors.items()}
-    with replacing(path, PRIVATE) as temporary:
-        temporary.write_bytes(save(plain, metadata={"gradveil": json.dumps(facts)}))
-
-
-def kept_rounds(out: Path) -> list[int]:
-    """Return the rounds that a spy's folder holds, in order."""
-    found = [entry.name.removeprefix("round-") for entry in out.glob("round-*") if entry.is_dir()]
-    return sorted(int(number) for number in found if number.isdecimal())
-
-
-def read_round(out: Path, number: int) -> list[Update]:
-    """Read the updates of a round, by the names of their clients."""
-    folder = round_folder(out, number)
-    if not (folder / SENT).is_file():
-        there = ", ".join(map(str, kept_rounds(out))) or "none"
-        raise GradveilError(f"{shown(out)} holds no round {number}: it has {there}")
-    before, _ = read_safetensors(folder / SENT)
-    updates = []
-    for path in sorted(
-        folder.glob("client-*.safetensors"), key=lambda path: (len(path.name), path)
-    ):
-        shared, metadata = read_safetensors(path)
-        for name, value in shared.items():
-            if name not in before or value.shape != before[name].shape:
-                raise GradveilError(
-                    f"{shown(path)} does not fit {SENT}: {shown(repr(name))} of shape "
-                    f"{tuple(value.shape)}"
-                )
-        facts = parse_json(metadata.get("gradveil", "{}").encode(), UpdateFacts, path)
-        updates.append(
-            Update(
-                facts.client,
-                facts.round,
-                before,
-                shared,
-                facts.gradients,
-                facts.examples,
-                tuple(facts.members),
-            )
-        )
-    return updates

@@ -1,0 +1,507 @@
+"""Measure federated training: what updates give away, the guard, accuracy, and seconds a round.
+
+    python benchmarks/federated.py record --out DIR [--data cifar100 ...] [--data-root DIR]
+    python benchmarks/federated.py leakage --runs DIR --minutes 25 --device cuda --json FILE
+    python benchmarks/federated.py guard --json FILE
+    python benchmarks/federated.py speed --json FILE
+    python benchmarks/federated.py accuracy --json FILE [--data-root DIR]
+
+`record` trains with Flower's apps and keeps what a spy got of two rounds, beside the few images
+that an audit of them needs. `leakage` attacks that with all that `auto` has; it needs neither
+Flower nor the data sets, skips what FILE holds already, and goes on where it was stopped. `guard`
+lets clients check updates that an attack identifies, and others that it does not, and shows models
+to the guard that a server trained or planted. `speed` times rounds of 10 and 100 clients on Ray,
+and in one process, with and without a defense and a spy. `accuracy` trains on real
+images with ten clients, and at one site by as many steps.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from gradveil.attacks.presets import adam_cosine
+from gradveil.audits import run_audit
+from gradveil.audits.results import AUDIT
+from gradveil.clients import Client
+from gradveil.core.errors import GradveilError
+from gradveil.core.files import write_bytes
+from gradveil.core.seeds import forked, generator
+from gradveil.core.tensor_files import read_safetensors
+from gradveil.core.types import Batch
+from gradveil.data import Images, load
+from gradveil.defenses import as_defense, parse
+from gradveil.engine.gradients import cross_entropy
+from gradveil.federated.job import SPY, FederationJob
+from gradveil.federated.recorded import choose_victims, make_audit
+from gradveil.federated.spied import kept_rounds, round_folder
+from gradveil.models import build
+from gradveil.scores.identification import rank_among, signatures
+
+DATA = ("fashion-mnist", "cifar100")
+CLIENTS, EACH = 50, 64  # clients, and images of each
+PUBLIC = 1_000
+SPLITS = ("train", "test")
+IMAGES = "images.safetensors"
+GRADIENT = {"lr": 0.1, "fraction": 0.64, "rounds": 24, "spy_rounds": (1, 24)}  # 32 clients a round
+# Ten clients a round. Round 12 is the last at the full rate.
+EPOCHS = {"fraction": 0.2, "rounds": 32, "spy_rounds": (1, 12), "batch_size": 32, "audited": EACH}
+SETTINGS: dict[str, dict[str, Any]] = {
+    "fedsgd-1": GRADIENT | {"batch_size": 1},
+    "fedsgd-8": GRADIENT | {"batch_size": 8},
+    "fedavg-1-epoch": EPOCHS | {"local_epochs": 1},
+    "fedavg-3-epochs": EPOCHS | {"local_epochs": 3},
+}
+WEIGHTS = {"fedsgd-1": 1.0, "fedsgd-8": 1.0, "fedavg-1-epoch": 2.0, "fedavg-3-epochs": 3.0}
+"""Shares of the time: more local steps make an iteration dearer."""
+
+
+class Net(nn.Module):
+    """The CNN of Flower's quickstart, for images in [0, 1] of any size and number of channels."""
+
+    def __init__(self, channels: int, size: int, classes: int) -> None:
+        super().__init__()
+        side = ((size - 4) // 2 - 4) // 2
+        self.features = nn.Sequential(
+            *(nn.Conv2d(channels, 6, 5), nn.ReLU(), nn.MaxPool2d(2)),
+            *(nn.Conv2d(6, 16, 5), nn.ReLU(), nn.MaxPool2d(2)),
+        )
+        self.head = nn.Sequential(
+            *(nn.Flatten(), nn.Linear(16 * side**2, 120), nn.ReLU()),
+            *(nn.Linear(120, 84), nn.ReLU(), nn.Linear(84, classes)),
+        )
+
+    def forward(self, images: Tensor) -> Tensor:
+        answers: Tensor = self.head(self.features(2 * images - 1))
+        return answers
+
+
+def make_net(images: Images) -> Net:
+    """Return the untrained CNN for such images, from a fixed seed."""
+    with forked():
+        torch.manual_seed(0)
+        return Net(images.channels, images.size, len(images.classes))
+
+
+def federation(train: Images, test: Images, setting: str) -> FederationJob:
+    """Return the training of a setting, without its attacks."""
+    given = {"clients": CLIENTS, "lr": 0.05, "audited": 32, "seed": 0}
+    return FederationJob(train, make_net(train), test=test, **(given | SETTINGS[setting]))
+
+
+def save_images(path: Path, train: Images, test: Images) -> None:
+    """Write the images of both splits, with what `Images` has beside them."""
+    facts = {"name": train.name, "classes": train.classes, "mean": train.mean, "std": train.std}
+    tensors = {
+        f"{split}.{part}": getattr(some, part).contiguous()
+        for split, some in (("train", train), ("test", test))
+        for part in ("images", "labels")
+    }
+    save_file(tensors, path, metadata={"gradveil": json.dumps(facts)})
+
+
+def load_images(path: Path) -> tuple[Images, Images]:
+    """Read what `save_images` wrote."""
+    tensors, facts = load_file(path), json.loads(read_safetensors(path)[1]["gradveil"])
+    train, test = (
+        Images(
+            facts["name"],
+            split,
+            tensors[f"{split}.images"],
+            tensors[f"{split}.labels"],
+            tuple(facts["classes"]),
+            tuple(facts["mean"]),
+            tuple(facts["std"]),
+        )
+        for split in ("train", "test")
+    )
+    return train, test
+
+
+def some_of(images: Images, count: int) -> Images:
+    """Draw so many images, as many of each class as of any other."""
+    order = torch.randperm(len(images), generator=generator(0, "benchmark", images.name))
+    by_class = [order[images.labels[order] == label] for label in range(len(images.classes))]
+    chosen = torch.cat([some[: count // len(by_class)] for some in by_class])
+    return images.select(chosen.sort().values)
+
+
+def in_this_process(plan: Any, serve: Callable[..., None]) -> None:
+    """Let Flower's apps exchange their messages in this process, without Ray's."""
+    sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+    from flower import HereGrid
+    from gradveil.federated.client_app import Workshop, make_client_app
+
+    workshop = Workshop.of(plan.job, plan.root)
+    app = make_client_app(plan, lambda: workshop)
+    serve(HereGrid(app, plan.job.clients), lambda: False)
+
+
+def record(asked: argparse.Namespace) -> None:
+    """Train every setting on Flower, and keep what is attacked of what was spied."""
+    from gradveil.federated.run import federate
+
+    for name in asked.data:
+        folder = asked.out / name
+        folder.mkdir(parents=True, exist_ok=True)
+        if not (folder / IMAGES).is_file():
+            train, test = (load(name, split, root=asked.data_root) for split in ("train", "test"))
+            save_images(folder / IMAGES, some_of(train, CLIENTS * EACH), some_of(test, PUBLIC))
+        train, test = load_images(folder / IMAGES)
+        for setting in SETTINGS:
+            job = federation(train, test, setting)
+            began = time.perf_counter()
+            found = federate(job, folder / setting, progress=False, engine=in_this_process)
+            for number in job.spy_rounds:
+                chosen = choose_victims(job, number, folder / setting, train).updates
+                kept = {f"client-{update.client}.safetensors" for update in chosen}
+                for path in round_folder(folder / setting / SPY, number).glob("client-*"):
+                    if path.name not in kept:
+                        path.unlink()
+            print(
+                f"{name} {setting}: {job.rounds} rounds in {time.perf_counter() - began:.0f} s, "
+                f"test accuracy {found.accuracy:.1%}",
+                flush=True,
+            )
+
+
+def cells(runs: Path) -> Iterator[tuple[str, str, int]]:
+    """Give data set, setting and round of all that was recorded there, early rounds first."""
+    there = [(d, s) for d in DATA for s in SETTINGS if (runs / d / s / SPY).is_dir()]
+    for place in (0, 1):
+        for data, setting in there:
+            yield data, setting, kept_rounds(runs / data / setting / SPY)[place]
+
+
+def attack(runs: Path, cell: tuple[str, str, int], minutes: float, asked: Any) -> dict[str, Any]:
+    """Audit a round, and return its table with all controls."""
+    data, setting, number = cell
+    splits = load_images(runs / data / IMAGES)
+    job = replace(federation(*splits, setting), auto=True, seed=asked.seed)
+    audit, note = make_audit(job, number, runs / data / setting, splits)
+    work = asked.work / f"{data}-{setting}-round-{number}"
+    if (work / "settings.json").is_file() and not asked.steps:
+        minutes = float(AUDIT.read(work)["budget"])
+    began = time.perf_counter()
+    audit = replace(audit, budget=None if asked.steps else minutes, steps=asked.steps)
+    result = run_audit(audit, work, device=asked.device, progress=False)
+    (case,) = result.cases
+    return {
+        "data": data,
+        "setting": setting,
+        "round": number,
+        "note": note,
+        "minutes": minutes,
+        "seconds": time.perf_counter() - began,
+        "updates": audit.images // audit.batch_size,
+        "images_of_an_update": audit.batch_size,
+        "protocol": audit.protocol.settings(),
+        **{
+            name: case.settings[name]
+            for name in ("attacks", "left_out", "knows", "share", "candidates", "device")
+        },
+        "rows": [*result.flat()],
+    }
+
+
+def leakage(asked: argparse.Namespace) -> None:
+    """Attack what is left, in as many minutes as there are, and write each table as it comes."""
+    done = json.loads(asked.json.read_text()) if asked.json.is_file() else {}
+    left = [cell for cell in cells(asked.runs) if " ".join(map(str, cell)) not in done]
+    end = time.monotonic() + 60 * asked.minutes
+    while left and (minutes := (end - time.monotonic()) / 60) > 0.1:
+        shares = [WEIGHTS[setting] for _, setting, _ in left]
+        cell = left.pop(0)
+        key = " ".join(map(str, cell))
+        try:
+            done[key] = attack(asked.runs, cell, 0.8 * minutes * shares[0] / sum(shares), asked)
+        except GradveilError as error:
+            print(f"{key}: {error}", flush=True)
+            continue
+        write_bytes(asked.json, (json.dumps(done, indent=1) + "\n").encode())
+        for row in done[key]["rows"]:
+            print(
+                f"{key:<36} {row['kind']:<9}{row['attack']:<24} n={row['n']:<4} "
+                f"identified {row['identified']} of {row['n']}, 1 in {row['candidates']}; "
+                f"PSNR {row['psnr'] or float('nan'):.2f} SSIM {row['ssim'] or float('nan'):.3f}",
+                flush=True,
+            )
+    print(f"{len(done)} done; what is left is attacked when this is run again", flush=True)
+
+
+UPDATES, STAGES = 40, (0, 10, 50, 200)  # updates of a kind; training steps before them
+SIDE = 16  # pixels: smaller images make the attacks cheaper
+SELF_ATTACK = replace(adam_cosine, steps=100)
+KINDS = {"none": "identified", "gaussian:1": "hidden"}
+
+
+def trained_models(name: str, images: Images, stages: Sequence[int], seed: int) -> Iterator[Any]:
+    """Give the weights of an honest training after each of these steps, as state dicts."""
+    model = build(name, channels=1, size=SIDE, classes=10, seed=seed)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, 0.9)
+    for step in range(max(stages) + 1):
+        if step in stages:
+            yield {key: value.clone() for key, value in model.state_dict().items()}
+        some = torch.randint(len(images), (8,), generator=generator(seed, "batch", step))
+        answers = model.train()(images.images[some].float() / 255)
+        optimizer.zero_grad()
+        cross_entropy(answers, images.labels[some]).mean().backward()
+        optimizer.step()
+
+
+def spent(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
+    """Return what a function gives, and its seconds by the clock and of the processor."""
+    began, used = time.perf_counter(), time.process_time()
+    found = work()
+    return found, {
+        "wall": time.perf_counter() - began,
+        "processor": time.process_time() - used,
+    }
+
+
+def guard_updates(asked: argparse.Namespace) -> dict[str, Any]:
+    """Let the guard decide on updates of single images, and attack the same updates."""
+    from flwr.app import ConfigRecord, Context, Message, RecordDict
+    from flwr.supercore.task_identity import TaskIdentity
+
+    from gradveil.federated.guards import guard
+    from gradveil.federated.messages import as_record
+
+    TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1  # as in a run
+    train, test = (load("fashion-mnist-mini", split, image_size=SIDE) for split in SPLITS)
+    canaries = train.images.float() / 255, train.labels
+    known = signatures(torch.cat([test.images, train.images]).double() / 255)
+    model = build("lenet", channels=1, size=SIDE, classes=10, seed=0)
+    models = [
+        weights
+        for seed in range(UPDATES // len(STAGES))
+        for weights in trained_models("lenet", train, STAGES, seed)
+    ]
+    rows = []
+    for defense, kind in KINDS.items():
+        for number, weights in enumerate(models[: asked.updates]):
+            mine = Batch(test.images[[number]].float() / 255, test.labels[[number]])
+            mod = guard(
+                model,
+                canaries,
+                lambda _, mine=mine: (mine.images, mine.labels),  # type: ignore[misc]
+                defense=defense,
+                attack=SELF_ATTACK,
+                seed=number,
+            )
+            content = RecordDict({"arrays": as_record(weights), "config": ConfigRecord()})
+            message = Message(content, dst_node_id=1, message_type="train")
+            context = Context(1, 1, {"partition-id": number}, RecordDict(), {})
+            reason, check = spent(partial(mod.problem, message, context))
+            model.load_state_dict(weights)
+            client = Client(model, 10, defense=as_defense(defense))
+            (shared,), training = spent(
+                partial(client.share_batches, [mine], generator(number), tell_defense=True)
+            )
+            (found,) = replace(SELF_ATTACK, steps=300)([shared.seen], generator(number, "audit"))
+            images = found.images.detach().double().clamp(0, 1)
+            rank = int(rank_among(images, known, torch.tensor([number])))
+            rows.append(
+                {
+                    "defense": defense,
+                    "kind": kind,
+                    "steps": STAGES[number % len(STAGES)],
+                    "withheld": reason,
+                    "rank": rank,
+                    "candidates": len(known),
+                    "guard_seconds": check,
+                    "training_seconds": training,
+                }
+            )
+            print(defense, number, f"rank {rank} of {len(known)}:", reason or "sent", flush=True)
+    return {"updates": rows, "attack": repr(SELF_ATTACK), "canaries": 59, "threads": 1}
+
+
+def plant(model: nn.Module) -> None:
+    """Make a linear layer leak: each unit measures the brightness against another threshold."""
+    layer = next(module for module in model.modules() if isinstance(module, nn.Linear))
+    with torch.no_grad():
+        layer.weight.fill_(1 / layer.in_features)
+        layer.bias.copy_(-torch.linspace(0, 1, layer.out_features))
+
+
+def set_traps(model: nn.Module) -> None:
+    """Make units fire for few images: half of their weights negative and a little larger."""
+    layer = next(module for module in model.modules() if isinstance(module, nn.Linear))
+    with torch.no_grad():
+        values = layer.weight.abs()
+        signs = torch.rand(values.shape, generator=generator(0, "traps")) < 0.5
+        layer.weight.copy_(torch.where(signs, -values, 0.95 * values))
+
+
+def guard_models() -> list[dict[str, Any]]:
+    """Show honest models at several stages to the guard, and planted ones."""
+    from gradveil.federated.guards import suspicion
+
+    train = load("fashion-mnist-mini", "train", image_size=SIDE)
+    rows = []
+    stages = (0, 3, 10, 30)
+    for name in ("lenet", "mlp", "convnet", "resnet20-4", "vit"):
+        model = build(name, channels=1, size=SIDE, classes=10, seed=0)
+        trained = zip(stages, trained_models(name, train, stages, 0), strict=True)
+        for steps, weights in trained:
+            model.load_state_dict(weights)
+            found = {"model": name, "steps": steps, "planted": "", "refused": suspicion(model)}
+            rows.append(found)
+            print(found, flush=True)
+    for kind, change in (("brightness thresholds", plant), ("trap weights", set_traps)):
+        model = build("mlp", channels=1, size=SIDE, classes=10, seed=0)
+        change(model)
+        rows.append({"model": "mlp", "steps": 0, "planted": kind, "refused": suspicion(model)})
+        print(rows[-1], flush=True)
+    return rows
+
+
+def guards(asked: argparse.Namespace) -> None:
+    """Measure the guard, and write what it decided."""
+    torch.set_num_threads(1)
+    found = {"models": guard_models(), **guard_updates(asked)}
+    write_bytes(asked.json, (json.dumps(found, indent=1) + "\n").encode())
+    for kind in KINDS.values():
+        rows = [row for row in found["updates"] if row["kind"] == kind]
+        withheld = sum(row["withheld"] is not None for row in rows)
+        audited = sum(row["rank"] == 1 for row in rows)
+        check, training = (
+            sum(row[part]["processor"] for row in rows) / len(rows)
+            for part in ("guard_seconds", "training_seconds")
+        )
+        print(
+            f"{kind}: an attack identifies {audited} of {len(rows)}, the guard withholds "
+            f"{withheld}; {check:.2f} s of the processor a check, {training:.3f} s a gradient"
+        )
+
+
+PARTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "defense": {"defense": parse("prune:0.95")},
+    "defense and spy": {"defense": parse("prune:0.95"), "spy_rounds": (1, 2, 3)},
+}
+TIMED = 3  # rounds; the first starts processes, and is given alone
+
+
+def speed(asked: argparse.Namespace) -> None:
+    """Time rounds of many clients, and write their seconds."""
+    from gradveil.federated.run import federate
+
+    torch.set_num_threads(1)
+    found: list[dict[str, Any]] = []
+    for clients in asked.clients:
+        for part, given in PARTS.items():
+            job = FederationJob("fashion-mnist-mini", "lenet", clients, TIMED, lr=0.05, **given)
+            for name, engine in (("one process", in_this_process), ("simulation", None)):
+                with tempfile.TemporaryDirectory() as out:
+                    result, seconds = spent(
+                        partial(federate, job, out, progress=False, engine=engine)
+                    )
+                found.append(
+                    {
+                        "clients": clients,
+                        "part": part,
+                        "engine": name,
+                        "rounds": [row["seconds"] for row in result.history],
+                        "whole": seconds,
+                        "load": os.getloadavg()[0],
+                    }
+                )
+                print(found[-1], flush=True)
+                write_bytes(asked.json, (json.dumps(found, indent=1) + "\n").encode())
+
+
+def accuracy(asked: argparse.Namespace) -> None:
+    """Train with ten clients and at one site by as many steps, and compare the test accuracy."""
+    from gradveil.federated.run import federate
+    from gradveil.training.run import train
+
+    torch.set_num_threads(1)
+    splits = [load("fashion-mnist", split, root=asked.data_root) for split in SPLITS]
+    images, test = some_of(splits[0], 5_120), splits[1]
+    epochs, size, clients = 10, 320, 10
+    rounds = epochs * len(images) // size
+    rows = []
+    for seed in range(asked.seeds):
+        job = FederationJob(
+            images,
+            make_net(images),
+            clients,
+            rounds,
+            batch_size=size // clients,
+            lr=0.05,
+            test=test,
+            seed=seed,
+        )
+        recipe = replace(job.recipe, epochs=epochs, batch_size=size)
+        here = replace(job.training, recipe=recipe, augment=False)
+        with tempfile.TemporaryDirectory() as out:
+            many, many_seconds = spent(
+                partial(federate, job, Path(out) / "many", progress=False, engine=in_this_process)
+            )
+            one, one_seconds = spent(partial(train, here, Path(out) / "one", device="cpu"))
+        rows.append(
+            {
+                "seed": seed,
+                "steps": rounds,
+                "federated": many.accuracy,
+                "one_site": one.accuracy,
+                "federated_seconds": many_seconds,
+                "one_site_seconds": one_seconds,
+            }
+        )
+        print(rows[-1], flush=True)
+        write_bytes(asked.json, (json.dumps(rows, indent=1) + "\n").encode())
+
+
+def main() -> None:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(required=True)
+    command = commands.add_parser("record")
+    command.add_argument("--out", type=Path, required=True)
+    command.add_argument("--data", nargs="+", default=DATA, choices=DATA)
+    command.add_argument("--data-root", type=Path)
+    command.set_defaults(run=record)
+    command = commands.add_parser("leakage")
+    command.add_argument("--runs", type=Path, required=True)
+    command.add_argument("--json", type=Path, required=True)
+    command.add_argument("--work", type=Path, default=Path("runs/leakage"))
+    command.add_argument("--minutes", type=float, default=25.0)
+    command.add_argument("--steps", type=int)
+    command.add_argument("--device", default="auto")
+    command.add_argument("--seed", type=int, default=0)
+    command.set_defaults(run=leakage)
+    command = commands.add_parser("guard")
+    command.add_argument("--json", type=Path, required=True)
+    command.add_argument("--updates", type=int, default=UPDATES)
+    command.set_defaults(run=guards)
+    command = commands.add_parser("speed")
+    command.add_argument("--json", type=Path, required=True)
+    command.add_argument("--clients", type=int, nargs="+", default=(10, 100))
+    command.set_defaults(run=speed)
+    command = commands.add_parser("accuracy")
+    command.add_argument("--json", type=Path, required=True)
+    command.add_argument("--seeds", type=int, default=1)
+    command.add_argument("--data-root", type=Path)
+    command.set_defaults(run=accuracy)
+    asked = parser.parse_args()
+    asked.run(asked)
+
+
+if __name__ == "__main__":
+    main()
