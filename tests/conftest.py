@@ -15,7 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-PRELOADED = ["gradveil.search.run", "gradveil.search.study", "gradveil.training.lightning"]
+PRELOADED = [
+    *("gradveil.search.run", "gradveil.search.study", "gradveil.training.lightning"),
+    *("gradveil.papers.catalog", "gradveil.federated.run"),  # where Flower is installed
+]
 PRELUDE = """
 import os, sys, warnings
 import torch

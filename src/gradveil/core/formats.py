@@ -131,6 +131,23 @@ class FederationSettings(Struct, frozen=True):
     test: str | UnsetType = UNSET
 
 
+class FederatedRound(Struct, frozen=True, forbid_unknown_fields=True):
+    """A round within the history of a federated training."""
+
+    round: Positive
+    test_accuracy: Share
+    clients: Count
+    seconds: float
+
+
+class KeptState(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a client's defense keeps between rounds; `state` is what `torch.save` makes of it."""
+
+    defense: str
+    rounds: Count
+    state: bytes
+
+
 class SearchSettings(Struct, frozen=True):
     """settings.json of a search, and the `settings` within its search.json."""
 

@@ -258,7 +258,12 @@ def _read_back(out: Path, model: nn.Module, test: Images, seed: int) -> Training
     (out / RESUME).unlink(missing_ok=True)  # where the run was killed at its very end
     load_checkpoint(path, model)
     facts = read_settings(path, ("test_accuracy", "epochs", "step", "history"))
-    said = facts["test_accuracy"]
+    check_accuracy(path, facts["test_accuracy"], model, test, seed)
+    return _result(out, facts, model)
+
+
+def check_accuracy(path: Path, said: float, model: nn.Module, test: Images, seed: int) -> None:
+    """Refuse an accuracy that a file says of its weights, which are the model's, and is not so."""
     found, n = measure_accuracy(model, test, LOOKED_AT, seed)
     # Training measures in bfloat16 on a GPU, on all images, and a model may draw.
     if abs(found - said) > SLACK + SIGMAS * math.sqrt(0.25 / n):
@@ -266,7 +271,6 @@ def _read_back(out: Path, model: nn.Module, test: Images, seed: int) -> Training
             f"the settings inside {path}: test_accuracy: {said:.1%}, but its weights have "
             f"{found:.1%} on {n} test images; choose another --out"
         )
-    return _result(out, facts, model)
 
 
 def _result(out: Path, facts: Mapping[str, Any], model: nn.Module) -> TrainingResult:
