@@ -179,8 +179,9 @@ def test_a_damaged_line_of_a_journal_is_named_in_one_line(
         assert "\n" not in str(caught.value)
 
 
-def test_fifteen_hundred_trials_cost_little_and_are_read_quickly(
-    path: Path, searching: ModuleType, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("count", [300, pytest.param(1500, marks=pytest.mark.slow)])
+def test_trials_cost_little_and_are_read_quickly(
+    count: int, path: Path, searching: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("os.fsync", lambda _: None)  # the disk's time is not the study's
     study = searching.join(path)
@@ -189,20 +190,20 @@ def test_fifteen_hundred_trials_cost_little_and_are_read_quickly(
         "accuracy": [index / 3 for index in range(10)],
     }
     began = time.process_time()
-    while trials := study.claim(50, 1500):
+    while trials := study.claim(50, count):
         for trial in trials:
             study.finish(trial, "scored", values)
     study.close()
-    assert time.process_time() - began < 1500 * 0.012
+    assert time.process_time() - began < count * 0.012
     began = time.process_time()
     again = searching.join(path)
-    assert len(again.finished(1500)) == 1500
+    assert len(again.finished(count)) == count
     assert time.process_time() - began < 2
     began = time.process_time()
     for _ in range(50):
-        again.claim(50, 1500)
-        again.busy(1500)
-        again.finished(1500)
+        again.claim(50, count)
+        again.busy(count)
+        again.finished(count)
     assert time.process_time() - began < 1
     again.close()
 

@@ -189,10 +189,11 @@ def run_audit(
         try:
             waits = only is not None
             runs = [CaseRun(prepared, p, out / p.case.folder, bar, waits) for p in prepared.cases]
-            left = (stage for run in runs for stage in run.unfinished)
-            costs = Costs.of(left, prepared.costs.seconds)
-            for run in runs:
-                run.costs = costs
+            if progress:  # the bar alone needs to know them, and to measure them takes a while
+                left = (stage for run in runs for stage in run.unfinished)
+                costs = Costs.of(left, prepared.costs.seconds)
+                for run in runs:
+                    run.costs = costs
             total = sum(run.left for run in runs)
             if total > LONG:
                 bar.say(f"about {spoken(total)} on this machine; --budget MINUTES shortens it")
