@@ -33,6 +33,7 @@ COMMANDS = {
     "several": f"audit {COMMON} {ATTACK} --images 2 --defense none --defense prune:0.5",
     "search": f"search {COMMON} {ATTACK} --trials 4 --keep 2 --images 2 --audit-images 2 "
     "--threshold -1000 --checkpoint CHECKPOINT",
+    "tune": f"tune {COMMON} --images 2 --held-out 2 --trials 3 --work 42",
 }
 
 
@@ -162,14 +163,14 @@ def test_broken_at_any_of_its_writes_a_job_goes_on_to_the_same_result(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "full"])
-@pytest.mark.parametrize("name", ["several", "search"])
+@pytest.mark.parametrize("name", ["several", "search", "tune"])
 def test_broken_at_write_after_write_a_long_job_goes_on_to_the_same_result(
     runner: Runner, name: str, how: str, tmp_path: Path
 ) -> None:
     """One run, which each time goes on to the next boundary: whole runs would take an hour."""
     out, counts = tmp_path / "run", Counter(runner.unbroken(name)[1])
     left = {
-        kind: {0, count // 2, count - 1} if name == "search" else {*range(count)}
+        kind: {0, count // 2, count - 1} if name in ("search", "tune") else {*range(count)}
         for kind, count in counts.items()
         if how == "kill" or not kind.startswith(("to be named", "named"))  # they need no space
     }
