@@ -12,6 +12,7 @@ from typing import Any
 from gradveil.attacks.attack_files import SUFFIX, read_attack
 from gradveil.attacks.base import Attack, not_an_attack
 from gradveil.attacks.distances import Cosine, Distance, Likelihood, cosine, l1, l2
+from gradveil.attacks.features import FeatureCosine
 from gradveil.attacks.hidden_draws import JointMasks, JointNoise
 from gradveil.attacks.linear import LinearInversion
 from gradveil.attacks.matching import GradientMatching
@@ -62,6 +63,8 @@ raced = replace(
     restarts=2,
     race=Race(((16, 1 / 12), (4, 1 / 3))),
 )
+# Toward the features at the last dense layer, which its gradient tells of each image of a batch.
+features = replace(adam_cosine, distance=FeatureCosine())
 # Exact, for one image and a first layer that is linear with a bias.
 closed_form = LinearInversion()
 # Exact, for batches, where a ReLU follows that layer.

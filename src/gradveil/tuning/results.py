@@ -130,6 +130,8 @@ class TuningResult:
 
     def write(self) -> None:
         """Write both files. attack.toml comes last: where it is, everything is."""
+        for unfinished in self.out.glob(".*.part"):
+            unfinished.unlink(missing_ok=True)
         write_text(self.out / RESULT, json.dumps(self.plain(), allow_nan=False) + "\n")
         write_text(self.out / ATTACK, attack_text(self.file, ATTACK))
 
