@@ -1,7 +1,7 @@
 """What shared gradients give away in collaborative learning, and the defenses that stop it.
 
 `import gradveil as gv`: the jobs are functions (`gv.audit`, `gv.train`, `gv.search_policies`,
-`gv.doctor`, `gv.reconstruct`), the parts are values (`gv.Client`, `gv.Pruning(0.95)`,
+`gv.tune`, `gv.doctor`, `gv.reconstruct`), the parts are values (`gv.Client`, `gv.Pruning(0.95)`,
 `gv.attacks.dlg`, `gv.Policy.parse("3-1-7")`). Nothing heavy is loaded before it is asked for.
 """
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from gradveil import attacks, data, defenses, federated, models, scores, transforms
+    from gradveil import attacks, data, defenses, federated, models, scores, transforms, tuning
     from gradveil.attacks import Attack, GradientMatching, Progress
     from gradveil.audits import AuditJob, AuditResult, Case, CaseResult, audit, run_audit
     from gradveil.checks.doctor import doctor
@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from gradveil.training.job import Recipe, TrainingJob, TrainingResult
     from gradveil.training.run import train_model as train
     from gradveil.transforms import Policy
+    from gradveil.tuning import TuningJob, TuningResult, run_tuning, tune
     from gradveil.updates import reconstruct
 
 __all__ = [
@@ -96,6 +97,8 @@ __all__ = [
     "State",
     "TrainingJob",
     "TrainingResult",
+    "TuningJob",
+    "TuningResult",
     "__version__",
     "as_images",
     "attacks",
@@ -112,15 +115,18 @@ __all__ = [
     "reconstruct",
     "run_audit",
     "run_search",
+    "run_tuning",
     "scores",
     "search_policies",
     "ssim",
     "train",
     "transforms",
+    "tune",
+    "tuning",
     "write_report",
 ]
 
-_PACKAGES = ("attacks", "data", "defenses", "federated", "models", "scores", "transforms")
+_PACKAGES = ("attacks", "data", "defenses", "federated", "models", "scores", "transforms", "tuning")
 _HOMES = {
     "gradveil.attacks": ("Attack", "GradientMatching", "Progress"),
     "gradveil.audits": ("AuditJob", "AuditResult", "Case", "CaseResult", "audit", "run_audit"),
@@ -161,6 +167,7 @@ _HOMES = {
     "gradveil.search.run": ("run_search", "search_policies"),
     "gradveil.training.job": ("Recipe", "TrainingJob", "TrainingResult"),
     "gradveil.transforms": ("Policy",),
+    "gradveil.tuning": ("TuningJob", "TuningResult", "run_tuning", "tune"),
     "gradveil.updates": ("reconstruct",),
 }
 

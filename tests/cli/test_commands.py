@@ -22,6 +22,7 @@ COMMANDS = [
     "audit",
     "federate",
     "reconstruct",
+    "tune",
     "data list",
     "data verify",
     "data fetch",

@@ -42,6 +42,7 @@ COMMANDS = {
     "spied": f"federate {COMMON} {ATTACK} --clients 2 --rounds 1 --batch-size 1 --spy-rounds 1",
     "reproduce": "reproduce small --device cpu --json --records run/records "
     "--archive run/records.tar.gz",
+    "tune": f"tune {COMMON} --images 2 --held-out 2 --trials 3 --work 42",
 }
 
 
@@ -193,7 +194,7 @@ def test_broken_at_any_of_its_writes_a_job_goes_on_to_the_same_result(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "full"])
-@pytest.mark.parametrize("name", ["several", "search", "spied"])
+@pytest.mark.parametrize("name", ["several", "search", "spied", "tune"])
 def test_broken_at_write_after_write_a_long_job_goes_on_to_the_same_result(
     runner: Runner, name: str, how: str, tmp_path: Path
 ) -> None:

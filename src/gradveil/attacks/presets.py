@@ -6,10 +6,13 @@ where it is called by the same name with hyphens: `adam-cosine`.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
+from gradveil.attacks.attack_files import SUFFIX, read_attack
 from gradveil.attacks.base import Attack, not_an_attack
 from gradveil.attacks.distances import Cosine, Distance, Likelihood, cosine, l1, l2
+from gradveil.attacks.features import FeatureCosine
 from gradveil.attacks.hidden_draws import JointMasks, JointNoise
 from gradveil.attacks.linear import LinearInversion
 from gradveil.attacks.matching import GradientMatching
@@ -60,6 +63,8 @@ raced = replace(
     restarts=2,
     race=Race(((16, 1 / 12), (4, 1 / 3))),
 )
+# Toward the features at the last dense layer, which its gradient tells of each image of a batch.
+features = replace(adam_cosine, distance=FeatureCosine())
 # Exact, for one image and a first layer that is linear with a bias.
 closed_form = LinearInversion()
 # Exact, for batches, where a ReLU follows that layer.
@@ -103,16 +108,33 @@ def find(name: str, also: Iterable[str] = ()) -> Attack:
     """Return the attack of this name.
 
     That is a preset, such as `dlg`; an attack of the caller's, `package.module:NAME`, which is
-    imported; or a combination of such, `A+B`, which is one search with the settings of both. `also`
-    are further names that the caller understands, for the message about an unknown one.
+    imported; a file that a tuning wrote, `FOLDER/attack.toml`; or a combination of such, `A+B`,
+    which is one search with the settings of both. `also` are further names that the caller
+    understands, for the message about an unknown one.
     """
-    parts = name.split("+")
-    if not all(part in PRESETS or ":" in part for part in parts):
+    parts = split_name(name)
+    if not all(part in PRESETS or ":" in part or is_file(part) for part in parts):
         raise unknown("attack", name, (*PRESETS, *also))
     if len(set(parts)) < len(parts):
         raise GradveilError(f"attack {name!r} names a part twice: name each once")
-    attacks = {part: PRESETS[part] if part in PRESETS else _import(part) for part in parts}
+    attacks = {part: _find_part(part) for part in parts}
     return attacks[name] if len(parts) == 1 else _combine(attacks, name)
+
+
+def split_name(name: str) -> list[str]:
+    """Return the parts of a name `A+B`; a path to one file may hold a plus."""
+    return [name] if is_file(name) and Path(name).exists() else name.split("+")
+
+
+def is_file(part: str) -> bool:
+    """Tell whether a part of a name is the path of an attack file."""
+    return part.endswith(SUFFIX)
+
+
+def _find_part(part: str) -> Attack:
+    if part in PRESETS:
+        return PRESETS[part]
+    return read_attack(Path(part)) if is_file(part) else _import(part)
 
 
 def find_attack(given: Attack | str, name: str = "attack") -> Attack:

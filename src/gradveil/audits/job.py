@@ -13,6 +13,7 @@ from torch import nn
 
 from gradveil.attacks import Attack, GradientMatching, find, names
 from gradveil.attacks.base import check_attack, not_an_attack
+from gradveil.attacks.presets import is_file, split_name
 from gradveil.audits.attackers import AUTO, LONGEST, automatic, on_equal_terms
 from gradveil.clients import Client
 from gradveil.core.boundary import check_fields, check_shown
@@ -32,6 +33,7 @@ CHANGEABLE = ("steps", "restarts")
 VICTIMS_AT_ONCE = {"cpu": 16, "cuda": 100}
 """Victims attacked together: what a processor's cache and a GPU's memory take."""
 
+TUNED = "tuned"  # the name of an attack.toml
 LONGEST_FOLDER = 80  # letters of a case's folder
 
 
@@ -250,8 +252,9 @@ def name_attacks(
 ) -> tuple[bool, dict[str, Attack]]:
     """Return whether `auto` is among the attacks, and the others by name.
 
-    A text is the name of a preset, `A+B` for several in one search, or `package.module:NAME`. An
-    attack without a name takes that of the preset it was made from, or of its class.
+    A text is the name of a preset, `A+B` for several in one search, `package.module:NAME`, or the
+    path of an attack file; an `attack.toml` is called tuned. An attack without a name takes that of
+    the preset it was made from, or of its class.
     """
     auto, found = False, dict[str, Attack]()
     for attack in attacks:
@@ -268,13 +271,28 @@ def name_attacks(
 def _named(attack: object) -> tuple[str, Attack]:
     match attack:
         case str():
-            parts = [part.rpartition(":")[2] for part in attack.split("+")]
-            return "+".join(parts), find(attack, also=(AUTO,))
+            found = find(attack, also=(AUTO,))
+            return short_name(attack), found
         case Attack():
             return _name_of(attack), attack
         case (str() as name, Attack() as value):
             return name, value
     raise not_an_attack(attack, "attacks", " or a pair of a name and an Attack")
+
+
+def short_name(name: str) -> str:
+    """Return what tables call the attack that `find` finds by this name.
+
+    An attack of a user is called by its last name, a file by its stem.
+    """
+    return "+".join(map(_short_part, split_name(name)))
+
+
+def _short_part(part: str) -> str:
+    if not is_file(part):
+        return part.rpartition(":")[2]
+    stem = slug(Path(part).stem)
+    return TUNED if stem == "attack" else stem
 
 
 def _name_of(attack: Attack) -> str:

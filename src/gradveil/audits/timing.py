@@ -55,7 +55,7 @@ class Costs:
         for stage in stages:
             for name, attack in stage.attacks.items():
                 if (stage.kind, name) not in found.seconds:
-                    found.seconds[stage.kind, name] = _timed(stage, name, attack)
+                    found.seconds[stage.kind, name] = time_iteration(stage, name, attack)
         return found
 
     def _take_trials(self, stage: Stage) -> None:
@@ -113,7 +113,7 @@ def _tried(stage: Stage) -> bool:
     return stage.kind != "attack" or bool(stage.trials)
 
 
-def _timed(stage: Stage, name: str, attack: Attack) -> float:
+def time_iteration(stage: Stage, name: str, attack: Attack) -> float:
     """Return the seconds of an iteration of an image, by the difference of two short runs."""
     if not isinstance(attack, GradientMatching):
         return 0.0

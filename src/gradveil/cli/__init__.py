@@ -22,6 +22,7 @@ from gradveil.cli import (
     reproduce,
     search,
     train,
+    tune,
 )
 from gradveil.core.errors import GradveilError, GradveilWarning, one_line
 from gradveil.core.importing import RAISED
@@ -58,6 +59,7 @@ app.command("train", epilog=train.EXAMPLES)(train.train_command)
 app.command("audit", epilog=audit.EXAMPLES)(audit.audit_command)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor_command)
 app.command("search", epilog=search.EXAMPLES)(search.search_command)
+app.command("tune", epilog=tune.EXAMPLES)(tune.tune_command)
 app.command("reproduce", epilog=reproduce.EXAMPLES)(reproduce.reproduce_command)
 app.command("report", epilog=report.EXAMPLES)(report.report_command)
 app.command("federate", epilog=federate.EXAMPLES)(federate.federate_command)

@@ -125,6 +125,7 @@ def search_command(
     Run the same command again after a stop: it goes on.
     """
     from gradveil.attacks import find
+    from gradveil.audits.job import short_name
     from gradveil.report.search import search_in_words, search_tables
     from gradveil.report.write import write_report
     from gradveil.search import SearchJob, run_search  # torch and scipy take seconds to import
@@ -143,7 +144,7 @@ def search_command(
         "race_confidence": race_confidence,
         "images": images,
         "attack": find(attack),
-        "attack_name": attack,
+        "attack_name": short_name(attack),
         "probe_steps": probe_steps,
         "hybrid": hybrid,
         "at_once": at_once,
