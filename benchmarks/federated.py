@@ -242,7 +242,7 @@ def leakage(asked: argparse.Namespace) -> None:
 
 UPDATES, STAGES = 40, (0, 10, 50, 200)  # updates of a kind; training steps before them
 SIDE = 16  # pixels: smaller images make the attacks cheaper
-SELF_ATTACK = replace(adam_cosine, steps=100)
+SELF_ATTACK = replace(adam_cosine, steps=60)
 KINDS = {"none": "identified", "gaussian:1": "hidden"}
 
 
@@ -270,7 +270,7 @@ def spent(work: Callable[[], Any]) -> tuple[Any, dict[str, float]]:
     }
 
 
-def guard_updates(asked: argparse.Namespace) -> dict[str, Any]:
+def guard_updates(asked: argparse.Namespace, found: dict[str, Any]) -> None:
     """Let the guard decide on updates of single images, and attack the same updates."""
     from flwr.app import ConfigRecord, Context, Message, RecordDict
     from flwr.supercore.task_identity import TaskIdentity
@@ -288,9 +288,9 @@ def guard_updates(asked: argparse.Namespace) -> dict[str, Any]:
         for seed in range(UPDATES // len(STAGES))
         for weights in trained_models("lenet", train, STAGES, seed)
     ]
-    rows = []
-    for defense, kind in KINDS.items():
-        for number, weights in enumerate(models[: asked.updates]):
+    rows: list[dict[str, Any]] = []
+    for number, weights in enumerate(models[: asked.updates]):
+        for defense, kind in KINDS.items():
             mine = Batch(test.images[[number]].float() / 255, test.labels[[number]])
             mod = guard(
                 model,
@@ -309,8 +309,8 @@ def guard_updates(asked: argparse.Namespace) -> dict[str, Any]:
             (shared,), training = spent(
                 partial(client.share_batches, [mine], generator(number), tell_defense=True)
             )
-            (found,) = replace(SELF_ATTACK, steps=300)([shared.seen], generator(number, "audit"))
-            images = found.images.detach().double().clamp(0, 1)
+            (made,) = replace(SELF_ATTACK, steps=150)([shared.seen], generator(number, "audit"))
+            images = made.images.detach().double().clamp(0, 1)
             rank = int(rank_among(images, known, torch.tensor([number])))
             rows.append(
                 {
@@ -325,7 +325,8 @@ def guard_updates(asked: argparse.Namespace) -> dict[str, Any]:
                 }
             )
             print(defense, number, f"rank {rank} of {len(known)}:", reason or "sent", flush=True)
-    return {"updates": rows, "attack": repr(SELF_ATTACK), "canaries": 59, "threads": 1}
+        found |= {"updates": rows, "attack": repr(SELF_ATTACK), "canaries": 59, "threads": 1}
+        write_bytes(asked.json, (json.dumps(found, indent=1) + "\n").encode())
 
 
 def plant(model: nn.Module) -> None:
@@ -371,8 +372,8 @@ def guard_models() -> list[dict[str, Any]]:
 def guards(asked: argparse.Namespace) -> None:
     """Measure the guard, and write what it decided."""
     torch.set_num_threads(1)
-    found = {"models": guard_models(), **guard_updates(asked)}
-    write_bytes(asked.json, (json.dumps(found, indent=1) + "\n").encode())
+    found: dict[str, Any] = {"models": guard_models()}
+    guard_updates(asked, found)
     for kind in KINDS.values():
         rows = [row for row in found["updates"] if row["kind"] == kind]
         withheld = sum(row["withheld"] is not None for row in rows)

@@ -1,7 +1,8 @@
-"""Real processes that end in the middle of a training on Flower's simulation engine."""
+"""Real processes: some end in the middle of a training, and strangers are refused."""
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,14 +28,15 @@ class Running:
         words = "federate --data fashion-mnist-mini --model lenet --clients 3 --lr 0.05"
         words += f" --rounds {ROUNDS} --batch-size 1 --defense prune:0.5 --spy-rounds 1"
         words += f" --json --out {out}"
-        self.log = (out.parent / f"{out.name}-{time.monotonic_ns()}.log").open("w+")
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "gradveil", *words.split()],
-            env=os.environ | {"PYTHONWARNINGS": "ignore"},
-            stdout=subprocess.PIPE,
-            stderr=self.log,
-            text=True,
-        )
+        self.log = out.parent / f"{out.name}-{time.monotonic_ns()}.log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-W", "ignore", "-m", "gradveil", *words.split()],
+                env=os.environ | {"PYTHONWARNINGS": "ignore"},
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+            )
 
     def wait_for(self, done: Callable[[], Any]) -> Any:
         """Wait until a function gives something, and remember all processes until then."""
@@ -63,8 +65,7 @@ class Running:
         return found
 
     def said(self) -> str:
-        self.log.flush()
-        return Path(self.log.name).read_text()[-2_000:]
+        return self.log.read_text()[-2_000:]
 
     def assert_gone(self) -> None:
         """Check that no process which it started is left, a while after its end."""
@@ -154,7 +155,107 @@ def test_rounds_go_on_when_the_process_of_a_client_is_killed(out: Path) -> None:
     found = running.end()
     assert [row["round"] for row in found["history"]] == [*range(1, ROUNDS + 1)]
     clients = [row["clients"] for row in found["history"]]
-    assert max(clients[1:]) >= 2 and clients[-1] >= 2, clients
+    assert clients[-1] == 3 and sum(count < 3 for count in clients) <= 1, clients
+    assert "all processes are started again" in running.log.read_text() or min(clients) == 3
     weights, _ = read_safetensors(out / "model.safetensors")
     assert all(bool(value.isfinite().all()) for value in weights.values())
     running.assert_gone()
+
+
+def make_certificates(work: Path) -> None:
+    """Write an authority, its certificate for a server, another authority, and two nodes' keys."""
+
+    def run(*words: str) -> None:
+        subprocess.run(words, cwd=work, check=True, capture_output=True)
+
+    new = ("openssl", "req", "-newkey", "rsa:2048", "-nodes")
+    for name in ("ca", "other"):
+        made = ("-x509", "-days", "1", "-subj", f"/CN={name}", "-out", f"{name}.pem")
+        run(*new, *made, "-keyout", f"{name}.key")
+    run(*new, "-subj", "/CN=127.0.0.1", "-keyout", "server.key", "-out", "server.csr")
+    (work / "names").write_text("subjectAltName=IP:127.0.0.1,DNS:localhost\n")
+    signed = ("-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-days", "1")
+    signing = ("openssl", "x509", "-req", "-in", "server.csr", *signed, "-extfile", "names")
+    run(*signing, "-out", "server.pem")
+    for name in ("known", "stranger"):
+        run("ssh-keygen", "-q", "-t", "ecdsa", "-b", "384", "-N", "", "-f", name)
+
+
+class Deployment:
+    """A SuperLink with TLS and node authentication on loopback, and processes beside it."""
+
+    def __init__(self, work: Path) -> None:
+        self.work, self.processes = work, dict[str, subprocess.Popen[bytes]]()
+        self.env = os.environ | {
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PYTHONWARNINGS": "ignore",
+            "FLWR_HOME": str(work / "home"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        }
+        (work / "home").mkdir()
+        (work / "home" / "config.toml").write_text(
+            '[superlink]\ndefault = "local"\n\n[superlink.local]\naddress = "127.0.0.1:8000"\n'
+            f'root-certificates = "{work / "ca.pem"}"\n'
+        )
+
+    def start(self, name: str, *words: str) -> None:
+        with (self.work / f"{name}.log").open("w") as log:
+            self.processes[name] = subprocess.Popen(
+                words, cwd=self.work, env=self.env, stdout=log, stderr=log
+            )
+
+    def start_node(self, name: str, authority: str, key: str, port: int) -> None:
+        words = ["flower-supernode", "--root-certificates", authority, "--port", str(port)]
+        words += ["--superlink", "127.0.0.1:8000", "--auth-supernode-private-key", key]
+        self.start(name, *words)
+
+    def wait_for(self, name: str, text: str) -> None:
+        """Wait until a process has said this."""
+        end = time.monotonic() + 200
+        while text not in (said := (self.work / f"{name}.log").read_text()):
+            assert time.monotonic() < end, said
+            time.sleep(0.5)
+
+    def stop(self) -> set[int]:
+        """End every process, and return the ids of those that were started and are left."""
+        pids = {process.pid for process in self.processes.values()}
+        started = pids.union(*map(descendants, pids))
+        for pid in started & alive():
+            os.kill(pid, signal.SIGTERM)
+        for process in self.processes.values():
+            process.wait(timeout=60)
+        end = time.monotonic() + 30
+        while (left := started & alive()) and time.monotonic() < end:
+            time.sleep(0.5)
+        return left
+
+
+def test_a_node_with_a_wrong_authority_or_an_unknown_key_is_refused(tmp_path: Path) -> None:
+    if shutil.which("openssl") is None or shutil.which("ssh-keygen") is None:
+        pytest.skip("openssl and ssh-keygen are needed for the certificates and keys")
+    make_certificates(tmp_path)
+    deployed = Deployment(tmp_path)
+    try:
+        words = ["flower-superlink", "--enable-supernode-auth", "--ssl-ca-certfile", "ca.pem"]
+        words += ["--ssl-certfile", "server.pem", "--ssl-keyfile", "server.key"]
+        deployed.start("superlink", *words)
+        deployed.wait_for("superlink", "Uvicorn running")
+        register = ["flwr", "supernode", "register", "known.pub", "local"]
+        subprocess.run(
+            register, cwd=tmp_path, env=deployed.env, check=True, capture_output=True, timeout=120
+        )
+        deployed.start_node("right", "ca.pem", "known", 9110)
+        deployed.start_node("wrong-authority", "other.pem", "known", 9111)
+        deployed.start_node("unknown-key", "ca.pem", "stranger", 9112)
+        deployed.wait_for("right", "SuperNode ID")
+        deployed.wait_for("wrong-authority", "CERTIFICATE_VERIFY_FAILED")
+        deployed.wait_for("unknown-key", "Failed to activate SuperNode")
+        for name in ("wrong-authority", "unknown-key"):
+            assert deployed.processes[name].wait(timeout=120) != 0
+            assert "SuperNode ID" not in (tmp_path / f"{name}.log").read_text()
+        assert deployed.processes["right"].poll() is None
+    finally:
+        left = deployed.stop()
+    assert not left

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from flwr.app import Error, Message
 from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
@@ -313,6 +314,30 @@ def test_rounds_go_on_without_a_client_that_dies_or_sends_nan(
     found = run(make_job(rounds=1), tmp_path, faulty)
     assert all(bool(value.isfinite().all()) for value in found.model.state_dict().values())
     assert "values that are not finite" in caplog.text and str(flower.NODE + 1) in caplog.text
+
+
+def test_processes_of_clients_that_ended_are_started_again_after_their_round(
+    tmp_path: Path,
+) -> None:
+    starts = []
+
+    def engine(plan: Plan, serve: Any) -> None:
+        starts.append(plan)
+
+        def losing(app: Any) -> Callable[..., Any]:
+            def call(message: Any, context: Any) -> Any:
+                number = message.content.config_records.get("config", {}).get("server-round")
+                if len(starts) == 1 and number == 2 and context.node_config["partition-id"] == 0:
+                    return Message(Error(0, "the actor died"), reply_to=message)
+                return app(message, context)
+
+            return call
+
+        here(plan, serve, losing)
+
+    found = federate(make_job(), tmp_path, engine=engine, progress=False)
+    assert len(starts) == 2
+    assert [row["clients"] for row in found.history] == [CLIENTS, CLIENTS - 1, CLIENTS]
 
 
 def test_a_part_of_the_clients_takes_part_in_each_round() -> None:

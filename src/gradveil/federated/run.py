@@ -3,11 +3,12 @@
 import json
 import logging
 import os
+import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -66,6 +67,7 @@ with warnings.catch_warnings():
         read_state,
         statistics,
     )
+    from gradveil.federated.messages import LOG
     from gradveil.federated.mods import unpack
     from gradveil.federated.recorded import audit_folder, audit_round
     from gradveil.federated.server import Learner, Round
@@ -209,15 +211,22 @@ def _train(
             )
             _keep(out / RESUME, learners, history)
             bar.update(number, news=f"accuracy {accuracy:.1%}")
+            if rounds.lost_process and number < job.rounds:
+                LOG.warning(
+                    "gradveil: round %d went on without clients whose process ended; all processes "
+                    "are started again",
+                    number,
+                )
+                return
 
     try:
-        if len(history) < job.rounds:
-            buffers = tuple(statistics(model))
-            engine(Plan(job, root, out / STATES, buffers), serve)
+        plan = Plan(job, root, out / STATES, tuple(statistics(model)))
+        while (done := len(history)) < job.rounds:
+            engine(plan, serve)
             stop_if_signaled()
-            if len(history) < job.rounds:
+            if len(history) == done:
                 raise GradveilError(
-                    f"Flower ended after round {len(history)} of {job.rounds}; run it again"
+                    f"Flower ended after round {done} of {job.rounds}; run it again"
                 )
     finally:
         bar.stop()
@@ -310,7 +319,11 @@ def simulate(plan: Plan, serve: Serve) -> None:
     def main(grid: Grid, _: Context) -> None:
         serve(grid, lambda: ended.is_set() or signaled())
 
-    with tempfile.TemporaryDirectory(prefix="gradveil-federate-") as folder, _quiet():
+    with (
+        tempfile.TemporaryDirectory(prefix="gradveil-federate-") as folder,
+        _quiet(),
+        redirect_stdout(sys.stderr),  # Ray prints what happens to its processes
+    ):
         # Flower sends the app with every message, so that it must be small.
         path = Path(folder) / "job"
         root = None if plan.root is None else plan.root.absolute()

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Strategy
 from torch import Tensor, nn
@@ -165,7 +166,11 @@ def find_nodes(grid: Grid, clients: int, stopped: Callable[[], bool] = _never) -
 
 
 class Round:
-    """One round after the other: ask clients, and let the learners step by their replies."""
+    """One round after the other: ask clients, and let the learners step by their replies.
+
+    `lost_process` tells whether a process of clients ended in the last round. Flower's engine goes
+    on handing messages to such a process, and each of them fails.
+    """
 
     def __init__(
         self,
@@ -176,7 +181,7 @@ class Round:
         stopped: Callable[[], bool] = _never,
     ) -> None:
         self.job, self.learners, self.grid, self.out = job, learners, grid, spied
-        self.stopped = stopped
+        self.stopped, self.lost_process = stopped, False
         self.nodes = find_nodes(grid, job.clients, stopped)
         self.screen = Screen(Average(job, self.nodes))
         self.strategy: Strategy = self.screen
@@ -193,11 +198,17 @@ class Round:
         """Make a round, and return how many clients took part with success."""
         return self._exchange(number) if self.job.graph else self._serve(number)
 
+    def _ask(self, questions: Iterable[Message]) -> list[Message]:
+        replies = ask_all(self.grid, questions, self.stopped)
+        errors = [reply.error.code for reply in replies if reply.has_error()]
+        self.lost_process = ErrorCode.UNKNOWN in errors  # an app's error has another code
+        return replies
+
     def _serve(self, number: int) -> int:
         (learner,) = self.learners
         sent, config = learner.record(), ConfigRecord()
         questions = self.strategy.configure_train(number, sent, config, self.grid)
-        replies = ask_all(self.grid, questions, self.stopped)
+        replies = self._ask(questions)
         arrays, _ = self.strategy.aggregate_train(number, replies)
         if arrays is None:
             LOG.warning("gradveil: round %d: no client sent anything that can be used", number)
@@ -218,7 +229,7 @@ class Round:
         ]
         clients = {node: client for client, node in self.nodes.items()}
         got: dict[int, dict[str, Tensor]] = {}
-        replies = ask_all(self.grid, questions, self.stopped)
+        replies = self._ask(questions)
         self.screen.expect(self.learners[0].record())
         for reply in self.screen.usable(number, replies):
             client = clients[reply.metadata.src_node_id]
