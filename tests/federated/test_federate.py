@@ -28,7 +28,7 @@ from gradveil.data.images import as_images
 from gradveil.defenses import parse
 from gradveil.defenses.base import Moment
 from gradveil.federated import spied
-from gradveil.federated.client_app import Workshop
+from gradveil.federated.client_app import Plan, Workshop
 from gradveil.federated.job import SPY, FederationJob, make_model, make_shares
 from gradveil.federated.messages import as_record, as_tensors
 from gradveil.federated.partition import ByClass, Dirichlet, parse_graph, parse_partition
@@ -333,7 +333,7 @@ def test_processes_of_clients_that_ended_are_started_again_after_their_round(
 
             return call
 
-        here(plan, serve, losing)
+        flower.here(plan, serve, losing)
 
     found = federate(make_job(), tmp_path, engine=engine, progress=False)
     assert len(starts) == 2
