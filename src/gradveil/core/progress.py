@@ -1,5 +1,7 @@
 """The progress bar of every job, on the error stream: the task, how far, the time left."""
 
+from collections.abc import Mapping
+
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -13,6 +15,22 @@ from rich.progress import (
 
 from gradveil.core.stopping import stop_if_signaled
 from gradveil.core.text import SafeConsole
+
+LONG = 60.0  # seconds from which on a job says beforehand how long it takes
+
+
+def spoken(seconds: float) -> str:
+    """Write a time as people say it: 40 s, 12 min, 3 h 40."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d}"
+
+
+def foretold(seconds: float, cheaper: Mapping[str, float]) -> str:
+    """Say how long a job takes, and what options would shorten it to how long."""
+    others = [f"{option}: {spoken(each)}" for option, each in cheaper.items() if each < seconds]
+    return "; ".join([f"about {spoken(seconds)} on this machine", *others])
 
 
 class Bar:
