@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Generator, Tensor, nn
 
-from gradveil.attacks import Attack, GradientMatching
+from gradveil.attacks import Attack, GradientMatching, Progress
 from gradveil.attacks.labels import Counted
 from gradveil.attacks.presets import find_attack
 from gradveil.core.boundary import public
@@ -120,6 +120,7 @@ def reconstruct(
     seed: int | Generator = 0,
     data_root: Path | str | None = None,
     device: str = "auto",
+    progress: Progress | None = None,
 ) -> Reconstruction:
     """Reconstruct a client's images from the files of its weights before and after its training.
 
@@ -127,7 +128,7 @@ def reconstruct(
     client's kind, or the name of a data set, for the image shape, the classes and the
     normalization; a module needs these or `image_shape`, (C, H, W). The client made `local_steps`
     steps of SGD with rate `local_lr` over its `size` images, or went through them in mini-batches,
-    as `Protocol` says. Labels are inferred.
+    as `Protocol` says. Labels are inferred. `progress` is called with the iterations done, and all.
     """
     where = find_device(device)
     chosen = _prepared(find_attack(attack), steps)
@@ -171,7 +172,7 @@ def reconstruct(
             client_weight_decay,
         ),
     )
-    (found,) = chosen([seen], as_generator(seed, "reconstruct"))
+    (found,) = chosen([seen], as_generator(seed, "reconstruct"), progress)
     return found
 
 

@@ -89,6 +89,7 @@ def reconstruct_command(
     """
     from gradveil.core.files import write_text  # torch takes seconds to import
     from gradveil.core.locks import alone, refuse_held
+    from gradveil.core.progress import Bar, Iterations
     from gradveil.data import load
     from gradveil.report.pictures import as_picture, save_picture
     from gradveil.updates import reconstruct
@@ -112,18 +113,23 @@ def reconstruct_command(
         "seed": seed,
         "device": device,
     }
-    if spy is not None and number is not None and before is None and after is None:
-        from gradveil.federated import invert
+    bar = Bar(shown=True)
+    settings["progress"] = Iterations(bar, "reconstructing", "--steps")
+    try:
+        if spy is not None and number is not None and before is None and after is None:
+            from gradveil.federated import invert
 
-        named = tuple(client) if client else None
-        several = invert(spy, number, chosen, clients=named, size=size, **settings)
-        found = {f"client-{each.client}": each.found for each in several}
-    elif before is not None and after is not None and spy is None and number is None:
-        found = {"": reconstruct(before, after, chosen, size=size or 1, **settings)}
-    else:
-        raise GradveilError(
-            "reconstruct: give --before and --after, two files of weights, or --spy and --round"
-        )
+            named = tuple(client) if client else None
+            several = invert(spy, number, chosen, clients=named, size=size, **settings)
+            found = {f"client-{each.client}": each.found for each in several}
+        elif before is not None and after is not None and spy is None and number is None:
+            found = {"": reconstruct(before, after, chosen, size=size or 1, **settings)}
+        else:
+            raise GradveilError(
+                "reconstruct: give --before and --after, two files of weights, or --spy and --round"
+            )
+    finally:
+        bar.stop()
     facts, lines = {}, []
     with alone(out, "writing reconstructions into"):
         for name, made in found.items():

@@ -1,5 +1,6 @@
 """The progress bar of every job, on the error stream: the task, how far, the time left."""
 
+import time
 from collections.abc import Mapping
 
 from rich.progress import (
@@ -101,3 +102,31 @@ class Bar:
         """Leave the bar as it stands. Nothing is printed where it never started."""
         if self._progress.live.is_started:
             self._progress.stop()
+
+
+class Iterations:
+    """Follow the iterations of an attack: a bar, and once how long all of them take.
+
+    It is called with (iterations done, iterations in all). `option` is what shortens the job.
+    """
+
+    TIMED = 3  # iterations, after the first, which has what is done but once
+
+    def __init__(self, bar: Bar, what: str, option: str) -> None:
+        self.bar, self.what, self.option = bar, what, option
+        self.began: tuple[int, float] | None = None
+        self.said = False
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.perf_counter()
+        if self.began is None or done <= self.began[0]:  # the next attack begins
+            self.began = done, now
+            self.bar.start(self.what, total, done)
+        first, since = self.began
+        if not self.said and done >= first + self.TIMED:
+            self.said = True
+            whole = (now - since) / (done - first) * total
+            fewer = total // 10
+            if whole > LONG and fewer:
+                self.bar.say(foretold(whole, {f"{self.option} {fewer}": whole * fewer / total}))
+        self.bar.update(done)

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.progress import Bar
+from gradveil.core.progress import LONG, Bar, foretold
 from gradveil.scores.scorer import Estimate, Scorer
 from gradveil.search.engine import Engine
 from gradveil.search.job import SearchJob
@@ -172,6 +172,7 @@ class Loop:
         bar: Bar,
     ) -> None:
         self.job, self.study, self.engine, self.scorers, self.bar = job, study, engine, scorers, bar
+        self.foretold = False
         self.size = job.group or engine.workers * max(scorer.unit for scorer in scorers.values())
 
     def run(self) -> list[FinishedTrial]:
@@ -193,11 +194,24 @@ class Loop:
             done = self.study.finished(target)
             self._show(done)
             if trials:
+                began = time.perf_counter()
                 self._score(trials, done, target)
+                self._foretell((time.perf_counter() - began) / len(trials), target)
             elif self.study.busy(target):
                 time.sleep(POLL)
             else:
                 return
+
+    def _foretell(self, each: float, target: int) -> None:
+        """Say once, after the first group, how long the trials that are left take."""
+        left = target - len(self.study.finished(target))
+        if self.foretold or self.job.race:  # a race drops ever more of them
+            return
+        self.foretold = True
+        if each * left > LONG:
+            fewer = target // 10
+            shorter = {f"--trials {fewer}": each * fewer} if fewer >= self.job.keep else {}
+            self.bar.say(f"the trials: {foretold(each * left, shorter)}")
 
     def _score(self, trials: Sequence[Trial], done: Sequence[FinishedTrial], target: int) -> None:
         """Score the trials of a group side by side."""
