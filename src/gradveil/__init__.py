@@ -12,6 +12,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from gradveil import attacks, data, defenses, federated, models, scores, transforms, tuning
+    from gradveil.assessment import AssessJob, Assessment, assess, run_assessment
     from gradveil.attacks import Attack, GradientMatching, Progress
     from gradveil.audits import AuditJob, AuditResult, Case, CaseResult, audit, run_audit
     from gradveil.checks.doctor import doctor
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         Soteria,
         State,
     )
+    from gradveil.models.normalized import normalized
     from gradveil.report.write import Report, write_report
     from gradveil.scores import identify, mse, psnr, psnr_affine, ssim
     from gradveil.search.job import SearchJob
@@ -57,6 +59,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DPSGD",
+    "AssessJob",
+    "Assessment",
     "Attack",
     "AuditJob",
     "AuditResult",
@@ -101,6 +105,7 @@ __all__ = [
     "TuningResult",
     "__version__",
     "as_images",
+    "assess",
     "attacks",
     "audit",
     "data",
@@ -110,9 +115,11 @@ __all__ = [
     "identify",
     "models",
     "mse",
+    "normalized",
     "psnr",
     "psnr_affine",
     "reconstruct",
+    "run_assessment",
     "run_audit",
     "run_search",
     "run_tuning",
@@ -128,6 +135,7 @@ __all__ = [
 
 _PACKAGES = ("attacks", "data", "defenses", "federated", "models", "scores", "transforms", "tuning")
 _HOMES = {
+    "gradveil.assessment": ("AssessJob", "Assessment", "assess", "run_assessment"),
     "gradveil.attacks": ("Attack", "GradientMatching", "Progress"),
     "gradveil.audits": ("AuditJob", "AuditResult", "Case", "CaseResult", "audit", "run_audit"),
     "gradveil.checks.doctor": ("doctor",),
@@ -160,6 +168,7 @@ _HOMES = {
         "Soteria",
         "State",
     ),
+    "gradveil.models.normalized": ("normalized",),
     "gradveil.report.write": ("Report", "write_report"),
     "gradveil.scores": ("identify", "mse", "psnr", "psnr_affine", "ssim"),
     "gradveil.search.job": ("SearchJob",),

@@ -41,6 +41,7 @@ from gradveil.core.reading import read_json, read_lines
 from gradveil.core.toml import toml_lines
 from gradveil.data import load
 from gradveil.models.checkpoints import load_checkpoint, read_resume, read_settings
+from gradveil.models.weight_files import read_weights
 from gradveil.papers.records import read_case, read_cell
 from gradveil.report.search import policies_table
 from gradveil.report.verdict import read_thresholds
@@ -48,7 +49,6 @@ from gradveil.search.results import SearchResult, policies_text, trials_text
 from gradveil.search.space import POLICIES
 from gradveil.search.study import Study
 from gradveil.transforms import Policy
-from gradveil.updates import read_weights
 
 QUICK, LONG = 60, 1_000  # files of each format
 SECONDS = 2.0  # of processor time for one file

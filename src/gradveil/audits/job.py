@@ -22,7 +22,9 @@ from gradveil.core.types import Protocol
 from gradveil.data import Images
 from gradveil.defenses import Defense
 from gradveil.defenses.applied import check_defense
+from gradveil.models import NormalizedName
 from gradveil.models.factories import check_weights_exist
+from gradveil.models.normalized import constants_setting, plain_name
 
 LABELS = ("known", "inferred")
 CLEAN = {"no": (False,), "yes": (True,), "both": (True, False)}
@@ -97,11 +99,12 @@ class AuditJob:
     They are drawn over all classes by the seed, or are those from `first` on; none of `apart` is
     drawn, images by their numbers that a score, a search or a tuning has used.
 
-    `model` is a module or its name; `data` the images that victims are taken from, or the
-    name of a data set, whose `split` is meant. `public` are images of the same kind that anyone
-    may have, for blind guesses; a named data set has its training split. `attacks` are by name;
-    with `auto` come the standard attack, those known to undo the case's defense and the exact
-    one, as far as they suit. `steps` and `restarts` change every attack that has such a setting.
+    `model` is a module or its name, perhaps with a loader's normalization; `data` the images that
+    victims are taken from, or the name of a data set, whose `split` is meant. `public` are images
+    of the same kind that anyone may have, for blind guesses; a named data set has its training
+    split. `channels` 3 makes gray images color, 1 the reverse. `attacks` are by name; with `auto`
+    come the standard attack, those known to undo the case's defense and the exact one, as far as
+    they suit. `steps` and `restarts` change every attack that has such a setting.
     `victims_at_once` fixes the chunks, and so the random numbers; None leaves it to the device.
     `positive` runs each attack that needs no defense also where it is known to work; `sham` runs
     the strongest attack also on updates of other images. `budget` are minutes that the attacks
@@ -110,7 +113,7 @@ class AuditJob:
     `recorded` turns each case's client into one whose updates are those of a server's record.
     """
 
-    model: nn.Module | str
+    model: nn.Module | str | NormalizedName
     data: Images | str
     attacks: Mapping[str, Attack] = field(default_factory=dict)
     auto: bool = False
@@ -127,6 +130,7 @@ class AuditJob:
     apart: tuple[int, ...] = ()
     victims_at_once: int | None = None
     image_size: int | None = None
+    channels: int | None = None
     positive: bool = True
     sham: bool = True
     budget: float | None = None
@@ -215,10 +219,12 @@ class AuditJob:
     def settings(self) -> dict[str, Any]:
         """Return the settings that all cases have in common, as JSON has them."""
         left_out = {"attacks", "auto", "cases", "data", "model", "protocol", "public", "positive"}
-        left_out |= {"recorded"}
+        left_out |= {"recorded", "channels"}
         left_out |= {"apart"}  # the images that were drawn have a digest
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
-        named = data_name(self.data), model_name(self.model)
+        named = data_name(self.data), plain_name(self.model)
+        plain |= constants_setting(self.model)
+        plain |= {} if self.channels is None else {"channels": self.channels}
         return plain | self.protocol.settings() | dict(zip(("data", "model"), named, strict=True))
 
 
@@ -235,11 +241,6 @@ LEAST = {
 def data_name(data: Images | str) -> str:
     """Return the name of a data set, given by name or as images."""
     return data if isinstance(data, str) else data.name
-
-
-def model_name(model: nn.Module | str) -> str:
-    """Return the name of a model; of a module, that of its class."""
-    return model if isinstance(model, str) else type(model).__name__
 
 
 def slug(name: str) -> str:

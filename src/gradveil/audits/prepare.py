@@ -107,7 +107,7 @@ def _splits(job: AuditJob, root: Path | None) -> tuple[Images, Images | None, Im
         split, public, test = job.data, job.public, job.data
     else:
         split, train, test = (
-            load(job.data, name, root=root, image_size=job.image_size)
+            load(job.data, name, root=root, image_size=job.image_size, channels=job.channels)
             for name in (job.split, "train", "test")
         )
         public = train if job.public is None else job.public

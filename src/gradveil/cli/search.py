@@ -33,7 +33,10 @@ def search_command(
     out: Annotated[Path, typer.Option("--out", help="The search's folder.")],
     checkpoint: Annotated[
         Path | None,
-        typer.Option(help="Semi-trained weights. Trained without: 10% of the data, 50 epochs."),
+        typer.Option(
+            help="Semi-trained weights: .safetensors, .pt, .pth, .ckpt or .npz. Trained without: "
+            "10% of the data, 50 epochs."
+        ),
     ] = None,
     trials: Annotated[
         int,
@@ -94,6 +97,8 @@ def search_command(
     ] = None,
     augment: options.Augment = True,
     image_size: options.ImageSize = None,
+    channels: options.Channels = None,
+    normalize: options.Normalization = None,
     as_published: Annotated[
         bool,
         typer.Option(
@@ -132,7 +137,7 @@ def search_command(
 
     settings: dict[str, Any] = {
         "data": data,
-        "model": model,
+        "model": options.normalized_model(model, normalize),
         "checkpoint": checkpoint,
         "trials": trials,
         "keep": keep,
@@ -152,6 +157,7 @@ def search_command(
         "audit_steps": audit_steps,
         "augment": augment,
         "image_size": image_size,
+        "channels": channels,
         "seed": seed,
     } | ({} if score is None else {"score": score})
     job = SearchJob.as_published(**settings) if as_published else SearchJob(**settings)

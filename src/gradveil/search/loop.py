@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.progress import Bar
+from gradveil.core.progress import LONG, Bar, foretold
 from gradveil.scores.scorer import Estimate, Scorer
 from gradveil.search.engine import Engine
 from gradveil.search.job import SearchJob
@@ -143,6 +143,14 @@ class Loop(TrialLoop[Policy]):
             if count >= (1 if self.job.sampler == "nsga2" else self.job.keep):
                 return done
         raise _too_few(self.job, done, count)
+
+    def tell_time(self, each: float, target: int) -> None:
+        left = target - len(self.study.finished(target))
+        if self.job.race or each * left <= LONG:  # a race drops ever more of them
+            return
+        fewer = target // 10
+        shorter = {f"--trials {fewer}": each * fewer} if fewer >= self.job.keep else {}
+        self.bar.say(f"the trials: {foretold(each * left, shorter)}")
 
     def score(
         self, trials: Sequence[Trial[Policy]], done: Sequence[TriedTrial], target: int

@@ -1,5 +1,6 @@
 """A whole search: into a folder, alone or with others at one study, or on from where it stopped."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,12 +10,14 @@ from torch import nn
 from gradveil.attacks import Attack
 from gradveil.attacks.presets import find_attack
 from gradveil.audits.job import short_name
+from gradveil.checks.weights import look_at_weights
 from gradveil.core.boundary import public
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.locks import clear_lock, held
 from gradveil.core.progress import Bar
 from gradveil.data import Images
 from gradveil.engine.device import find_device
+from gradveil.models import NormalizedName
 from gradveil.models.accuracy import measure_accuracy
 from gradveil.models.checkpoints import load_checkpoint
 from gradveil.search.confirm import (
@@ -49,7 +52,7 @@ SURE = 0.999  # confidence of a race that kept the same ten policies, as `loop` 
 
 @public
 def search_policies(
-    model: nn.Module | str,
+    model: nn.Module | str | NormalizedName,
     data: tuple[Images, Images] | str,
     *,
     out: str | Path,
@@ -71,6 +74,7 @@ def search_policies(
     audit_steps: int | None = None,
     augment: bool = True,
     image_size: int | None = None,
+    channels: int | None = None,
     seed: int = 0,
     root: str | Path | None = None,
     device: str = "auto",
@@ -105,6 +109,7 @@ def search_policies(
         audit_steps=audit_steps,
         augment=augment,
         image_size=image_size,
+        channels=channels,
         seed=seed,
     )
     return run_search(job, out, root=root, device=device, progress=progress)
@@ -142,6 +147,7 @@ def run_search(
         bar = Bar(progress, counted=True, calm=CALM)
         checkpoint = find_checkpoint(job, out, root=root, device=device, bar=bar, progress=progress)
         model = load_checkpoint(checkpoint, setup.untrained())
+        _look_at_weights(setup, model, checkpoint, bar)
         facts = job.settings() | setup.facts(model)
         del facts["checkpoint"]
         scorers = setup.scorers(model, where)
@@ -172,6 +178,15 @@ def run_search(
         finally:
             opened.close()
         return SearchResult.read(out)
+
+
+def _look_at_weights(setup: Setup, model: nn.Module, checkpoint: Path, bar: Bar) -> None:
+    """Say how accurate the weights are, and warn where they seem to be made for other images."""
+    test = setup.test
+    found = look_at_weights(model, test.images, test.labels, len(test.classes), setup.job.seed)
+    bar.say(f"{checkpoint}: {found}")
+    if found.finding is not None:
+        warnings.warn(str(found.finding), GradveilWarning, stacklevel=3)
 
 
 def _ended(out: Path, storage: str | None) -> SearchResult:

@@ -164,7 +164,7 @@ def find_images(job: SearchJob, root: Path | None) -> tuple[Images, Images]:
     """The job's training and test images: its own, or loaded by name."""
     if isinstance(job.data, str):
         train, test = (
-            load(job.data, split, root=root, image_size=job.image_size)
+            load(job.data, split, root=root, image_size=job.image_size, channels=job.channels)
             for split in ("train", "test")
         )
         return train, test
@@ -197,6 +197,7 @@ def find_checkpoint(
         augment=job.augment,
         fraction=FRACTION,
         image_size=job.image_size,
+        channels=job.channels,
         seed=job.seed,
         test=test,
     )

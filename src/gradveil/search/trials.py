@@ -78,6 +78,7 @@ class TrialLoop(ABC, Generic[T]):
     ) -> None:
         self.study, self.engine, self.bar, self.size = study, engine, bar, size
         self.objective = objective
+        self.timed = False
 
     def work(self, name: str, target: int) -> None:
         """Work until every trial below the target is finished, by this process or another."""
@@ -87,7 +88,11 @@ class TrialLoop(ABC, Generic[T]):
             done = self.study.finished(target)
             self.bar.update(len(done), news=self.news(done))
             if trials:
+                began = time.perf_counter()
                 self.score(trials, done, target)
+                if not self.timed:
+                    self.timed = True
+                    self.tell_time((time.perf_counter() - began) / len(trials), target)
             elif self.study.busy(target):
                 time.sleep(POLL)
             else:
@@ -102,6 +107,10 @@ class TrialLoop(ABC, Generic[T]):
     @abstractmethod
     def news(self, done: Sequence[FinishedTrial[T]]) -> str:
         """Say what the finished trials come to, beside the bar."""
+
+    def tell_time(self, each: float, target: int) -> None:
+        """Say after the first group how long the others take, if `each` trial takes so long."""
+        return
 
     def scored(self, value: T) -> object:
         """Return what a scorer takes of a trial's value: by default the value."""

@@ -9,7 +9,7 @@ from typing import Any
 from torch import nn
 
 from gradveil.attacks import adam_cosine
-from gradveil.audits.job import LABELS, Case, data_name, model_name
+from gradveil.audits.job import LABELS, Case, data_name
 from gradveil.core.boundary import check_fields
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.files import digest
@@ -19,6 +19,7 @@ from gradveil.data import Images
 from gradveil.defenses import Defense
 from gradveil.defenses.applied import check_defense
 from gradveil.models.factories import check_weights_exist
+from gradveil.models.normalized import plain_name
 from gradveil.tuning.space import AttackSpace
 
 FOLDER = Kind("a tuning", "tuning")
@@ -114,7 +115,7 @@ class TuningJob:
         plain = {each.name: getattr(self, each.name) for each in fields(self)}
         plain = {name: value for name, value in plain.items() if name not in left_out}
         named = {
-            "model": model_name(self.model),
+            "model": plain_name(self.model),
             "data": data_name(self.data),
             "public": None if self.public is None else self.public.name,
             "defense": str(self.defense),
