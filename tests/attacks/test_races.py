@@ -17,7 +17,7 @@ from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Observation, Reconstruction
 from toys import fashion, leaky, observe_each, refused
 
-VICTIMS = 3
+VICTIMS = 2
 STEPS = 8
 RACE = Race(((4, 0.5), (2, 0.25)))  # 8 x 4, 4 x 2, 2 x 8
 
@@ -61,7 +61,7 @@ def test_a_race_is_what_its_stages_are_one_row_at_a_time() -> None:
 def test_rows_in_one_pass_do_not_change_what_a_race_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     attack = replace(PLAIN, race=RACE)
     whole = attack(victims(), 5)
-    for most in (1, 9, 17):
+    for most in (1, 5, 9):
         monkeypatch.setitem(module.RACING, "cpu", most)
         for one, other in zip(attack(victims(), 5), whole, strict=True):
             torch.testing.assert_close(one.images, other.images)

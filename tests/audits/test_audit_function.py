@@ -232,7 +232,7 @@ def test_a_module_that_is_handed_in_is_never_changed(
             model,
             images,
             labels,
-            defenses=["none", "precode:k=4", "dropout:0.5", "soteria:0.5"],
+            defenses=["precode:k=4", "dropout:0.5", "soteria:0.5"],
             attacks=["auto"],
             steps=1,
             victims=1,

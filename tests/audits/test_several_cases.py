@@ -23,6 +23,7 @@ from gradveil.audits import (
 )
 from gradveil.audits import prepare as preparing
 from gradveil.audits.records import images_path, load_images
+from gradveil.audits.timing import Costs
 from gradveil.core import GradveilError
 from gradveil.core.locks import alone
 from gradveil.core.progress import Bar
@@ -156,7 +157,7 @@ def quick(job: AuditJob, guess: Any) -> AuditJob:
         attacks={"guess": guess()},
         auto=False,
         cases=cases("none", "prune:0.5", clean="both"),
-        images=2,
+        images=1,
         steps=None,
         restarts=None,
     )
@@ -388,6 +389,8 @@ def test_the_bar_counts_what_is_left_of_all_cases(
 ) -> None:
     totals: list[float] = []
     moved: list[float] = []
+    costs = Costs({("attack", "guess"): 1.0})  # measured ones are never the same twice
+    monkeypatch.setattr(Costs, "of", lambda *_: costs)
     monkeypatch.setattr(Bar, "start", lambda _, __, total: totals.append(total))
     monkeypatch.setattr(Bar, "advance", lambda _, amount: moved.append(amount))
     done = run_audit(quick, tmp_path / "run", progress=True)

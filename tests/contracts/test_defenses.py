@@ -4,6 +4,7 @@ import copy
 import pickle
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -129,13 +130,18 @@ def private(victims: int, images: int = 2) -> list[Batch]:
     return toys.private(victims, images, classes=CLASSES)
 
 
-def shared(
-    defense: Defense, seed: int = 0, rounds: int = 1, count: int = 3
-) -> list[tuple[Gradients, Tensor]]:
-    found = Client(lenet(), CLASSES, defense=defense).share_batches(
-        private(count), generator(seed), rounds=rounds
-    )
-    return [(seen.gradients, used.images) for seen, used in found]
+@cache
+def shared(defense: Defense, seed: int = 0, state: int = 1) -> list[Gradients]:
+    """What two victims share in two rounds, with torch's own generator seeded by `state`.
+
+    It must be in the same state afterwards.
+    """
+    torch.manual_seed(state)
+    before = torch.random.get_rng_state()
+    client = Client(lenet(), CLASSES, defense=defense)
+    found = client.share_batches(private(2), generator(seed), rounds=2)
+    assert torch.equal(torch.random.get_rng_state(), before)
+    return [seen.gradients for seen, _ in found]
 
 
 def alike(one: Gradients, other: Gradients) -> bool:
@@ -202,32 +208,17 @@ def test_images_stay_in_range_of_their_type_and_the_batch_given_is_left_alone(
 
 
 @pytest.mark.parametrize("defense", DEFENSES, ids=str)
-def test_the_same_generator_gives_the_same_share_and_only_random_ones_differ_otherwise(
-    defense: Defense,
-) -> None:
-    first, again, other = shared(defense), shared(defense), shared(defense, seed=1)
-    assert all(
-        torch.equal(a[name], b[name])
-        for (a, _), (b, _) in zip(first, again, strict=True)
-        for name in a
-    )
-    assert (
-        any(not alike(a, b) for (a, _), (b, _) in zip(first, other, strict=True)) == defense.random
-    )
+def test_another_generator_gives_another_share_of_random_ones_alone(defense: Defense) -> None:
+    pairs = zip(shared(defense), shared(defense, seed=1), strict=True)
+    assert any(not alike(one, other) for one, other in pairs) == defense.random
 
 
 @pytest.mark.parametrize("defense", DEFENSES, ids=str)
-def test_torch_s_own_generator_is_neither_used_nor_moved(defense: Defense) -> None:
-    torch.manual_seed(1)
-    state = torch.random.get_rng_state()
-    first = shared(defense, rounds=2)
-    assert torch.equal(torch.random.get_rng_state(), state)
-    torch.manual_seed(2)
-    assert all(
-        torch.equal(a[name], b[name])
-        for (a, _), (b, _) in zip(first, shared(defense, rounds=2), strict=True)
-        for name in a
-    )
+def test_the_same_generator_gives_the_same_share_and_torch_s_own_is_neither_used_nor_moved(
+    defense: Defense,
+) -> None:
+    for one, other in zip(shared(defense), shared(defense, state=2), strict=True):
+        assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
 @pytest.mark.parametrize("defense", DEFENSES, ids=str)

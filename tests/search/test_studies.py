@@ -181,9 +181,8 @@ def test_a_damaged_line_of_a_journal_is_named_in_one_line(
 
 @pytest.mark.parametrize("count", [300, pytest.param(1500, marks=pytest.mark.slow)])
 def test_trials_cost_little_and_are_read_quickly(
-    count: int, path: Path, searching: ModuleType, monkeypatch: pytest.MonkeyPatch
+    count: int, path: Path, searching: ModuleType
 ) -> None:
-    monkeypatch.setattr("os.fsync", lambda _: None)  # the disk's time is not the study's
     study = searching.join(path)
     values = {
         "privacy": [index / 7 for index in range(100)],

@@ -114,7 +114,7 @@ def test_under_a_defense_too_a_stopped_run_goes_on_to_the_same_result(
     job: TrainingJob, tmp_path: Path, stop_at: StopAt, defense: str, passes: int
 ) -> None:
     """It keeps and draws the same then. Some pass through the model more than once in a step."""
-    defended = replace(job, defense=parse(defense))
+    defended = replace(job, recipe=replace(job.recipe, epochs=3), defense=parse(defense))
     train(defended, tmp_path / "whole", progress=False)
     stop_at(passes)
     with pytest.raises(KeyboardInterrupt):

@@ -12,7 +12,7 @@ from torch import Tensor
 from gradveil.data import load
 from gradveil.transforms import LIBRARY, OPERATIONS, Policy, Transform
 
-COUNT = 100
+COUNT = 50
 FUNCTIONS = sorted(set(LIBRARY))
 TREES = {"tiny-imagenet": "tiny-imagenet-200", "medical-mnist": "medical-mnist"}
 REAL = {"cifar100": 32, "fashion-mnist": 28, "tiny-imagenet": 64, "medical-mnist": 64}

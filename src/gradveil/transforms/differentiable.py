@@ -54,8 +54,10 @@ class Drawn:
                 f"the draws are those of {len(self)} image(s), NCHW"
             )
         exact = (images.detach() * 255).round().clamp(0, 255).to(torch.uint8)
-        exact, soft = self._run(exact, images * 255)
-        return exact.to(images.dtype) / 255 + (soft - soft.detach()) / 255
+        sloped = torch.is_grad_enabled() and images.requires_grad
+        exact, soft = self._run(exact, images * 255 if sloped else None)
+        whole = exact.to(images.dtype) / 255
+        return whole if soft is None else whole + (soft - soft.detach()) / 255
 
     def beside(self, others: Sequence["Drawn"]) -> "Drawn":
         """Join the draws of one policy: for these images and then those of the others."""
@@ -70,18 +72,24 @@ class Drawn:
         directions = torch.cat([drawn.signs for drawn in every])
         return Drawn(self.policy, member, directions, torch.cat(sources) if sources else None)
 
-    def _run(self, exact: Tensor, soft: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the exact whole numbers and the smooth stand-in, both in 0..255."""
+    def _run(self, exact: Tensor, soft: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return the exact whole numbers and the smooth stand-in, both in 0..255.
+
+        Without a stand-in, where no slopes are asked for, there is none of the outcome.
+        """
         if self.source is not None:
-            exact, soft = _cropped(exact, self.source), _cropped(soft, self.source)
+            exact = _cropped(exact, self.source)
+            soft = None if soft is None else _cropped(soft, self.source)
         if len(self.policy.members) == 1:
             return _followed(self.policy.members[0], exact, soft, self.signs)
-        out, slopes = torch.empty_like(exact), torch.empty_like(soft)
+        out, slopes = torch.empty_like(exact), None if soft is None else torch.empty_like(soft)
         for number, member in enumerate(self.policy.members):
             rows = (self.member == number).nonzero().squeeze(1)
             there = rows.to(exact.device)
-            out[there], part = _followed(member, exact[there], soft[there], self.signs[rows])
-            slopes = slopes.index_put((there,), part)
+            part = None if soft is None else soft[there]
+            out[there], part = _followed(member, exact[there], part, self.signs[rows])
+            if slopes is not None and part is not None:
+                slopes = slopes.index_put((there,), part)
         return out, slopes
 
 
@@ -134,14 +142,15 @@ def _draw_policy(policy: Policy, count: int, rng: Generator) -> tuple[Tensor, Te
 
 
 def _followed(
-    member: tuple[Transform, ...], exact: Tensor, soft: Tensor, directions: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Apply the transformations to both; the stand-in gets the exact values after each."""
+    member: tuple[Transform, ...], exact: Tensor, soft: Tensor | None, directions: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Apply the transformations to both; a stand-in gets the exact values after each."""
     for step, transform in enumerate(member if len(exact) else ()):
         chosen = directions[:, step]
         after = transform.apply(exact, chosen)
-        soft = SLOPES[transform.name](soft, exact, transform.value, chosen)
-        soft = after.to(soft.dtype) + (soft - soft.detach())
+        if soft is not None:
+            soft = SLOPES[transform.name](soft, exact, transform.value, chosen)
+            soft = after.to(soft.dtype) + (soft - soft.detach())
         exact = after
     return exact, soft
 
