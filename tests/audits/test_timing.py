@@ -11,7 +11,6 @@ from gradveil.audits import AuditJob, run_audit
 from gradveil.audits.prepare import prepare
 from gradveil.audits.timing import Costs, work
 from gradveil.core import GradveilError
-from gradveil.core.progress import spoken
 
 CPU = torch.device("cpu")
 
@@ -98,8 +97,8 @@ def test_a_measured_cost_is_near_the_time_an_attack_takes(job: AuditJob, tmp_pat
     assert 0 < costs("attack", "adam-cosine", job.attacks["adam-cosine"], 2) < 30
 
 
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(40, "40 s"), (720, "12 min"), (13_200, "3 h 40"), (36_000, "10 h 00")]
-)
-def test_a_time_is_written_as_people_say_it(seconds: float, words: str) -> None:
-    assert spoken(seconds) == words
+def test_shorter_audits_are_offered_with_the_time_they_take(job: AuditJob) -> None:
+    long = replace(job, attacks={"adam-cosine": find("adam-cosine")})
+    assert Costs().cheaper(long, 4_800.0) == {"--steps 1000": 1_000.0, "--budget 20": 1_200.0}
+    assert Costs().cheaper(replace(long, steps=60), 100.0) == {}
+    assert Costs().cheaper(replace(long, budget=9.0), 4_800.0) == {}

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import toys
+from gradveil.core import GradveilError
 from gradveil.models import build, build_for
 
 SPLIT = toys.split(4)
@@ -109,3 +110,10 @@ def test_a_factorys_model_is_looked_at_too(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "lazy_model_of_a_test.py").write_text(lines)
     monkeypatch.chdir(tmp_path)
     assert "has no shape yet" in toys.refused(build_for, "lazy_model_of_a_test:lazy", SPLIT)
+
+
+def test_a_model_for_other_channels_says_how_to_give_these() -> None:
+    with pytest.raises(
+        GradveilError, match=r"; it takes images of 3 channel\(s\): give channels 3$"
+    ):
+        build_for(toys.conv_with_norm().float(), toys.split(2, 1))

@@ -306,3 +306,20 @@ def test_names_of_training_are_there_without_lightning() -> None:
         "sys.exit('lightning' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+def test_a_training_starts_from_the_weights_of_another_program(tmp_path: Path) -> None:
+    given = toys.mlp(seed=5).float()
+    torch.save({"state_dict": given.state_dict()}, tmp_path / "given.pt")
+    model, images = toys.mlp().float(), toys.split(20, part="train")
+    settings: dict[str, Any] = {
+        "test": toys.split(20),
+        "epochs": 0,
+        "out": tmp_path / "run",
+        "progress": False,
+    }
+    found = train_model(model, images, checkpoint=tmp_path / "given.pt", **settings)
+    assert all(map(torch.equal, found.model.parameters(), given.parameters()))
+    assert read_settings(found.checkpoint)["start"] == str(tmp_path / "given.pt")
+    with pytest.raises(GradveilError, match="with other settings"):
+        train_model(model, images, **settings)

@@ -5,6 +5,7 @@ an image. Where the iterations of all attacks would take longer than the budget,
 the same share of its own.
 """
 
+import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -25,7 +26,8 @@ FEWER = (1_000, 500, 200, 100, 50)  # iterations that a shorter audit is suggest
 BUDGETS = (240, 60, 20, 5)  # minutes, likewise
 MUCH = 3  # times shorter that a suggestion must be
 LONGEST = 4_800  # iterations of the longest attack of `auto`
-STEPS = 2  # timed, after one that does not count
+LEAST_STEPS, MOST_STEPS = 2, 20  # timed, after one that does not count
+ENOUGH = 0.5  # seconds that they shall take, so that the clock and other programs matter little
 
 
 def work(attack: Attack, images: int) -> float:
@@ -144,8 +146,8 @@ def time_iteration(stage: Stage, name: str, attack: Attack) -> float:
     if not seen:
         return 0.0
     single = replace(attack, race=type(attack.race)(), frames=0)
-    taken = []
-    for steps in (1, 1 + STEPS):
+
+    def seconds(steps: int) -> float:
         runs = []
         for _ in range(RUNS):
             began = time.perf_counter()
@@ -153,6 +155,10 @@ def time_iteration(stage: Stage, name: str, attack: Attack) -> float:
             if on_gpu:
                 torch.cuda.synchronize()
             runs.append(time.perf_counter() - began)
-        taken.append(min(runs))
-    rows = STEPS * attack.restarts * sum(one.size for one in seen)
-    return max(0.0, taken[1] - taken[0]) / rows
+        return min(runs)
+
+    first = seconds(1)
+    more = min(MOST_STEPS, max(LEAST_STEPS, math.ceil(ENOUGH / max(first, 1e-3))))
+    longer = seconds(1 + more)
+    each = (longer - first) / more if longer > first else longer / (1 + more)
+    return each / (attack.restarts * sum(one.size for one in seen))

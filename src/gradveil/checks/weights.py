@@ -28,6 +28,7 @@ REORDERED_GAIN = 0.4  # by which it must rise with another order of classes
 MOST_CLASSES = 0.5  # share of the classes of which it must then be right on more than half
 
 TRAINED = 0.5  # share of log(classes), the loss of random answers, that trained weights stay below
+SEVERAL = 4  # classes below which no normalization is judged: two may be told apart in a few steps
 STALE = 0.01  # share of the first values in running statistics above which nothing is concluded
 
 Change = Callable[[Tensor], Tensor]
@@ -77,11 +78,15 @@ def look_at_weights(
     if accuracy >= RIGHT or count < 2 * classes or _has_stale_norms(model):
         return Weights(accuracy, count)
     found = _wrong_order(given, labels, accuracy)
-    if found is None:
+    if found is None and classes >= SEVERAL:
         tried = {name: answers(change) for name, change in _changes(model, images)}
-        shares = {name: _share(logits.argmax(1), labels) for name, logits in tried.items()}
-        best = max(shares, key=lambda name: shares[name])
-        if shares[best] >= accuracy + GAIN and _knows(tried[best], labels):
+        shares = {
+            name: _share(logits.argmax(1), labels)
+            for name, logits in tried.items()
+            if _knows(logits, labels)
+        }
+        best = max(shares, key=lambda name: shares[name], default=None)
+        if best is not None and shares[best] >= accuracy + GAIN:
             found = _wrong_input(best, shares[best], accuracy)
     return Weights(accuracy, count, found)
 
