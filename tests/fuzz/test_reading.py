@@ -424,13 +424,18 @@ def read_federation(path: Path) -> None:
     assert sorted(found["spy_rounds"])[:1] >= [0] or not found["spy_rounds"]
 
 
-def read_federated(path: Path) -> None:
-    """Read the file as the point that a federated training goes on from."""
-    from gradveil.federated.run import restore
+def new_learner() -> Any:
     from gradveil.federated.server import Learner
     from gradveil.training import Recipe
 
-    learner = Learner(copy.deepcopy(model()), Recipe(3, 0.1))
+    return Learner(copy.deepcopy(model()), Recipe(3, 0.1))
+
+
+def read_federated(path: Path) -> None:
+    """Read the file as the point that a federated training goes on from."""
+    from gradveil.federated.run import restore
+
+    learner = new_learner()
     history = restore(path, [learner], 3)
     for parameter, state in learner.optimizer.state.items():
         assert state["momentum_buffer"].add(parameter).shape == parameter.shape
@@ -559,6 +564,8 @@ def path_of(form: Format, folder: Path) -> Path:
     if form.read in WITH_FLOWER:
         pytest.importorskip("flwr.supercore")
         import gradveil.federated.run  # noqa: F401  # it takes longer than any file may
+
+        new_learner()  # and so does torch's first optimizer
     if form.read is not read_cached:
         return folder / form.name
     if not [*folder.glob("*.json")]:
