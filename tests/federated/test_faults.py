@@ -17,7 +17,7 @@ import torch
 from gradveil.core.tensor_files import read_safetensors
 
 pytestmark = pytest.mark.slow
-ROUNDS = 40
+ROUNDS = 20
 
 
 class Running:
