@@ -438,8 +438,8 @@ def accuracy(asked: argparse.Namespace) -> None:
 
     torch.set_num_threads(1)
     splits = [load("fashion-mnist", split, root=asked.data_root) for split in SPLITS]
-    images, test = some_of(splits[0], 5_120), splits[1]
-    epochs, size, clients = 10, 320, 10
+    images, test = some_of(splits[0], asked.images), splits[1]
+    epochs, size, clients = asked.epochs, 80, 10
     rounds = epochs * len(images) // size
     rows = []
     for seed in range(asked.seeds):
@@ -449,7 +449,7 @@ def accuracy(asked: argparse.Namespace) -> None:
             clients,
             rounds,
             batch_size=size // clients,
-            lr=0.05,
+            lr=0.1,
             test=test,
             seed=seed,
         )
@@ -463,6 +463,7 @@ def accuracy(asked: argparse.Namespace) -> None:
         rows.append(
             {
                 "seed": seed,
+                "images": len(images),
                 "steps": rounds,
                 "federated": many.accuracy,
                 "one_site": one.accuracy,
@@ -504,7 +505,9 @@ def main() -> None:
     command.set_defaults(run=speed)
     command = commands.add_parser("accuracy")
     command.add_argument("--json", type=Path, required=True)
-    command.add_argument("--seeds", type=int, default=1)
+    command.add_argument("--seeds", type=int, default=3)
+    command.add_argument("--images", type=int, default=4_000)
+    command.add_argument("--epochs", type=int, default=6)
     command.add_argument("--data-root", type=Path)
     command.set_defaults(run=accuracy)
     asked = parser.parse_args()
