@@ -68,6 +68,7 @@ with warnings.catch_warnings():
 
 FEDERATING = "training into"  # for who finds the folder held
 STATES = "clients"  # the folder of what clients' defenses keep between rounds
+COUNTED = ("round", "clients")  # whole numbers of a row of the history
 QUICK = 1_000  # test images that the accuracy of a round is measured on
 
 Serve = Callable[[Grid, Callable[[], bool]], None]
@@ -270,7 +271,10 @@ def _restore(path: Path, learners: list[Learner]) -> list[dict[str, float]]:
         raise GradveilError(
             f"{shown(path)} is damaged ({shown(error)}): delete it, and the training starts again"
         ) from error
-    return history
+    return [
+        {name: int(value) if name in COUNTED else value for name, value in row.items()}
+        for row in history
+    ]
 
 
 def simulate(plan: Plan, serve: Serve) -> None:
