@@ -23,6 +23,8 @@ demo: install
 	@echo "  $(DEMO)/policy.png                          what the paper's hybrid policy does to a picture"
 	@echo "  $(DEMO)/train/metrics.csv                   loss and accuracy after each epoch"
 
+# Bytecode is written whatever the environment says: tests start many processes.
+test: export PYTHONDONTWRITEBYTECODE :=
 test: install
 	$(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder -m "not slow"
 

@@ -8,22 +8,25 @@ there on. Only functions of the standard library are replaced, and `write_all`, 
 
 import csv
 import errno
+import gzip
 import io
 import json
 import os
 import re
 import signal
 import sys
+import tarfile
 import tempfile
 import warnings
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, ClassVar
 
 from safetensors import safe_open
 from torch import nn
 
-SKIPPED = ("tensorboard", "study.journal")
+SKIPPED = {"tensorboard", "study.journal"}
 """They tell the times of a run, and the events of each part of it."""
 
 
@@ -36,14 +39,15 @@ def linear(classes: int, size: int, channels: int) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, classes))
 
 
-def run(how: str, at: int | Spots, arguments: list[str], log: Path) -> None:
-    """Run a command that breaks at a boundary: how is kill, full or not at all.
+def run(how: str, at: int | Spots, arguments: list[str], log: Path, folder: Path) -> None:
+    """Run a command in a folder that breaks at a boundary: how is kill, full or not at all.
 
     `at` is the boundary's number, counted from 0, or several of which the first counts. What the
     command says, its status and the kinds of the boundaries that it came to are in the folder
     `log`.
     """
     log.mkdir(parents=True, exist_ok=True)
+    os.chdir(folder)
     for stream, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(log / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), stream)
     passed: list[str] = []
@@ -64,11 +68,52 @@ def run(how: str, at: int | Spots, arguments: list[str], log: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # typer's own
         from gradveil import cli
+
+        STAND_INS.get(arguments[0], lambda: None)()
     _replace_functions(boundary)
     status = cli.run(arguments)
     sys.stdout.flush()
     (log / "boundaries").write_text("\n".join(passed))
     os._exit(status)
+
+
+def _call_clients_here() -> None:
+    """Let federated trainings run their clients in this process, which breaks at their writes."""
+    import flower
+    from gradveil.federated import run
+
+    run.simulate = flower.here
+
+
+def _add_experiment() -> None:
+    """Add the experiment `small` to the papers': a training, its audit, and a cell without one."""
+    from gradveil.papers import catalog
+    from gradveil.papers.cells import Audited, Cell, Trained, Training, Workspace
+    from gradveil.papers.experiments import Entry, Experiment, Size
+    from gradveil.papers.switches import Switches
+
+    @dataclass(frozen=True)
+    class Counted(Cell):
+        kind: ClassVar[str] = "counted"
+        seconds: ClassVar[float] = 1.0
+
+        def measure(self, workspace: Workspace) -> dict[str, Any]:
+            return {"count": 1}
+
+    data, model = "fashion-mnist-mini", "breaking:linear"
+    trained = Training(data, model, epochs=1, lr=0.01, fraction=0.05, augment=False)
+    audited = Audited(trained, attack="closed-form", images=2, controls=False, grid=True)
+    cells = (Trained(trained), audited, Counted(Training(data, model, epochs=0)))
+
+    class Small(Experiment):
+        def entries(self, switches: Switches, size: Size) -> tuple[Entry, ...]:
+            return tuple(Entry("row", cell) for cell in cells)
+
+    catalog.EXPERIMENTS["small"] = Small("small", ("paper",), "a claim", "it agrees")
+
+
+STAND_INS = {"federate": _call_clients_here, "reproduce": _add_experiment}
+"""What a command gets before it runs, so that it takes a second."""
 
 
 def _pattern(file: str) -> str:
@@ -118,26 +163,36 @@ def content(folder: Path) -> dict[str, Any]:
     """Everything that a folder says, by file, without the times that things took."""
     found = {}
     for path in sorted(folder.rglob("*")):
-        name = str(path.relative_to(folder))
-        if path.is_file() and not name.startswith(SKIPPED):
-            found[name] = _content(path)
+        name = path.relative_to(folder)
+        if path.is_file() and SKIPPED.isdisjoint(name.parts):
+            found[str(name)] = _content(path, path.read_bytes())
     return found
 
 
-def _content(path: Path) -> Any:
+def _content(path: Path, data: bytes) -> Any:
     if path.suffix == ".safetensors":
         with safe_open(path, framework="np") as file:
             facts = {key: json.loads(text) for key, text in (file.metadata() or {}).items()}
             tensors = {key: file.get_tensor(key) for key in sorted(file.keys())}
         plain = {key: (str(t.dtype), t.shape, t.tobytes()) for key, t in tensors.items()}
         return _without_times(facts), plain
+    if path.name.endswith(".tar.gz"):
+        with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+            files = {each.name: archive.extractfile(each) for each in archive if each.isfile()}
+            return {
+                name: _content(Path(name), file.read())
+                for name, file in sorted(files.items())
+                if file is not None
+            }
+    if path.suffix == ".gz":
+        return _content(path.with_suffix(""), gzip.decompress(data))
     if path.suffix == ".json":
-        return _without_times(json.loads(path.read_text()))
+        return _without_times(json.loads(data))
     if path.suffix == ".jsonl":
-        return [_without_times(json.loads(line)) for line in path.read_text().splitlines()]
+        return [_without_times(json.loads(line)) for line in data.splitlines()]
     if path.name == "metrics.csv":
-        return [_without_times(row) for row in csv.DictReader(io.StringIO(path.read_text()))]
-    return path.read_bytes()
+        return [_without_times(row) for row in csv.DictReader(io.StringIO(data.decode()))]
+    return data
 
 
 def _without_times(value: Any) -> Any:
@@ -146,4 +201,5 @@ def _without_times(value: Any) -> Any:
     return [_without_times(part) for part in value] if isinstance(value, list) else value
 
 
-TIMES = ("seconds", "storage")  # the storage names the folder itself
+TIMES = {"seconds", "attack_seconds", "training_seconds", "date", "storage"}
+"""The storage names the folder itself."""

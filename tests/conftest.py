@@ -13,9 +13,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
-PRELOADED = ["gradveil.search.run", "gradveil.search.study", "gradveil.training.lightning"]
+PRELOADED = [
+    *("gradveil.search.run", "gradveil.search.study", "gradveil.training.lightning"),
+    *("gradveil.papers.catalog", "gradveil.federated.run"),  # where Flower is installed
+]
 PRELUDE = """
 import os, sys, warnings
 import torch
@@ -30,7 +32,13 @@ if (
 ):  # as shells leave it for what they run in the background: tests interrupt programs
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-torch.set_num_threads(1)  # the same results on every machine, and no fight for two cores
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Compute with one thread: the same results on every machine, and no fight for two cores."""
+    if getattr(session.config.option, "dist", "no") == "no":  # else it only hands out tests
+        import torch  # slow to import: workers would start later
+
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -16,6 +16,7 @@ with warnings.catch_warnings():
     from flwr.supercore.run import Run
     from flwr.supercore.task_identity import TaskIdentity
 
+    from gradveil.federated.client_app import Plan, Workshop, make_client_app
     from gradveil.federated.messages import as_record, as_tensors
 
 TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1  # as in a server's process
@@ -114,6 +115,13 @@ class HereGrid(Grid):
             except DiesError as error:
                 replies.append(Message(Error(2, str(error)), reply_to=message))
         return replies[::-1]  # in no order that anybody may rely on
+
+
+def here(plan: Plan, serve: Any, change: Any = None) -> None:
+    """Run the clients of a plan in this process; `change` may stand around their app."""
+    workshop = Workshop.of(plan.job, plan.root)
+    app = make_client_app(plan, lambda: workshop)
+    serve(HereGrid(app if change is None else change(app), plan.job.clients), lambda: False)
 
 
 def arrays(seed: int = 0) -> dict[str, Tensor]:

@@ -20,8 +20,9 @@ from gradveil.core.types import Knowledge, Observation, Protocol
 from gradveil.engine.gradients import cross_entropy
 from gradveil.engine.shares import Shares
 from gradveil.models import build
+from gradveil.models.weight_files import read_weights
 from gradveil.scores import psnr
-from gradveil.updates import observe_update, read_weights, reconstruct
+from gradveil.updates import observe_update, reconstruct
 
 CLASSES = 4
 SIZE = 8

@@ -1,7 +1,7 @@
 """What shared gradients give away in collaborative learning, and the defenses that stop it.
 
 `import gradveil as gv`: the jobs are functions (`gv.audit`, `gv.train`, `gv.search_policies`,
-`gv.doctor`, `gv.reconstruct`), the parts are values (`gv.Client`, `gv.Pruning(0.95)`,
+`gv.tune`, `gv.doctor`, `gv.reconstruct`), the parts are values (`gv.Client`, `gv.Pruning(0.95)`,
 `gv.attacks.dlg`, `gv.Policy.parse("3-1-7")`). Nothing heavy is loaded before it is asked for.
 """
 
@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from gradveil import attacks, data, defenses, federated, models, scores, transforms
+    from gradveil import attacks, data, defenses, federated, models, scores, transforms, tuning
+    from gradveil.assessment import AssessJob, Assessment, assess, run_assessment
     from gradveil.attacks import Attack, GradientMatching, Progress
     from gradveil.audits import AuditJob, AuditResult, Case, CaseResult, audit, run_audit
     from gradveil.checks.doctor import doctor
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
         Soteria,
         State,
     )
+    from gradveil.models.normalized import normalized
     from gradveil.report.write import Report, write_report
     from gradveil.scores import identify, mse, psnr, psnr_affine, ssim
     from gradveil.search.job import SearchJob
@@ -52,10 +54,13 @@ if TYPE_CHECKING:
     from gradveil.training.job import Recipe, TrainingJob, TrainingResult
     from gradveil.training.run import train_model as train
     from gradveil.transforms import Policy
+    from gradveil.tuning import TuningJob, TuningResult, run_tuning, tune
     from gradveil.updates import reconstruct
 
 __all__ = [
     "DPSGD",
+    "AssessJob",
+    "Assessment",
     "Attack",
     "AuditJob",
     "AuditResult",
@@ -96,8 +101,11 @@ __all__ = [
     "State",
     "TrainingJob",
     "TrainingResult",
+    "TuningJob",
+    "TuningResult",
     "__version__",
     "as_images",
+    "assess",
     "attacks",
     "audit",
     "data",
@@ -107,21 +115,27 @@ __all__ = [
     "identify",
     "models",
     "mse",
+    "normalized",
     "psnr",
     "psnr_affine",
     "reconstruct",
+    "run_assessment",
     "run_audit",
     "run_search",
+    "run_tuning",
     "scores",
     "search_policies",
     "ssim",
     "train",
     "transforms",
+    "tune",
+    "tuning",
     "write_report",
 ]
 
-_PACKAGES = ("attacks", "data", "defenses", "federated", "models", "scores", "transforms")
+_PACKAGES = ("attacks", "data", "defenses", "federated", "models", "scores", "transforms", "tuning")
 _HOMES = {
+    "gradveil.assessment": ("AssessJob", "Assessment", "assess", "run_assessment"),
     "gradveil.attacks": ("Attack", "GradientMatching", "Progress"),
     "gradveil.audits": ("AuditJob", "AuditResult", "Case", "CaseResult", "audit", "run_audit"),
     "gradveil.checks.doctor": ("doctor",),
@@ -154,6 +168,7 @@ _HOMES = {
         "Soteria",
         "State",
     ),
+    "gradveil.models.normalized": ("normalized",),
     "gradveil.report.write": ("Report", "write_report"),
     "gradveil.scores": ("identify", "mse", "psnr", "psnr_affine", "ssim"),
     "gradveil.search.job": ("SearchJob",),
@@ -161,6 +176,7 @@ _HOMES = {
     "gradveil.search.run": ("run_search", "search_policies"),
     "gradveil.training.job": ("Recipe", "TrainingJob", "TrainingResult"),
     "gradveil.transforms": ("Policy",),
+    "gradveil.tuning": ("TuningJob", "TuningResult", "run_tuning", "tune"),
     "gradveil.updates": ("reconstruct",),
 }
 

@@ -6,11 +6,13 @@ The tests tell whether an attack beats a blind guess, and which of two defenses 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
 from gradveil.core.errors import GradveilError
 
+REMEMBERED = 1024  # results of slow functions: a table asks for the same statistics several times
 EACH = 0.025  # level of each of two tests: together they err in at most 5% of cases (Bonferroni)
 
 
@@ -32,6 +34,11 @@ class Summary:
 
 def summary(values: Sequence[float], *, high_leaks: bool = True) -> Summary:
     """Summarize values; `high_leaks` tells whether high ones leak more (PSNR) or low ones (MSE)."""
+    return _summary(tuple(values), high_leaks)
+
+
+@lru_cache(REMEMBERED)
+def _summary(values: tuple[float, ...], high_leaks: bool) -> Summary:
     data = np.asarray(values, dtype=float)
     if not np.isfinite(data).all():
         raise GradveilError(
@@ -147,6 +154,7 @@ def share_of_updates(hits: Sequence[Sequence[bool]], chance: float) -> Share:
     return Share(sum(sum(update) for update in hits), total, bounds, p)
 
 
+@lru_cache(REMEMBERED)
 def _beta_bounds(hits: float, n: int, level: float) -> tuple[float, float]:
     from scipy.stats import beta
 
@@ -223,9 +231,13 @@ def signed_rank(differences: Sequence[float]) -> float:
 
     Zeros are left out, as Wilcoxon did.
     """
+    return _signed_rank(tuple(value for value in differences if value))
+
+
+@lru_cache(REMEMBERED)
+def _signed_rank(moved: tuple[float, ...]) -> float:
     from scipy.stats import wilcoxon
 
-    moved = [value for value in differences if value]
     return float(wilcoxon(moved, alternative="greater").pvalue) if moved else 1.0
 
 

@@ -57,12 +57,23 @@ def same(ours: Sequence[Reconstruction], theirs: Sequence[Reconstruction]) -> bo
     )
 
 
-@pytest.mark.parametrize("protocol", PROTOCOLS)
-@pytest.mark.parametrize("defense", ["precode:k=8", "dropout:0.3", "precode:k=8,then,dropout:0.3"])
+COSINE, L1 = short("adam-cosine"), short("adam-l1")
+LABELS = short("adam-l2", prior=LabelTerm(1e-3))
+
+
 @pytest.mark.parametrize(
-    "attack",
-    [short("adam-cosine"), short("adam-l1"), short("adam-l2", prior=LabelTerm(1e-3))],
-    ids=("cosine", "l1", "label term"),
+    ("attack", "defense", "protocol"),
+    [  # every two of a kind meet
+        (COSINE, "precode:k=8", "one step"),
+        (COSINE, "dropout:0.3", "two steps"),
+        (COSINE, "precode:k=8,then,dropout:0.3", "one step"),
+        (L1, "precode:k=8", "two steps"),
+        (L1, "dropout:0.3", "one step"),
+        (L1, "precode:k=8,then,dropout:0.3", "two steps"),
+        (LABELS, "precode:k=8", "one step"),
+        (LABELS, "dropout:0.3", "two steps"),
+        (LABELS, "precode:k=8,then,dropout:0.3", "two steps"),
+    ],
 )
 def test_the_same_generator_finds_the_same_whatever_state_torch_is_in(
     attack: Attack, defense: str, protocol: str

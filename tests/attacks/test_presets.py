@@ -11,7 +11,7 @@ from gradveil.attacks import PRESETS, GradientMatching, adam_cosine, dlg, find, 
 from gradveil.attacks.distances import Cosine, Likelihood
 from gradveil.attacks.hidden_draws import JointMasks
 from gradveil.attacks.policy_views import KnownTransform
-from gradveil.attacks.presets import NATS
+from gradveil.attacks.presets import ABOUT, NATS
 from gradveil.core.errors import GradveilError
 
 
@@ -42,6 +42,10 @@ def test_a_combination_is_the_standard_attack_with_what_sets_each_apart(
     assert find(name) == expected
     assert find("+".join(reversed(name.split("+")))) == expected
     assert name not in names()
+
+
+def test_every_preset_says_what_it_does_when_to_use_it_and_what_it_costs() -> None:
+    assert list(ABOUT) == list(PRESETS) and all(all(about) for about in ABOUT.values())
 
 
 def test_a_published_attack_can_be_given_a_breaker() -> None:

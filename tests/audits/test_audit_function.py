@@ -14,7 +14,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from gradveil.attacks import Attack, dlg, find
+from gradveil.attacks import Attack, adam_cosine, find
 from gradveil.attacks.base import Progress
 from gradveil.audits import AuditResult, audit
 from gradveil.core import GradveilError
@@ -63,14 +63,25 @@ def labels() -> Tensor:
     return torch.tensor([0, 1, 2, 0, 1, 2])
 
 
-@pytest.fixture
-def model() -> nn.Module:
+def make_model() -> nn.Module:
     """Four logits, three of which have images."""
     torch.manual_seed(7)
     return nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 4))
 
 
+@pytest.fixture
+def model() -> nn.Module:
+    return make_model()
+
+
 QUICK: dict[str, Any] = {"progress": False, "device": "cpu"}
+
+
+@pytest.fixture(scope="module")
+def plain(images: Tensor, labels: Tensor, tmp_path_factory: pytest.TempPathFactory) -> AuditResult:
+    """The audit of these tensors."""
+    out = tmp_path_factory.mktemp("plain") / "run"
+    return audit(make_model(), images, labels, attacks=["closed-form"], out=out, **QUICK)
 
 
 def test_values_that_no_registry_knows_give_a_table(
@@ -83,7 +94,7 @@ def test_values_that_no_registry_knows_give_a_table(
         labels,
         public=(public, torch.arange(9) % 4),
         defenses=["none", Pruning(0.5), Rounding(0.25, "<b>[/x]&")],
-        attacks=["auto", Checkered(), ("short", replace(dlg, steps=2))],
+        attacks=["auto", Checkered(), ("short", replace(adam_cosine, steps=2))],
         steps=2,
         victims=2,
         first=0,
@@ -120,7 +131,7 @@ def test_values_that_no_registry_knows_give_a_table(
         labels,
         public=(public, torch.arange(9) % 4),
         defenses=["none", Pruning(0.5), Rounding(0.25, "<b>[/x]&")],
-        attacks=["auto", Checkered(), ("short", replace(dlg, steps=2))],
+        attacks=["auto", Checkered(), ("short", replace(adam_cosine, steps=2))],
         steps=2,
         victims=2,
         first=0,
@@ -130,11 +141,8 @@ def test_values_that_no_registry_knows_give_a_table(
     assert again == result
 
 
-def test_without_public_images_only_noise_and_gray_are_guesses(
-    model: nn.Module, images: Tensor, labels: Tensor, tmp_path: Path
-) -> None:
-    result = audit(model, images, labels, attacks=["closed-form"], out=tmp_path / "run", **QUICK)
-    (case,) = result.cases
+def test_without_public_images_only_noise_and_gray_are_guesses(plain: AuditResult) -> None:
+    (case,) = plain.cases
     blind = [row.attack for row in case.rows if (row.kind, row.truth) == ("blind", "used")]
     assert blind == ["blind: noise", "blind: gray"] and case.rows[0].n == 6
     assert case.records[0].candidates == 0 and "rank" not in case.records[0].scores["used"]
@@ -144,7 +152,13 @@ def test_without_public_images_only_noise_and_gray_are_guesses(
 
 @pytest.mark.parametrize("form", ["loader", "pairs", "generator", "named"])
 def test_images_come_in_any_form(
-    form: str, model: nn.Module, images: Tensor, labels: Tensor, tmp_path: Path, nets: str
+    form: str,
+    model: nn.Module,
+    images: Tensor,
+    labels: Tensor,
+    tmp_path: Path,
+    nets: str,
+    plain: AuditResult,
 ) -> None:
     pairs = TensorDataset(images, labels)
     brought = {
@@ -163,9 +177,6 @@ def test_images_come_in_any_form(
     )
     assert result.cases[0].rows[0].n == (8 if named else 6)
     if not named:
-        plain = audit(
-            model, images, labels, attacks=["closed-form"], out=tmp_path / "plain", **QUICK
-        )
         ours, theirs = (one.cases[0].of("attack") for one in (result, plain))
         assert [r.scores for r in ours] == [r.scores for r in theirs]
 
@@ -378,14 +389,11 @@ def test_a_table_for_pandas_has_a_line_for_each_case_attack_and_truth(
     )
 
 
-def test_a_data_frame_has_a_column_for_each_value(
-    model: nn.Module, images: Tensor, labels: Tensor, tmp_path: Path
-) -> None:
+def test_a_data_frame_has_a_column_for_each_value(plain: AuditResult) -> None:
     pandas = pytest.importorskip("pandas")
-    result = audit(model, images, labels, attacks=["closed-form"], out=tmp_path / "run", **QUICK)
-    frame = result.to_pandas()
+    frame = plain.to_pandas()
     assert isinstance(frame, pandas.DataFrame)
-    (case,) = result.cases
+    (case,) = plain.cases
     assert list(frame["attack"]) == [row.attack for row in case.rows if row.truth == "used"]
     assert list(frame["psnr"]) == [row.psnr.mean for row in case.rows if row.truth == "used"]
     for name in ("psnr", "ssim_std", "identified_low"):

@@ -43,7 +43,7 @@ def job(nets: str) -> AuditJob:
         auto=True,
         cases=cases(*DEFENSES),
         images=3,
-        steps=4,
+        steps=2,
         restarts=2,
         victims_at_once=2,
         seed=3,

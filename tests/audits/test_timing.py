@@ -9,8 +9,9 @@ import torch
 from gradveil.attacks import GradientMatching, find
 from gradveil.audits import AuditJob, run_audit
 from gradveil.audits.prepare import prepare
-from gradveil.audits.timing import Costs, spoken, work
+from gradveil.audits.timing import Costs, work
 from gradveil.core import GradveilError
+from gradveil.core.progress import spoken
 
 CPU = torch.device("cpu")
 

@@ -6,6 +6,7 @@ import warnings
 import pytest
 
 from gradveil.checks import Finding
+from gradveil.models import zoo
 
 with warnings.catch_warnings():
     # typer 0.20 imports names that click 8.5 means to remove
@@ -15,7 +16,8 @@ with warnings.catch_warnings():
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the self-check, which is tested elsewhere and takes seconds."""
+    """Without the self-check, which is tested elsewhere, and with a narrow perceptron."""
+    monkeypatch.setattr(zoo, "MLP_WIDTH", zoo.MLP_WIDTH // 8)
     monkeypatch.setattr(
         "gradveil.checks.doctor.self_check",
         lambda _: Finding("note", "self-check", "left out", "nothing"),

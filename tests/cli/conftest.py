@@ -45,6 +45,19 @@ Command = Callable[..., Outcome]
 
 
 @pytest.fixture
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let audits write empty pictures: to draw them takes most of the time of a quick command."""
+
+    def touch(_: object, __: str, path: Path) -> bool:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        return True
+
+    for name in ("draw_grid", "draw_frames"):
+        monkeypatch.setattr(f"gradveil.report.pictures.{name}", touch)
+
+
+@pytest.fixture
 def gradveil(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Command:

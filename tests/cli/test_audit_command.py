@@ -81,6 +81,7 @@ def test_json_is_one_object_and_the_files_it_names_are_there(gradveil: Any) -> N
     ).is_file() and "adam-cosine" in outcome.said
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_a_second_run_says_the_same_and_attacks_nothing(gradveil: Any) -> None:
     first, again = (gradveil(f"{QUICK} --json") for _ in range(2))
     assert first.result == again.result and first.said and not again.said
@@ -98,6 +99,7 @@ def test_people_get_a_table_words_and_the_files(gradveil: Any) -> None:
         assert part in outcome.shown
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_trained_weights_are_audited(gradveil: Any) -> None:
     assert (
         gradveil(
@@ -187,6 +189,7 @@ def test_other_settings_are_refused_and_the_first_run_stays(gradveil: Any) -> No
     assert Path("run/none/records.jsonl").read_bytes() == records
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_ctrl_c_is_one_line_and_the_run_goes_on_later(
     gradveil: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +208,7 @@ def test_ctrl_c_is_one_line_and_the_run_goes_on_later(
     assert gradveil(f"{QUICK} --json").status == 0
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_several_defenses_are_one_table_with_their_strongest_attackers(gradveil: Any) -> None:
     defenses = "--defense none --defense prune:0.95"
     line = f"{LENET} {defenses} --attack auto --steps 2 --images 2 --out run"
@@ -239,6 +243,7 @@ def test_several_defenses_are_one_table_with_their_strongest_attackers(gradveil:
         assert part in shown
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_checkpoints_of_training_steps_are_one_table_and_one_picture(gradveil: Any) -> None:
     train = "train --data fashion-mnist-mini --model lenet --out trained"
     assert gradveil(f"{train} --epochs 1 --lr 0.001 --save-at 0,3").status == 0
@@ -256,6 +261,7 @@ def test_checkpoints_of_training_steps_are_one_table_and_one_picture(gradveil: A
     assert "it has 0, 3, end" in error(gradveil(f"{QUICK}-2 --run trained --at 4"))
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_one_defense_is_one_audit_with_an_exact_statement(gradveil: Any) -> None:
     outcome = gradveil(f"{QUICK} --defense gaussian:1e-3 --certify ssim=0.5 --json")
     result = outcome.result
@@ -269,6 +275,7 @@ def test_one_defense_is_one_audit_with_an_exact_statement(gradveil: Any) -> None
     assert "delta" in gradveil(f"{QUICK} --defense gaussian:1e-3 --certify ssim=0.5").shown
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_as_published_the_clean_gradient_is_attacked(gradveil: Any, linear: str) -> None:
     line = f"audit --data fashion-mnist-mini --model {linear} --attack closed-form --images 2"
     plain, clean, noisy = (
@@ -321,6 +328,7 @@ def test_steps_that_are_none_are_refused(text: str) -> None:
         parse_steps(text)
 
 
+@pytest.mark.usefixtures("undrawn")
 def test_the_result_has_the_same_shape_for_one_case_and_for_several(
     gradveil: Any, linear: str
 ) -> None:

@@ -22,6 +22,7 @@ COMMANDS = [
     "audit",
     "federate",
     "reconstruct",
+    "tune",
     "data list",
     "data verify",
     "data fetch",
@@ -94,7 +95,56 @@ def test_cuda_without_a_gpu_is_one_line(
     )
 
 
-@pytest.mark.parametrize("group", ["", "data", "policy"])
+def test_alone_it_shows_a_short_start_page(gradveil: Any) -> None:
+    outcome = gradveil("")
+    assert outcome.status == 0 and not outcome.said and len(outcome.shown.splitlines()) < 20
+    assert "gradveil assess --data" in outcome.shown and "--install-completion" in outcome.shown
+    assert all(len(line) <= 100 for line in outcome.shown.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("line", "meant"),
+    [
+        ("asess", "'assess'"),
+        ("attacks lst", "'list'"),
+        ("audit --modle lenet", "'--model'"),
+        ("train --data fashion-mnist-mini --model lente", "lenet"),
+        ("train --data fashion-mnist-min --model lenet", "fashion-mnist-mini"),
+        ("train --data fashion-mnist-mini --model lenet --defense prun:0.9", "prune"),
+        ("doctor --data fashion-mnist-mini --model lenet --attack adam-cosin", "adam-cosine"),
+    ],
+)
+def test_the_nearest_name_is_suggested_once(gradveil: Any, line: str, meant: str) -> None:
+    said = gradveil(line).error
+    assert said.lower().count("did you mean") == 1
+    assert meant in said[said.lower().index("did you mean") :]
+
+
+def test_a_shell_can_complete_commands(gradveil: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "--install-completion" in gradveil("--help").shown
+    monkeypatch.setenv("_GRADVEIL_COMPLETE", "complete_zsh")
+    monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "gradveil as")
+    outcome = gradveil("")
+    assert outcome.status == 0 and "assess" in outcome.shown and not outcome.said
+
+
+@pytest.mark.parametrize("width", ["80", "200"])
+@pytest.mark.parametrize(
+    ("what", "name"),
+    [("attacks", "raced"), ("policies", "3-1-7+43-18-18"), ("defenses", "prune:0.95")],
+)
+def test_a_list_says_use_cost_and_paper_of_each_whatever_the_width(
+    gradveil: Any, monkeypatch: pytest.MonkeyPatch, what: str, name: str, width: str
+) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    shown = gradveil(f"{what} list").shown
+    assert name in shown and "cost" in shown and "paper" in shown
+    assert ("┃" in shown) is (width == "200")  # a table only where there is room for it
+    found = gradveil(f"{what} list --json").result[what]
+    assert all(each["use"] and each["cost"] and each["line"] for each in found)
+
+
+@pytest.mark.parametrize("group", ["data", "policy"])
 def test_without_a_command_the_help_is_shown_and_the_status_is_two(
     gradveil: Any, group: str
 ) -> None:

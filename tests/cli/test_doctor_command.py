@@ -1,6 +1,6 @@
 """gradveil doctor: findings for people and programs, its status, and bad input in one line."""
 
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -10,18 +10,21 @@ import torch
 from gradveil.checks import CHECKS
 from gradveil.checks.doctor import self_check
 from gradveil.data import load
-from gradveil.models import build
+from gradveil.models import build, zoo
 from gradveil.models.checkpoints import save_checkpoint
 
 MINI = "doctor --data fashion-mnist-mini --device cpu"
 
-once = cache(self_check)
-
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make the self-check for the first command alone: it takes seconds."""
-    monkeypatch.setattr("gradveil.checks.doctor.self_check", once)
+    """Make the self-check with a step alone, which is enough then, and a perceptron narrow.
+
+    The whole takes seconds; tests/checks/test_diagnosis.py makes it.
+    """
+    monkeypatch.setattr("gradveil.checks.doctor.ENOUGH", 0.0)
+    monkeypatch.setattr("gradveil.checks.doctor.self_check", partial(self_check, steps=1))
+    monkeypatch.setattr(zoo, "MLP_WIDTH", zoo.MLP_WIDTH // 8)
 
 
 def saved(path: Path, **settings: Any) -> Path:

@@ -61,7 +61,7 @@ def trained(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(paths))
 
 
-@pytest.mark.usefixtures("trained")
+@pytest.mark.usefixtures("trained", "undrawn")
 def test_json_is_one_object_and_the_policies_it_found_defend_other_commands(gradveil: Any) -> None:
     outcome = gradveil(f"{QUICK} --json")
     result = outcome.result

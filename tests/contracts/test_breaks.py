@@ -2,8 +2,11 @@
 
 The quick tests take a few writes of each job, the slow ones all of them. Of a search, which has
 hundreds, they take the first, the middle and the last of each kind: of a step in writing a file.
+Federated trainings call their clients in the same process here, so that they break at the clients'
+writes too; tests/federated/test_stops.py kills those that run on Flower's engine.
 """
 
+import json
 import os
 import random
 import shutil
@@ -27,12 +30,19 @@ Start = Callable[..., BaseProcess]
 RUN = "import breaking\nbreaking.run(*arguments)"
 COMMON = "--data fashion-mnist-mini --model breaking:linear --device cpu --json"
 ATTACK = "--attack closed-form"  # which costs nothing
+NEED_NO_SPACE = ("to be named", "named")  # boundaries of which a full disk makes nothing
 COMMANDS = {
     "train": f"train {COMMON} --epochs 2 --lr 0.02 --fraction 0.05 --batch-size 50 --save-at 0,1",
     "audit": f"audit {COMMON} {ATTACK} --images 2 --victims-at-once 1",
     "several": f"audit {COMMON} {ATTACK} --images 2 --defense none --defense prune:0.5",
     "search": f"search {COMMON} {ATTACK} --trials 4 --keep 2 --images 2 --audit-images 2 "
     "--threshold -1000 --checkpoint CHECKPOINT",
+    "federate": f"federate {COMMON} --clients 2 --rounds 2 --batch-size 1 --lr 0.02 --spy-rounds 1 "
+    "--defense prune-feedback:0.9",
+    "spied": f"federate {COMMON} {ATTACK} --clients 2 --rounds 1 --batch-size 1 --spy-rounds 1",
+    "reproduce": "reproduce small --device cpu --json --records run/records "
+    "--archive run/records.tar.gz",
+    "tune": f"tune {COMMON} --images 2 --held-out 2 --trials 3 --work 42",
 }
 
 
@@ -53,8 +63,11 @@ class Runner:
     folder: Path
 
     def begin(self, name: str, out: Path, how: str, at: int | Spots, log: Path) -> BaseProcess:
-        command = COMMANDS[name].replace("CHECKPOINT", str(self.checkpoint))
-        return self.start(RUN, how, at, [*command.split(), "--out", str(out)], log)
+        words = COMMANDS[name].replace("CHECKPOINT", str(self.checkpoint)).split()
+        words = [*words, "--out", out.name]  # records hold a digest of such paths
+        warned = "default" if words[0] == "federate" else "error"  # a spy warns of its files
+        out.parent.mkdir(exist_ok=True)
+        return self.start(RUN, how, at, words, log, out.parent, warned=warned)
 
     def __call__(self, name: str, out: Path, how: str = "whole", at: int | Spots = 0) -> Broken:
         log = self.folder / "log"
@@ -76,7 +89,7 @@ class Runner:
     @cache  # noqa: B019  # the fixture lives as long as the session
     def unbroken(self, name: str) -> tuple[Path, list[str]]:
         """The folder of a run that nothing broke, and its boundaries."""
-        out = self.folder / name
+        out = self.folder / name / "run"
         done = self(name, out)
         assert done.status == 0, done.said
         return out, done.passed
@@ -115,7 +128,10 @@ def check_same(runner: Runner, name: str, out: Path, where: str) -> None:
     shutil.rmtree(out)
 
 
-@pytest.mark.parametrize(("name", "how"), [("train", "kill"), ("train", "full"), ("audit", "kill")])
+@pytest.mark.parametrize(
+    ("name", "how"),
+    [("train", "kill"), ("train", "full"), ("audit", "kill"), ("federate", "full")],
+)
 def test_broken_at_one_of_its_writes_a_job_goes_on_to_the_same_result(
     runner: Runner, name: str, how: str, tmp_path: Path
 ) -> None:
@@ -141,7 +157,7 @@ def test_of_two_processes_in_one_folder_the_second_is_refused_and_told_of_the_fi
         assert second.status == 2 and not second.passed
         doing = "training" if name == "train" else "auditing"
         assert second.said == [
-            f"error: process {first.pid} on {socket.gethostname()} is {doing} into {out}: wait for "
+            f"error: process {first.pid} on {socket.gethostname()} is {doing} into run: wait for "
             "it, or choose another --out"
         ]
     finally:
@@ -151,27 +167,43 @@ def test_of_two_processes_in_one_folder_the_second_is_refused_and_told_of_the_fi
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["kill", "full"])
-@pytest.mark.parametrize("name", ["train", "audit"])
-def test_broken_at_any_of_its_writes_a_job_goes_on_to_the_same_result(
-    runner: Runner, name: str, how: str, tmp_path: Path
+def test_two_processes_work_through_one_reproduction_to_the_same_records(
+    runner: Runner, tmp_path: Path
 ) -> None:
-    for at in range(len(runner.unbroken(name)[1])):
-        check(runner, name, how, at, tmp_path / "run")
+    whole, _ = runner.unbroken("reproduce")
+    out = tmp_path / "run"
+    both = [runner.begin("reproduce", out, "whole", 0, tmp_path / name) for name in ("a", "b")]
+    for process in both:
+        process.join(300)
+        assert process.exitcode == 0
+    found = [json.loads((tmp_path / name / "out").read_text()) for name in ("a", "b")]
+    assert sum(len(each["done"]) for each in found) == 3 and not any(e["failed"] for e in found)
+    assert content(out) == content(whole)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["kill", "full"])
-@pytest.mark.parametrize("name", ["several", "search"])
+@pytest.mark.parametrize("name", ["train", "audit", "federate", "reproduce"])
+def test_broken_at_any_of_its_writes_a_job_goes_on_to_the_same_result(
+    runner: Runner, name: str, how: str, tmp_path: Path
+) -> None:
+    for at, kind in enumerate(runner.unbroken(name)[1]):
+        if how == "kill" or not kind.startswith(NEED_NO_SPACE):
+            check(runner, name, how, at, tmp_path / "run")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["kill", "full"])
+@pytest.mark.parametrize("name", ["several", "search", "spied", "tune"])
 def test_broken_at_write_after_write_a_long_job_goes_on_to_the_same_result(
     runner: Runner, name: str, how: str, tmp_path: Path
 ) -> None:
     """One run, which each time goes on to the next boundary: whole runs would take an hour."""
     out, counts = tmp_path / "run", Counter(runner.unbroken(name)[1])
     left = {
-        kind: {0, count // 2, count - 1} if name == "search" else {*range(count)}
+        kind: {*range(count)} if name == "several" else {0, count // 2, count - 1}
         for kind, count in counts.items()
-        if how == "kill" or not kind.startswith(("to be named", "named"))  # they need no space
+        if how == "kill" or not kind.startswith(NEED_NO_SPACE)
     }
     passed: Counter[str] = Counter()
     while any(left.values()):
@@ -193,10 +225,10 @@ def test_killed_at_ten_random_moments_a_job_goes_on_to_the_same_result(
     """Five runs, each killed twice."""
     whole, _ = runner.unbroken(name)
     began = time.monotonic()
-    assert runner(name, tmp_path / "again").status == 0
+    assert runner(name, tmp_path / "again" / "run").status == 0
     seconds, rng = time.monotonic() - began, random.Random(name)
     for number in range(5):
-        out, kills = tmp_path / f"run{number}", 0
+        out, kills = tmp_path / str(number) / "run", 0
         while kills < 2:
             process = runner.begin(name, out, "whole", 0, tmp_path / "log")
             process.join(rng.uniform(0, seconds))

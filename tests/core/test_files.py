@@ -1,6 +1,7 @@
 """Files are whole or not there, whatever happens while they are written."""
 
 import errno
+import gzip
 import os
 import resource
 import socket
@@ -16,9 +17,12 @@ from gradveil.core import GradveilError
 from gradveil.core.files import (
     append_lines,
     read_bytes,
+    read_gzipped,
     regular_file,
+    remove_unfinished,
     replacing,
     shown,
+    unfinished,
     write_bytes,
     write_text,
 )
@@ -249,3 +253,28 @@ def test_regular_files_and_links_to_them_may_be_read(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("file")
     assert regular_file(tmp_path / "link").st_size == 3
     assert read_bytes(tmp_path / "link", 3) == b"abc"
+
+
+def test_what_a_killed_process_left_of_a_file_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    path = tmp_path / "a[1].tar.gz"
+    with replacing(path) as temporary:
+        left = temporary.with_name(f"{temporary.name[:-5]}x.part")
+        left.write_text("killed")
+    for name in (".b.tar.gz.abc.part", ".a1.tar.gz.abc.part", "other.part"):
+        (tmp_path / name).touch()
+    (tmp_path / ".a[1].tar.gz.folder.part").mkdir()
+    remove_unfinished(tmp_path, [unfinished(path)])
+    assert not left.exists() and len(names(tmp_path)) == 5
+
+
+def test_a_packed_file_is_unpacked_up_to_a_bound_and_damage_is_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "x.gz"
+    whole = gzip.compress(b"text" * 1_000)
+    path.write_bytes(whole)
+    assert read_gzipped(path, 4_000) == b"text" * 1_000
+    with pytest.raises(GradveilError, match=r"x\.gz: it unpacks to more than 3,999 bytes"):
+        read_gzipped(path, 3_999)
+    for damaged in (whole[:-3], b"no gzip", whole[:12] + b"\xff" * 8 + whole[20:]):
+        path.write_bytes(damaged)
+        with pytest.raises(GradveilError, match=r"^cannot read .*x\.gz: [^\n]+$"):
+            read_gzipped(path, 4_000)

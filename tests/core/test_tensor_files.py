@@ -4,6 +4,7 @@ import json
 import os
 import resource
 import struct
+import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from gradveil.core.tensor_files import (
     read_npz,
     read_safetensors,
     safetensors_header,
+    unpickle,
 )
 
 GIB = 1 << 30
@@ -170,6 +172,29 @@ def test_a_pickle_cannot_ask_for_memory_or_code(tmp_path: Path, zipped: bool) ->
         torch.save({"w": content}, path, _use_new_zipfile_serialization=zipped)
         with at_most_more(GIB // 2), pytest.raises(GradveilError, match=rf"refused: .*{asked}"):
             load_pickled(path)
+
+
+class Called:
+    """A pickle that calls something: a name that is none, of many letters."""
+
+    def __reduce__(self) -> tuple[object, tuple[object, ...]]:
+        return os.getcwd, ()
+
+
+@pytest.mark.parametrize("name", [b"x" * 100_000, b"os\n" + b"x" * 100_000])
+def test_a_name_of_many_letters_in_a_pickle_is_refused_at_once(tmp_path: Path, name: bytes) -> None:
+    """Torch searches its error's text in a time that grows with the square of its length."""
+    path = tmp_path / "x.pt"
+    torch.save(Called(), path, _use_new_zipfile_serialization=False)
+    data = path.read_bytes()
+    assert data.count(b"cposix\ngetcwd") == 1
+    path.write_bytes(data.replace(b"cposix\ngetcwd", b"c" + name + b"\ngetcwd"))
+    began = time.process_time()
+    with pytest.raises(GradveilError, match=r"x\.pt is refused: it asks for .*x"):
+        load_pickled(path)
+    with pytest.raises(GradveilError, match=r"x\.pt is refused: it asks for .*x"):
+        unpickle(path.read_bytes(), path)
+    assert time.process_time() - began < 2
 
 
 def test_what_is_no_dense_tensor_of_numbers_is_told_apart() -> None:

@@ -11,7 +11,7 @@ import toys
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Protocol
 from gradveil.engine import norms
-from gradveil.engine.batched import BatchedGradients
+from gradveil.engine.batched import ALIKE, BatchedGradients
 from gradveil.engine.gradients import copied_buffers, cross_entropy, gradient, loop_gradients
 from gradveil.engine.norms import normalize
 from gradveil.engine.products import Aim
@@ -165,19 +165,26 @@ def test_a_victim_is_the_same_in_any_company() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-@pytest.mark.parametrize("short", [False, True])
 @pytest.mark.parametrize("name", ["convnet", "resnet20-4"])
-def test_train_mode_on_a_gpu_is_near_the_loop(name: str, short: bool) -> None:
-    model = NETS[name]().float().cuda().train()
+def test_train_mode_on_a_gpu_is_the_loop_in_float64(name: str) -> None:
+    model = NETS[name]().double().cuda().train()
     images, labels = (part.cuda() for part in victims(4, 8))
-    images = images.float()
     looped = partial(loop_gradients, model, cross_entropy)
-    engine = BatchedGradients(model, cross_entropy, short=short)
-    expected, plain = looped(images, labels), slope(looped, images, labels)
-    found = engine(images, labels)
-    for key, value in expected.items():
-        if value.norm() > 1e-3:
-            assert apart(found[key].float(), value) < (0.1 if short else 1e-2), key
-    fast = slope(engine, images, labels)
-    alike = torch.cosine_similarity(fast.flatten(2), plain.flatten(2), dim=2)
-    assert float(alike.min()) > (0.9 if short else 0.999)
+    engine = BatchedGradients(model, cross_entropy)
+    assert_near(engine(images, labels), looped(images, labels))
+    assert apart(slope(engine, images, labels), slope(looped, images, labels)) < 1e-9
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("name", ["convnet", "resnet20-4"])
+def test_train_mode_on_a_gpu_in_short_formats_points_where_float64_does(name: str) -> None:
+    """Batch norm of a few pixels amplifies rounding: of bf16 only the direction is asked for."""
+    model = NETS[name]().double().cuda().train()
+    images, labels = (part.cuda() for part in victims(4, 8))
+    exact = loop_gradients(model, cross_entropy, images, labels)
+    found = BatchedGradients(model.float(), cross_entropy, short=True)(images.float(), labels)
+    one, other = (
+        torch.cat([each.double().flatten(1) for each in some.values()], dim=1)
+        for some in ({key: found[key] for key in exact}, exact)
+    )
+    assert float(torch.cosine_similarity(one, other, dim=1).min()) > ALIKE

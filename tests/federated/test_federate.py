@@ -1,5 +1,7 @@
 """Federated training: equal to a plain loop, spied on, decentralized, and after a kill."""
 
+import io
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from flwr.app import Error, Message
+from safetensors.torch import save
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
@@ -18,13 +21,14 @@ import toys
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
+from gradveil.core.tensor_files import read_safetensors
 from gradveil.core.types import Batch, Protocol
 from gradveil.data import Images
 from gradveil.data.images import as_images
 from gradveil.defenses import parse
 from gradveil.defenses.base import Moment
 from gradveil.federated import spied
-from gradveil.federated.client_app import Plan, Workshop, make_client_app
+from gradveil.federated.client_app import Plan, Workshop
 from gradveil.federated.job import SPY, FederationJob, make_model, make_shares
 from gradveil.federated.messages import as_record, as_tensors
 from gradveil.federated.partition import ByClass, Dirichlet, parse_graph, parse_partition
@@ -34,13 +38,6 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:the spy's files:gradveil.core.errors.GradveilWarning"
 )
 CLIENTS, ROUNDS = 4, 3
-
-
-def here(plan: Plan, serve: Any, change: Any = None) -> None:
-    """Run the clients in this process; `change` may stand around the app."""
-    workshop = Workshop.of(plan.job, plan.root)
-    app = make_client_app(plan, lambda: workshop)
-    serve(flower.HereGrid(app if change is None else change(app), plan.job.clients), lambda: False)
 
 
 def images(count: int = 96) -> Images:
@@ -60,7 +57,7 @@ def make_job(**more: Any) -> FederationJob:
 
 
 def run(job: FederationJob, out: Path, change: Any = None) -> FederationResult:
-    return federate(job, out, engine=partial(here, change=change), progress=False)
+    return federate(job, out, engine=partial(flower.here, change=change), progress=False)
 
 
 def plain_loop(job: FederationJob) -> nn.Module:
@@ -226,6 +223,69 @@ def test_a_killed_training_goes_on_to_the_same_result(tmp_path: Path) -> None:
     assert run(job, tmp_path / "killed").accuracy == again.accuracy  # read back
 
 
+def stopped(job: FederationJob, out: Path) -> None:
+    """Train until the second round is under way."""
+
+    class Kill(BaseException):
+        pass
+
+    def killing(app: Any) -> Callable[..., Any]:
+        def call(message: Any, context: Any) -> Any:
+            if message.content.config_records.get("config", {}).get("server-round") == 2:
+                raise Kill
+            return app(message, context)
+
+        return call
+
+    with pytest.raises(Kill):
+        run(job, out, killing)
+
+
+def test_damaged_files_to_go_on_from_are_refused_in_a_line_and_left_alone(tmp_path: Path) -> None:
+    job = make_job(defense=parse("prune-feedback:0.9"), rounds=2)
+    stopped(job, tmp_path)
+    resume, state = tmp_path / "resume.safetensors", tmp_path / "clients" / "2-000001.state"
+    tensors, facts = read_safetensors(resume)
+    history = json.loads(facts["gradveil"])
+    bent = {name: value[:1] if "momentum" in name else value for name, value in tensors.items()}
+    kept = torch.load(state, weights_only=True)
+    for path, data, said in (
+        (resume, save(tensors, {"gradveil": json.dumps(history * 2)}), r"rounds \[1, 1\]"),
+        (resume, save(tensors, {"gradveil": json.dumps([{"round": 1}])}), "test_accuracy: missing"),
+        (resume, save(bent, facts), "not as in the model"),
+        (resume, save(dict([*tensors.items()][:1]), facts), ": missing"),
+        (state, b"no state", "no torch file"),
+        (state, saved(kept | {"rounds": "1"}), "rounds: expected int"),
+        (state, saved(kept | {"state": saved({"momentum": 3})}), "TypeError"),
+    ):
+        whole = path.read_bytes()
+        path.write_bytes(data)
+        with pytest.raises(GradveilError, match=said) as error:
+            run(job, tmp_path)
+        assert str(path) in str(error.value) and "\n" not in str(error.value)
+        assert path.read_bytes() == data
+        path.write_bytes(whole)
+    assert len(run(job, tmp_path).history) == 2
+
+
+def saved(value: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def test_an_accuracy_that_the_final_weights_do_not_have_is_refused(tmp_path: Path) -> None:
+    job = make_job(rounds=1)
+    right = run(job, tmp_path).accuracy
+    path = tmp_path / "model.safetensors"
+    tensors, facts = read_safetensors(path)
+    said = json.loads(facts["gradveil"]) | {"test_accuracy": 1.0}
+    assert right < 0.5
+    path.write_bytes(save(tensors, {"gradveil": json.dumps(said)}))
+    with pytest.raises(GradveilError, match=r"test_accuracy: 100\.0%, but its weights have"):
+        run(job, tmp_path)
+
+
 def test_a_folder_with_another_training_is_refused(tmp_path: Path) -> None:
     run(make_job(rounds=1), tmp_path)
     with pytest.raises(GradveilError, match="rounds 1 there, 2 here"):
@@ -273,7 +333,7 @@ def test_processes_of_clients_that_ended_are_started_again_after_their_round(
 
             return call
 
-        here(plan, serve, losing)
+        flower.here(plan, serve, losing)
 
     found = federate(make_job(), tmp_path, engine=engine, progress=False)
     assert len(starts) == 2

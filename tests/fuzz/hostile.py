@@ -239,6 +239,16 @@ COMMANDS = {
         | {"--trials": ("work", "2"), "--keep": ("number", "1"), "--storage": ("url", "")}
         | {"--attack": ("text", "dlg"), "--study": ("text", ""), "--engine": ("text", "")},
     ),
+    "tune": Command(
+        ("tune",),
+        {"--model": ("text", "mlp"), "--data": ("text", "fashion-mnist-mini")}
+        | SHARED
+        | {"--out": ("path", "out"), "--checkpoint": ("path", "missing.safetensors")}
+        | {"--images": ("work", "2"), "--trials": ("work", "1"), "--held-out": ("number", "1")}
+        | {"--work": ("number", ""), "--budget": ("number", ""), "--defense": ("defense", "")}
+        | {"--public": ("data", ""), "--space": ("text", ""), "--storage": ("url", "")}
+        | {"--labels": ("text", ""), "--batch-size": ("number", ""), "--engine": ("text", "")},
+    ),
     "report": Command(
         ("report",),
         {

@@ -1,7 +1,8 @@
 """Runs the command line many times from one process that has imported everything already.
 
 Each line of JSON on the standard input asks for one run, and is answered by one line: the run's
-status, what it wrote to both streams, its seconds and the most memory it took. Each run is a fork.
+status, what it wrote to both streams, its seconds of processor time and the most memory it took.
+Each run is a fork.
 """
 
 import contextlib
@@ -20,11 +21,19 @@ import warnings
 from pathlib import Path
 from typing import IO, Any
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+from breaking import STAND_INS
+
 HEAVY = (
     *("gradveil.cli", "gradveil.audits.run", "gradveil.search.study", "gradveil.report.pictures"),
     *("gradveil.checks.doctor", "gradveil.updates", "gradveil.report.search", "gradveil.training"),
     *("matplotlib.figure", "matplotlib.backends.backend_agg", "gradveil.report.certificates"),
 )
+LATER = {
+    "train": ("gradveil.training.lightning",),
+    "reproduce": ("gradveil.training.lightning", "gradveil.papers.catalog"),
+    "federate": ("gradveil.federated.run",),
+}
 GROWTH = 2 << 30  # bytes of memory a run may take more than this process has
 KEPT = 1 << 20  # bytes of a stream that are answered
 
@@ -46,30 +55,30 @@ def serve() -> None:
 
 def run(asked: dict[str, Any]) -> dict[str, Any]:
     """Run one command; `shown` and `said` are its two streams."""
-    if "train" in asked["arguments"]:
-        importlib.import_module("gradveil.training.lightning")  # once, here, and not in every fork
+    for name in LATER.get(asked["arguments"][0], ()) if asked["arguments"] else ():
+        importlib.import_module(name)  # once, here, and not in every fork
+    if asked["job"]:
+        STAND_INS.get(asked["arguments"][0], lambda: None)()
     with tempfile.TemporaryFile() as shown, tempfile.TemporaryFile() as said:
-        began = time.monotonic()
         child = os.fork()
         if child == 0:
             become(asked, shown, said)
-        status, usage = ended(child, began + asked["seconds"])
-        took = time.monotonic() - began
+        status, usage = ended(child, time.monotonic() + asked["seconds"])
         return {
             "status": status,
             "shown": content(shown),
             "said": content(said),
-            "seconds": took,
-            "megabytes": usage / 1024,
+            "seconds": usage.ru_utime + usage.ru_stime,
+            "megabytes": usage.ru_maxrss / 1024,
         }
 
 
-def ended(child: int, deadline: float) -> tuple[int, int]:
-    """The child's status, -9 where it had to be killed, and its largest memory in KiB."""
+def ended(child: int, deadline: float) -> tuple[int, resource.struct_rusage]:
+    """The child's status, -9 where it had to be killed, and what it used of the machine."""
     while True:
         found, status, usage = os.wait4(child, os.WNOHANG)
         if found:
-            return os.waitstatus_to_exitcode(status), usage.ru_maxrss
+            return os.waitstatus_to_exitcode(status), usage
         if time.monotonic() > deadline:
             os.killpg(child, signal.SIGKILL)
             deadline = float("inf")

@@ -58,6 +58,7 @@ def call(function: Callable[..., Any], *left_out: str, **right: Any) -> Call:
 QUICK: dict[str, Any] = {"progress": False, "device": "cpu"}
 CLIENT = gv.Client(MODEL)
 JOB = gv.AuditJob(MODEL, TEST, {"closed-form": gv.attacks.closed_form}, first=999)
+TUNING = gv.TuningJob(data=TRAIN, model=MODEL, images=999)
 SEARCH = gv.SearchJob(data=(TRAIN, TEST), model=MODEL, trials=1, keep=1)
 CALLS: dict[str, Call] = {
     "audit": call(
@@ -85,6 +86,8 @@ CALLS: dict[str, Call] = {
         gv.search_policies, model=MODEL, data=(TRAIN, TEST), trials=0, hybrid=0, out="run", **QUICK
     ),
     "run_search": call(gv.run_search, job=SEARCH, engine="none", out="run", **QUICK),
+    "tune": call(gv.tune, model=MODEL, data=TRAIN, images=999, trials=0, out="run", **QUICK),
+    "run_tuning": call(gv.run_tuning, job=TUNING, out="run", **QUICK),
     "reconstruct": call(
         gv.reconstruct,
         before="before.pt",
@@ -104,6 +107,7 @@ CALLS: dict[str, Call] = {
     "Client.share_each": call(CLIENT.share_each, images=BATCH.images, labels=BATCH.labels),
     "AuditJob": call(gv.AuditJob, model=MODEL, data=TEST, auto=True),
     "TrainingJob": call(gv.TrainingJob, data=TRAIN, model=MODEL),
+    "TuningJob": call(gv.TuningJob, data=TRAIN, model=MODEL),
     "SearchJob": call(gv.SearchJob, data=(TRAIN, TEST), model=MODEL),
     "Recipe": call(gv.Recipe),
     "Protocol": call(gv.Protocol),

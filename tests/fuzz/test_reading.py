@@ -6,6 +6,7 @@ it, in two seconds of processor time.
 """
 
 import copy
+import gzip
 import io
 import json
 import struct
@@ -31,19 +32,23 @@ from safetensors.torch import save
 from torch import nn
 
 from fuzz.changes import Choose, broken, json_text, swapped, toml_text
+from gradveil.attacks import raced
+from gradveil.attacks.attack_files import attack_table, read_attack
 from gradveil.audits.results import CASE
 from gradveil.core import GradveilError
 from gradveil.core.formats import RecordLine, TrainedModel
 from gradveil.core.reading import read_json, read_lines
+from gradveil.core.toml import toml_lines
 from gradveil.data import load
 from gradveil.models.checkpoints import load_checkpoint, read_resume, read_settings
-from gradveil.papers.records import read_cell
+from gradveil.models.weight_files import read_weights
+from gradveil.papers.records import read_case, read_cell
 from gradveil.report.search import policies_table
 from gradveil.report.verdict import read_thresholds
 from gradveil.search.results import SearchResult, policies_text, trials_text
+from gradveil.search.space import POLICIES
 from gradveil.search.study import Study
 from gradveil.transforms import Policy
-from gradveil.updates import read_weights
 
 QUICK, LONG = 60, 1_000  # files of each format
 SECONDS = 2.0  # of processor time for one file
@@ -56,10 +61,13 @@ def model() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
 
 
-def safetensors(choose: Choose, facts: Any) -> bytes:
+def safetensors(
+    choose: Choose, facts: Any, tensors: dict[str, torch.Tensor] | None = None
+) -> bytes:
+    tensors = tensors or model().state_dict()
     if choose(2):
-        return save(model().state_dict(), {"gradveil": json_text(facts, choose).decode("latin1")})
-    data = save(model().state_dict(), {"gradveil": json.dumps(facts)})
+        return save(tensors, {"gradveil": json_text(facts, choose).decode("latin1")})
+    data = save(tensors, {"gradveil": json.dumps(facts)})
     if choose(2):
         return broken(data, choose)
     (length,) = struct.unpack("<Q", data[:8])
@@ -231,8 +239,8 @@ def journal_lines() -> tuple[bytes, ...]:
         return tuple((Path(folder) / "study.journal").read_bytes().splitlines())
 
 
-def join(path: Path) -> Study:
-    return Study.open(path, "toy", {"images": 2}, "random", 0, ("ssim",))
+def join(path: Path) -> Study[Policy]:
+    return Study.open(path, "toy", {"images": 2}, "random", 0, ("ssim",), POLICIES)
 
 
 def journal(choose: Choose) -> bytes:
@@ -331,6 +339,28 @@ psnr = 15.0
 accuracy = 0.9
 images = 32
 """
+DIGEST = "0" * 64
+COMPARED = "{tuned = 0.5, standard = 0.4, p = 0.1}"
+ATTACK = f"""
+format = "gradveil attack 1"
+gradveil = "0.1.0"
+[attack]
+{toml_lines(attack_table(raced))}
+[tuning]
+seed = 3
+[cost]
+tuned = 8
+standard = 8
+[gain]
+n = 4
+updates = 4
+candidates = 20
+lineup = {COMPARED}
+ssim = {COMPARED}
+[images]
+tuned_on = ["{DIGEST}"]
+held_out = []
+"""
 UPDATE: dict[str, Any] = {
     "client": "1",
     "round": 1,
@@ -342,7 +372,6 @@ UPDATE: dict[str, Any] = {
 
 def read_spied(path: Path) -> None:
     """Read the file as what a spy kept of a client."""
-    pytest.importorskip("flwr")
     from gradveil.federated.spied import SENT, read_round, round_folder
 
     folder = round_folder(path.parent, 1)
@@ -357,13 +386,118 @@ def cell(choose: Choose) -> bytes:
     return json_text(json.loads(kept("reproduce/audit-*/cell.json")), choose)
 
 
+FEDERATION: dict[str, Any] = {
+    "data": "fashion-mnist-mini",
+    "model": "lenet",
+    "defense": "none",
+    "partition": "equal",
+    "clients": 2,
+    "rounds": 3,
+    "batch_size": 8,
+    "lr": 0.1,
+    "momentum": 0.9,
+    "audited": 32,
+    "weight_decay": 5e-4,
+    "fraction": 1.0,
+    "train_mode": True,
+    "spy_rounds": [1],
+    "spy": 0,
+    "attackers": ["dlg"],
+    "seed": 0,
+    "graph": None,
+    "local_epochs": None,
+    "steps": 3,
+}
+ROUNDS = [
+    {"round": number, "test_accuracy": 0.5, "clients": 2, "seconds": 0.25} for number in (1, 2)
+]
+
+
+def read_federation(path: Path) -> None:
+    """As `gradveil federate` and `gradveil report` do."""
+    from gradveil.federated.job import FEDERATION as KIND
+
+    with suppress(GradveilError):
+        KIND.refuse_other(path.parent, FEDERATION)
+    found = KIND.read(path.parent)
+    assert f"{found['model']} {found['rounds']:d} {found['lr']:.3f}" and found["clients"] >= 1
+    assert sorted(found["spy_rounds"])[:1] >= [0] or not found["spy_rounds"]
+
+
+def read_federated(path: Path) -> None:
+    """Read the file as the point that a federated training goes on from."""
+    from gradveil.federated.run import restore
+    from gradveil.federated.server import Learner
+    from gradveil.training import Recipe
+
+    learner = Learner(copy.deepcopy(model()), Recipe(3, 0.1))
+    history = restore(path, [learner], 3)
+    for parameter, state in learner.optimizer.state.items():
+        assert state["momentum_buffer"].add(parameter).shape == parameter.shape
+    assert all(f"{row['test_accuracy']:.1%}{row['round']:04d}" for row in history)
+
+
+def federated(choose: Choose) -> bytes:
+    weights = {f"0.model.{name}": value for name, value in model().state_dict().items()}
+    momentum = {
+        f"0.momentum.{name}": torch.ones_like(value) for name, value in model().named_parameters()
+    }
+    return safetensors(choose, ROUNDS, weights | momentum)
+
+
+def read_kept_state(path: Path) -> None:
+    """Read the file as what a client's defense kept."""
+    from gradveil.defenses import parse
+    from gradveil.federated.run import check_states
+
+    check_states(path.parent, parse("prune-feedback:0.9"))
+
+
+def kept_state(choose: Choose) -> bytes:
+    """Damaged without, or within: a file in a file."""
+    left: Any = {name: torch.ones_like(value) for name, value in model().named_parameters()}
+    found = {"defense": "prune-feedback:0.9", "rounds": 1}
+    if choose(2):
+        return pickled(choose, found | {"state": saved(left)})
+    return saved(found | {"state": pickled(choose, left)})
+
+
+def saved(value: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(value, file)
+    return file.getvalue()
+
+
+def packed(choose: Choose) -> bytes:
+    """The records of a kept audit."""
+    data = gzip.compress(records(choose), mtime=0)
+    return broken(data, choose) if choose(2) else data
+
+
+def read_packed(path: Path) -> None:
+    """As tables of the papers' experiments do."""
+    for name in ("settings.json", "model.json"):
+        (path.parent / name).write_bytes(kept(f"reproduce/audit-*/*/{name}"))
+    read_case.cache_clear()
+    for row in read_case(path.parent).rows:
+        assert row.n >= 0 and f"{row.seconds:.3f}"
+
+
+WITH_FLOWER = (read_federation, read_federated, read_kept_state, read_spied)
 FORMATS = {
+    "federation": Format(
+        "settings.json", lambda choose: json_text(FEDERATION, choose), read_federation
+    ),
+    "federated": Format("resume.safetensors", federated, read_federated),
+    "kept state": Format("0-000001.state", kept_state, read_kept_state),
+    "packed": Format("records.jsonl.gz", packed, read_packed),
     "cell": Format("cell.json", cell, read_cell),
     "thresholds": Format(
         "thresholds.toml",
         lambda choose: toml_text(THRESHOLDS, choose),
         read_thresholds,
     ),
+    "attack": Format("attack.toml", lambda choose: toml_text(ATTACK, choose), read_attack),
     "spied": Format("client-1.safetensors", lambda choose: safetensors(choose, UPDATE), read_spied),
     "settings": Format("settings.json", audit_settings, read_audit),
     "records": Format("records.jsonl", records, read_records),
@@ -422,6 +556,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def path_of(form: Format, folder: Path) -> Path:
     """The file to be changed; that of the cache has a name of its own."""
+    if form.read in WITH_FLOWER:
+        pytest.importorskip("flwr.supercore")
+        import gradveil.federated.run  # noqa: F401  # it takes longer than any file may
     if form.read is not read_cached:
         return folder / form.name
     if not [*folder.glob("*.json")]:

@@ -41,6 +41,14 @@ def broken(classes):
 
 def leaves():
     raise SystemExit(3)
+
+def renamed(in_channels, num_classes, image_size=1):
+    module = nn.Linear(in_channels, num_classes)
+    module.size = image_size
+    return module
+
+def handing_on(weights=None, **more):
+    return renamed(**more)
 """
 
 
@@ -70,6 +78,19 @@ def test_a_factory_with_open_keywords_gets_all_three(module: str) -> None:
     }
 
 
+@pytest.mark.parametrize("name", ["renamed", "handing_on"])
+def test_a_factory_gets_what_it_asks_for_by_usual_names(module: str, name: str) -> None:
+    made = make(f"{module}:{name}")
+    assert isinstance(made, nn.Linear) and made.weight.shape == (7, 3)
+    assert getattr(made, "size", None) == 8
+
+
+def test_a_module_in_place_of_a_factory_is_copied(module: str) -> None:
+    made, again = make(f"{module}:ready"), make(f"{module}:ready")
+    assert isinstance(made, nn.Linear) and isinstance(again, nn.Linear)
+    assert made is not again and torch.equal(made.weight, again.weight)
+
+
 def test_a_seed_fixes_the_weights_of_a_users_model(module: str) -> None:
     before = torch.get_rng_state()
     first, again, other = (
@@ -89,8 +110,7 @@ def test_the_import_path_is_left_as_it_was(module: str) -> None:
     ("attribute", "message"),
     [
         ("missing", "has no 'missing'; it has Net, everything"),
-        ("answer", "is a int value: name a function or class"),
-        ("ready", "is a Linear value: name a function or class"),
+        ("answer", "is a int value: name a module, or a function or class"),
         ("more", "could not be made: TypeError: .*depth"),
         ("number", "gave a int: .*torch.nn.Module"),
         ("broken", r"could not be made: RuntimeError: two lines \(own_model_\d+.py, line 28\)$"),

@@ -9,11 +9,12 @@ import pytest
 import torch
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.types import Protocol
 from gradveil.data.cifar import CIFAR10
 from gradveil.models import build
 from gradveil.papers.catalog import ALIASES, EXPERIMENTS, find_experiments
 from gradveil.papers.cells import Audited, Trained, Workspace
-from gradveil.papers.experiments import Entry, Experiment, Size
+from gradveil.papers.experiments import HYBRID, Entry, Experiment, Size
 from gradveil.papers.networks import with_constants
 from gradveil.papers.precode import GRID
 from gradveil.papers.published import SOURCES, figure, published, table_rows
@@ -167,3 +168,32 @@ def test_the_number_of_images_and_seeds_can_be_chosen() -> None:
     assert {each.training.seed for each in found} == {0, 1}
     with pytest.raises(GradveilError, match="images 0: it must be at least 1"):
         Size(images=0)
+
+
+def test_the_stages_of_a_training_share_its_weights_and_the_end_is_the_table_of_policies() -> None:
+    every = entries(EXPERIMENTS["over-training"], OURS)
+    early = [entry.cell.training for entry in every if entry.cell.training.at is not None]
+    assert {training.at for training in early} == {0, 1, 10, 50, 500}
+    assert len({training.key for training in early}) == 4  # none and hybrid, two seeds
+    assert all(training.job().save_at == (0, 1, 10, 50, 500) for training in early)
+    ends = {entry.cell.key for entry in every if entry.row in ("none, end", f"{HYBRID}, end")}
+    assert ends <= {entry.cell.key for entry in entries(EXPERIMENTS["table1a"], OURS)}
+    assert len({entry.cell.key for entry in every}) == len(every)
+
+
+def test_clients_are_attacked_with_their_batches_local_steps_and_mode() -> None:
+    found = {entry.row: entry.cell for entry in entries(EXPERIMENTS["clients"], OURS)}
+    assert "untrained, batch 1, 1 step, train mode" not in found
+    busy = found["trained, batch 8, 4 steps, train mode"]
+    assert isinstance(busy, Audited)
+    assert (busy.batch_size, busy.images, busy.attack) == (8, 64, "raced")
+    assert busy.protocol == Protocol(local_steps=4, train_mode=True)
+
+
+def test_a_gradient_defense_meets_its_breaker_raced() -> None:
+    found = [
+        entry.cell.attack
+        for entry in entries(EXPERIMENTS["table-defenses"], OURS)
+        if entry.row == "prune:0.95" and isinstance(entry.cell, Audited)
+    ]
+    assert found == ["adam-cosine", "raced+masked"]

@@ -205,6 +205,45 @@ def test_the_archive_holds_all_records_after_each_cell(queue: Queue) -> None:
     )
 
 
+def test_what_a_killed_run_left_behind_is_put_right(queue: Queue) -> None:
+    """Killed just after the last record: locks, files half written, and an older archive."""
+    path, experiment = queue.folder / "records.tar.gz", given("one", seeded(1, 1))
+    queue.run(queue.plan(experiment))
+    locked = [queue.workspace.work / "held" / name for name in ("a", "archive")]
+    training = replace(UNTRAINED, epochs=1)
+    weights = queue.workspace.weights(training)
+    for folder in (*locked, weights):
+        folder.mkdir(parents=True)
+        (folder / ".lock").touch()
+    for name in ("resume.ckpt", "model.safetensors"):
+        (weights / name).touch()
+    left = queue.folder / ".records.tar.gz.abc.part"
+    left.touch()
+    outcome = queue.run(queue.plan(experiment), archive=path)
+    assert not outcome.done and path.is_file() and not left.exists()
+    assert [each.name for each in weights.iterdir()] == ["model.safetensors"]
+    assert not [*queue.folder.rglob(".lock")]
+
+
+def test_a_cell_that_is_done_again_leaves_no_file_half_written(queue: Queue) -> None:
+    cell = seeded(1, 1)
+    left = queue.records.folders[0] / cell.key / ".cell.json.abc.part"
+    left.parent.mkdir(parents=True)
+    left.touch()
+    queue.run(queue.plan(given("one", cell)))
+    assert [path.name for path in left.parent.iterdir()] == [CELL]
+
+
+@pytest.mark.parametrize("place", ["work/weights", "records"])
+def test_a_link_out_of_the_folders_is_refused(queue: Queue, place: str) -> None:
+    (queue.folder / "elsewhere").mkdir()
+    (queue.folder / place).mkdir(parents=True)
+    (queue.folder / place / "x").symlink_to(queue.folder / "elsewhere")
+    with pytest.raises(GradveilError, match=r"x is a link to .*elsewhere"):
+        queue.run(queue.plan(given("one", seeded(1, 1))))
+    assert not queue.order
+
+
 def test_cells_of_data_that_is_not_there_are_left_out(queue: Queue) -> None:
     absent = Noted(Training("cifar10", "mlp", epochs=0), 1)
     plan = queue.plan(given("one", absent, seeded(1, 2)))

@@ -1,6 +1,7 @@
 """The audit's table fits a terminal and flags what it should; its pictures show what was saved."""
 
 import io
+import os
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -242,3 +243,9 @@ def test_pictures_show_truth_and_reconstructions_over_several_chunks(tmp_path: P
                 and min(picture.size) > 200
                 and len(np.unique(np.asarray(picture.convert("L")))) > 50
             )
+    whole = paths[0].read_bytes()
+    paths[0].write_bytes(b"drawn")
+    assert draw_case(result) == paths and paths[0].read_bytes() == b"drawn"  # it is newer
+    later = paths[0].stat().st_mtime + 1
+    os.utime(result.out / "records.jsonl", (later, later))
+    assert draw_case(result) == paths and paths[0].read_bytes() == whole

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from gradveil.core.seeds import derived
-from gradveil.search.space import Trial
+from gradveil.search.space import POLICIES, Trial
 from gradveil.search.study import Study
 from gradveil.transforms import Policy
 
@@ -24,7 +24,7 @@ def toy(policy: Policy) -> dict[str, list[float]]:
     return {"privacy": [base + image / 3 for image in range(5)], "accuracy": [-base]}
 
 
-def state(trial: Trial) -> str:
+def state(trial: Trial[Policy]) -> str:
     return "scored" if trial.number % 4 else "inaccurate"
 
 
@@ -33,21 +33,21 @@ def join(
     sampler: str = "random",
     settings: Mapping[str, object] = SETTINGS,
     seed: int = SEED,
-) -> Study:
+) -> Study[Policy]:
     objectives = ("privacy", "accuracy") if sampler == "nsga2" else ("privacy",)
-    return Study.open(storage, "toy", settings, sampler, seed, objectives)
+    return Study.open(storage, "toy", settings, sampler, seed, objectives, POLICIES)
 
 
-def search(study: Study, at_once: int, target: int, log: Path, seconds: float) -> None:
+def search(study: Study[Policy], at_once: int, target: int, log: Path, seconds: float) -> None:
     """Group by group, as a real search: all of a group are evaluated, then all are finished."""
     while True:
         trials = study.claim(at_once, target)
         for trial in trials:
             with log.open("ab") as file:
-                file.write(f"{os.getpid()} {trial.number} {trial.policy}\n".encode())
+                file.write(f"{os.getpid()} {trial.number} {trial.tried}\n".encode())
             time.sleep(seconds)
         for trial in trials:
-            study.finish(trial, state(trial), toy(trial.policy))
+            study.finish(trial, state(trial), toy(trial.tried))
         if not trials:
             if not study.busy(target):
                 return

@@ -8,7 +8,7 @@ from torch import Tensor
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
 from gradveil.scores.scorer import image_blocks
-from gradveil.search.loop import worse
+from gradveil.search.trials import worse
 
 KEEP = 10
 

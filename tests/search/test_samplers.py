@@ -33,7 +33,7 @@ def test_empty_slots_are_left_out_of_a_policy() -> None:
     assert str(policy_of(dict.fromkeys(SLOTS, EMPTY))) == "none"
 
 
-def outcome(number: int, privacy: float, accuracy: float) -> FinishedTrial:
+def outcome(number: int, privacy: float, accuracy: float) -> FinishedTrial[Policy]:
     return FinishedTrial(
         number, Policy(), "scored", {"privacy": (privacy - 1, privacy + 1), "accuracy": (accuracy,)}
     )
@@ -67,12 +67,12 @@ def test_tpe_comes_back_to_what_scored_well(searching: ModuleType, tmp_path: Pat
     study = searching.join(tmp_path / "study.log", "tpe")
     while trials := study.claim(10, 120):
         for trial in trials:
-            good = sum(transform.index in (3, 15) for transform in trial.policy.members[0])
+            good = sum(transform.index in (3, 15) for transform in trial.tried.members[0])
             study.finish(trial, "scored", {"privacy": [-good]})
     late = [
         transform.index
         for trial in study.finished(120)[60:]
-        for transform in trial.policy.members[0]
+        for transform in trial.tried.members[0]
     ]
     study.close()
     assert sum(index in (3, 15) for index in late) / len(late) > 3 * 2 / 50
@@ -82,7 +82,7 @@ def test_nsga2_breeds_from_the_front(searching: ModuleType, tmp_path: Path) -> N
     study = searching.join(tmp_path / "study.log", "nsga2")
     while trials := study.claim(25, 150):
         for trial in trials:
-            indices = [transform.index or 0 for transform in trial.policy.members[0]]
+            indices = [transform.index or 0 for transform in trial.tried.members[0]]
             study.finish(
                 trial,
                 "scored",

@@ -17,7 +17,7 @@ from gradveil.scores.scorer import Scorer
 from gradveil.search.engine import LocalEngine
 from gradveil.search.job import SearchJob
 from gradveil.search.loop import Loop, on_front, qualified, saving
-from gradveil.search.space import FinishedTrial, Trial, draw, policy_of
+from gradveil.search.space import POLICIES, FinishedTrial, Trial, draw, policy_of
 from gradveil.search.study import Study
 from gradveil.transforms import Policy
 
@@ -95,8 +95,8 @@ SCORERS: dict[str, Scorer] = {"accuracy": ToyAccuracy(), "leak": Toy()}
 
 
 @contextmanager
-def opened(job: SearchJob, path: Path) -> Iterator[Study]:
-    study = Study.open(path, "toy", job.settings(), job.sampler, job.seed, job.objectives)
+def opened(job: SearchJob, path: Path) -> Iterator[Study[Policy]]:
+    study = Study.open(path, "toy", job.settings(), job.sampler, job.seed, job.objectives, POLICIES)
     try:
         yield study
     finally:
@@ -105,14 +105,14 @@ def opened(job: SearchJob, path: Path) -> Iterator[Study]:
 
 def run(
     job: SearchJob, path: Path, calls: int | None = None
-) -> tuple[list[FinishedTrial], Counting]:
+) -> tuple[list[FinishedTrial[Policy]], Counting]:
     engine = Counting(SCORERS, calls)
     with opened(job, path) as study, engine:
         return Loop(job, study, engine, SCORERS, Bar(False)).run(), engine
 
 
-def names(done: Sequence[FinishedTrial]) -> list[str]:
-    return [str(one.policy) for one in done]
+def names(done: Sequence[FinishedTrial[Policy]]) -> list[str]:
+    return [str(one.tried) for one in done]
 
 
 def test_the_policies_kept_are_those_of_algorithm_1(tmp_path: Path) -> None:
@@ -221,7 +221,7 @@ def test_nsga2_gives_a_front_and_keeps_what_is_accurate_of_it(tmp_path: Path) ->
         )
     kept = qualified(job, done)
     assert kept and set(names(kept)) == {
-        str(one.policy) for one in ends if one.mean("accuracy") >= 0
+        str(one.tried) for one in ends if one.mean("accuracy") >= 0
     }
     assert [one.mean("over_blind") for one in kept] == sorted(
         one.mean("over_blind") for one in kept
@@ -261,16 +261,16 @@ def test_trials_in_other_hands_are_waited_for(tmp_path: Path) -> None:
         def hurry(_: float) -> None:
             assert len(study.finished(6)) == 5
             other.finish(
-                Trial(held.number, held.policy),
+                Trial(held.number, held.tried),
                 "scored",
                 {"accuracy": [0.0], "over_blind": [-99.0] * 40, "ssim": [-9.0] * 40},
             )
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("gradveil.search.loop.time.sleep", hurry)
+            patch.setattr("gradveil.search.trials.time.sleep", hurry)
             done = loop.run()
     assert (
         len(done) == 6
-        and qualified(job, done)[0].policy == held.policy
+        and qualified(job, done)[0].tried == held.tried
         and engine.policies["accuracy"] == 10
     )

@@ -148,7 +148,7 @@ def test_no_test_can_reject_on_fewer_images_than_the_note_says() -> None:
         assert (verdict([clear]) == "less") == can
 
 
-def scored(number: int, policy: str, *values: float) -> FinishedTrial:
+def scored(number: int, policy: str, *values: float) -> FinishedTrial[Policy]:
     return FinishedTrial(
         number, Policy.parse(policy), "scored", {"accuracy": (-1.0,), "ssim": values}
     )
@@ -174,7 +174,7 @@ def test_of_policies_that_do_the_same_the_first_is_kept(job: SearchJob) -> None:
         scored(3, "9-22", 1, 2),
         scored(4, "3", 1.5, 1.5),
     ]
-    assert [str(one.policy) for one in qualified(job, trials)] == ["9", "3", "24"]
+    assert [str(one.tried) for one in qualified(job, trials)] == ["9", "3", "24"]
 
 
 def test_what_of_the_probe_is_ranked_by_can_be_chosen_and_the_gain_over_blind_breaks_ties(
@@ -196,7 +196,7 @@ def test_what_of_the_probe_is_ranked_by_can_be_chosen_and_the_gain_over_blind_br
         ("lineup", "15 3 1 9"),
     ):
         assert (
-            " ".join(str(one.policy) for one in qualified(replace(job, rank_by=rank_by), trials))
+            " ".join(str(one.tried) for one in qualified(replace(job, rank_by=rank_by), trials))
             == order
         )
 

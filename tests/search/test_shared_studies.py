@@ -22,6 +22,7 @@ from gradveil.core.formats import OwnerEntry
 from gradveil.search import storage as storages
 from gradveil.search.space import Trial, draw, policy_of
 from gradveil.search.storage import SILENCE, lives, this_process
+from gradveil.transforms import Policy
 
 FOLDER = Path(__file__).parent
 Start = Callable[..., BaseProcess]
@@ -93,9 +94,9 @@ def check_all_finished(searching: ModuleType, storage: str, sampler: str = "rand
     finished = study.finished(TARGET)
     assert [trial.number for trial in finished] == list(range(TARGET))
     for trial in finished:
-        assert trial.policy == policy_of(draw(searching.SEED, trial.number))
+        assert trial.tried == policy_of(draw(searching.SEED, trial.number))
         assert trial.values == {
-            name: tuple(values) for name, values in searching.toy(trial.policy).items()
+            name: tuple(values) for name, values in searching.toy(trial.tried).items()
         }
         assert trial.state == searching.state(trial)
     assert study.claim(AT_ONCE, TARGET) == [] and study.busy(TARGET) == 0
@@ -205,7 +206,7 @@ def test_a_claim_that_lost_its_lock_gives_each_trial_the_policy_of_its_number(
     storage = new_database(postgres.url)
     study, other = searching.join(storage), searching.join(storage)
     create = study._storage.create_new_trial
-    theirs: list[Trial] = []
+    theirs: list[Trial[Policy]] = []
 
     def late(*arguments: Any) -> int:
         if not theirs:
@@ -224,9 +225,9 @@ def test_a_claim_that_lost_its_lock_gives_each_trial_the_policy_of_its_number(
     assert [trial.number for trial in theirs] == [0, 1]
     assert [trial.number for trial in ours] == [2, 3]
     for trial in (*theirs, *ours):
-        assert trial.policy == policy_of(draw(searching.SEED, trial.number))
-        study.finish(trial, searching.state(trial), searching.toy(trial.policy))
-    assert [trial.policy for trial in other.finished(8)] == [t.policy for t in (*theirs, *ours)]
+        assert trial.tried == policy_of(draw(searching.SEED, trial.number))
+        study.finish(trial, searching.state(trial), searching.toy(trial.tried))
+    assert [trial.tried for trial in other.finished(8)] == [t.tried for t in (*theirs, *ours)]
     for joined in (study, other):
         joined.close()
 

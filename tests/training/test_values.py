@@ -213,7 +213,8 @@ def test_a_policy_after_an_own_defense_of_images_sees_what_it_left(
     tmp_path: Path, text: str
 ) -> None:
     """Where a part has to see each batch, all parts do, in the order of the chain."""
-    job = TrainingJob(as_images(*pictures()), net(), defense=chain([Dimmed(), parse(text)]))
+    parts = chain([Dimmed(), parse(text)])
+    job = TrainingJob(as_images(*pictures()), net(), Recipe(epochs=2), defense=parts)
     assert job.preparation() is None and job.on_batch == job.defense
     first, again = (
         load_file(train(job, tmp_path / str(number), progress=False).checkpoint)

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import final, overload
+from typing import NamedTuple, final, overload
 
 import torch
 from torch import Generator, Tensor
@@ -16,6 +16,15 @@ from gradveil.core.types import Knowledge, Observation, Reconstruction
 
 Progress = Callable[[int, int], None]
 """Called with (iterations done, iterations in all), for a progress bar."""
+
+
+class About(NamedTuple):
+    """What people are told of a named attack, each in a few words."""
+
+    line: str
+    use: str
+    cost: str
+    paper: str
 
 
 class Attack(ABC):

@@ -52,6 +52,8 @@ class GradientMatching(Attack):
     number formats: TF32, and bf16 for products of patches. `frames` is how many pictures of the way
     are kept. `view` says whether to look for images before the client's policy, and `hidden` which
     draws of the model to look for too. With a `race`, many more restarts run a short way first.
+    `tuned_on` are digests (`image_digest`) of the public images that the settings were chosen on:
+    an audit refuses victims among them.
     """
 
     distance: Distance = cosine
@@ -70,6 +72,7 @@ class GradientMatching(Attack):
     hidden: HiddenDraws | None = None
     averaged: bool = False
     race: Race = field(default_factory=Race)
+    tuned_on: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_fields(self)

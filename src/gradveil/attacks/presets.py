@@ -6,10 +6,13 @@ where it is called by the same name with hyphens: `adam-cosine`.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any
 
-from gradveil.attacks.base import Attack, not_an_attack
+from gradveil.attacks.attack_files import SUFFIX, read_attack
+from gradveil.attacks.base import About, Attack, not_an_attack
 from gradveil.attacks.distances import Cosine, Distance, Likelihood, cosine, l1, l2
+from gradveil.attacks.features import FeatureCosine
 from gradveil.attacks.hidden_draws import JointMasks, JointNoise
 from gradveil.attacks.linear import LinearInversion
 from gradveil.attacks.matching import GradientMatching
@@ -60,6 +63,8 @@ raced = replace(
     restarts=2,
     race=Race(((16, 1 / 12), (4, 1 / 3))),
 )
+# Toward the features at the last dense layer, which its gradient tells of each image of a batch.
+features = replace(adam_cosine, distance=FeatureCosine())
 # Exact, for one image and a first layer that is linear with a bias.
 closed_form = LinearInversion()
 # Exact, for batches, where a ReLU follows that layer.
@@ -94,6 +99,70 @@ PRESETS: Mapping[str, Attack] = {
 """All named attacks, in the order of this file."""
 
 
+GEIPING = "Geiping et al. 2020, Inverting Gradients"
+GAO = "Gao et al. 2021, Privacy-preserving Collaborative Learning"
+ZHU = "Zhu et al. 2019, Deep Leakage from Gradients"
+BALUNOVIC = "Balunovic et al. 2022, Bayesian Framework for Gradient Leakage"
+SCHELIGA = "Scheliga et al. 2023, Dropout Is NOT All You Need to Prevent Gradient Leakage"
+OURS = "this package"
+ONE = "1: 4,800 iterations an image"
+
+ABOUT: Mapping[str, About] = {
+    "adam-cosine": About("matches the direction of gradients", "always, first", ONE, GEIPING),
+    "ig-default": About(
+        "the same with more smoothness, unsigned", "to compare with its code", ONE, GEIPING
+    ),
+    "lbfgs-l2": About("as published, at a rate that hardly moves", "to show that", "0.1", GAO),
+    "lbfgs-cosine": About("as published, at a rate that hardly moves", "to show that", "2", GAO),
+    "dlg": About("matches gradients by L-BFGS", "small smooth models, such as lenet", "0.3", ZHU),
+    "adam-l1": About("matches gradients by absolute differences", "to compare", ONE, GAO),
+    "adam-l2": About("matches gradients by squared differences", "to compare", ONE, GAO),
+    "sgd-cosine": About("the first by SGD with momentum", "to compare", ONE, GAO),
+    "cpl": About(
+        "dlg from a pattern, with a label term",
+        "small smooth models",
+        "0.3",
+        "Wei et al. 2020, A Framework for Evaluating Client Privacy Leakages",
+    ),
+    "iga": About("the first with more smoothness", "to compare", ONE, GEIPING),
+    "raced": About("many starts, the best go on", "trained models: the strongest", "4", OURS),
+    "closed-form": About(
+        "divides two gradients of a linear first layer",
+        "one image, and a linear first layer with a bias",
+        "a moment",
+        "Phong et al. 2018, Privacy-Preserving Deep Learning",
+    ),
+    "peeling": About(
+        "solves for every image of a batch",
+        "batches, and a linear first layer before a ReLU",
+        "seconds",
+        "Dimitrov et al. 2024, SPEAR: Exact Gradient Inversion of Batches",
+    ),
+    "early-step": About(
+        "the first with hardly any smoothness", "policies, early in training", "0.4", BALUNOVIC
+    ),
+    "transform-known": About(
+        "looks through the policy and its draws", "policies; the worst case", ONE, OURS
+    ),
+    "transform-drawn": About(
+        "averages over draws of the policy", "policies whose draws are secret", "4", OURS
+    ),
+    "transform-guessed": About(
+        "looks for the draws too", "policies whose draws are secret", "8", OURS
+    ),
+    "class-mean": About("starts from public class means", "policies, public images", ONE, OURS),
+    "without-random-layers": About("leaves random layers out", "PRECODE", ONE, BALUNOVIC),
+    "without-defended-layers": About("leaves changed layers out", "Soteria", ONE, BALUNOVIC),
+    "joint-noise": About("looks for the noise too", "PRECODE", ONE, BALUNOVIC),
+    "joint-masks": About("looks for the masks too", "dropout", ONE, SCHELIGA),
+    "masked": About("matches what is left of gradients", "pruning", ONE, OURS),
+    "masked-rounds": About("matches several rounds at once", "pruning with feedback", ONE, OURS),
+    "likelihood": About("looks for the most likely image", "noise", ONE, BALUNOVIC),
+    "averaged": About("the mean of eight such searches", "noise", "8", BALUNOVIC),
+}
+"""What people are told of each preset; a cost is relative to that of the first."""
+
+
 def names() -> tuple[str, ...]:
     """Return the names of all presets."""
     return tuple(PRESETS)
@@ -103,16 +172,33 @@ def find(name: str, also: Iterable[str] = ()) -> Attack:
     """Return the attack of this name.
 
     That is a preset, such as `dlg`; an attack of the caller's, `package.module:NAME`, which is
-    imported; or a combination of such, `A+B`, which is one search with the settings of both. `also`
-    are further names that the caller understands, for the message about an unknown one.
+    imported; a file that a tuning wrote, `FOLDER/attack.toml`; or a combination of such, `A+B`,
+    which is one search with the settings of both. `also` are further names that the caller
+    understands, for the message about an unknown one.
     """
-    parts = name.split("+")
-    if not all(part in PRESETS or ":" in part for part in parts):
+    parts = split_name(name)
+    if not all(part in PRESETS or ":" in part or is_file(part) for part in parts):
         raise unknown("attack", name, (*PRESETS, *also))
     if len(set(parts)) < len(parts):
         raise GradveilError(f"attack {name!r} names a part twice: name each once")
-    attacks = {part: PRESETS[part] if part in PRESETS else _import(part) for part in parts}
+    attacks = {part: _find_part(part) for part in parts}
     return attacks[name] if len(parts) == 1 else _combine(attacks, name)
+
+
+def split_name(name: str) -> list[str]:
+    """Return the parts of a name `A+B`; a path to one file may hold a plus."""
+    return [name] if is_file(name) and Path(name).exists() else name.split("+")
+
+
+def is_file(part: str) -> bool:
+    """Tell whether a part of a name is the path of an attack file."""
+    return part.endswith(SUFFIX)
+
+
+def _find_part(part: str) -> Attack:
+    if part in PRESETS:
+        return PRESETS[part]
+    return read_attack(Path(part)) if is_file(part) else _import(part)
 
 
 def find_attack(given: Attack | str, name: str = "attack") -> Attack:

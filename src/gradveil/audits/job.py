@@ -13,6 +13,7 @@ from torch import nn
 
 from gradveil.attacks import Attack, GradientMatching, find, names
 from gradveil.attacks.base import check_attack, not_an_attack
+from gradveil.attacks.presets import is_file, split_name
 from gradveil.audits.attackers import AUTO, LONGEST, automatic, on_equal_terms
 from gradveil.clients import Client
 from gradveil.core.boundary import check_fields, check_shown
@@ -21,7 +22,9 @@ from gradveil.core.types import Protocol
 from gradveil.data import Images
 from gradveil.defenses import Defense
 from gradveil.defenses.applied import check_defense
+from gradveil.models import NormalizedName
 from gradveil.models.factories import check_weights_exist
+from gradveil.models.normalized import constants_setting, plain_name
 
 LABELS = ("known", "inferred")
 CLEAN = {"no": (False,), "yes": (True,), "both": (True, False)}
@@ -32,6 +35,7 @@ CHANGEABLE = ("steps", "restarts")
 VICTIMS_AT_ONCE = {"cpu": 16, "cuda": 100}
 """Victims attacked together: what a processor's cache and a GPU's memory take."""
 
+TUNED = "tuned"  # the name of an attack.toml
 LONGEST_FOLDER = 80  # letters of a case's folder
 
 
@@ -95,11 +99,12 @@ class AuditJob:
     They are drawn over all classes by the seed, or are those from `first` on; none of `apart` is
     drawn, images by their numbers that a score, a search or a tuning has used.
 
-    `model` is a module or its name; `data` the images that victims are taken from, or the
-    name of a data set, whose `split` is meant. `public` are images of the same kind that anyone
-    may have, for blind guesses; a named data set has its training split. `attacks` are by name;
-    with `auto` come the standard attack, those known to undo the case's defense and the exact
-    one, as far as they suit. `steps` and `restarts` change every attack that has such a setting.
+    `model` is a module or its name, perhaps with a loader's normalization; `data` the images that
+    victims are taken from, or the name of a data set, whose `split` is meant. `public` are images
+    of the same kind that anyone may have, for blind guesses; a named data set has its training
+    split. `channels` 3 makes gray images color, 1 the reverse. `attacks` are by name; with `auto`
+    come the standard attack, those known to undo the case's defense and the exact one, as far as
+    they suit. `steps` and `restarts` change every attack that has such a setting.
     `victims_at_once` fixes the chunks, and so the random numbers; None leaves it to the device.
     `positive` runs each attack that needs no defense also where it is known to work; `sham` runs
     the strongest attack also on updates of other images. `budget` are minutes that the attacks
@@ -108,7 +113,7 @@ class AuditJob:
     `recorded` turns each case's client into one whose updates are those of a server's record.
     """
 
-    model: nn.Module | str
+    model: nn.Module | str | NormalizedName
     data: Images | str
     attacks: Mapping[str, Attack] = field(default_factory=dict)
     auto: bool = False
@@ -125,6 +130,7 @@ class AuditJob:
     apart: tuple[int, ...] = ()
     victims_at_once: int | None = None
     image_size: int | None = None
+    channels: int | None = None
     positive: bool = True
     sham: bool = True
     budget: float | None = None
@@ -213,10 +219,12 @@ class AuditJob:
     def settings(self) -> dict[str, Any]:
         """Return the settings that all cases have in common, as JSON has them."""
         left_out = {"attacks", "auto", "cases", "data", "model", "protocol", "public", "positive"}
-        left_out |= {"recorded"}
+        left_out |= {"recorded", "channels"}
         left_out |= {"apart"}  # the images that were drawn have a digest
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
-        named = data_name(self.data), model_name(self.model)
+        named = data_name(self.data), plain_name(self.model)
+        plain |= constants_setting(self.model)
+        plain |= {} if self.channels is None else {"channels": self.channels}
         return plain | self.protocol.settings() | dict(zip(("data", "model"), named, strict=True))
 
 
@@ -235,11 +243,6 @@ def data_name(data: Images | str) -> str:
     return data if isinstance(data, str) else data.name
 
 
-def model_name(model: nn.Module | str) -> str:
-    """Return the name of a model; of a module, that of its class."""
-    return model if isinstance(model, str) else type(model).__name__
-
-
 def slug(name: str) -> str:
     """Replace every letter that a file's name should not have by a dash."""
     return re.sub(r"[^A-Za-z0-9._+-]+", "-", name)
@@ -250,8 +253,9 @@ def name_attacks(
 ) -> tuple[bool, dict[str, Attack]]:
     """Return whether `auto` is among the attacks, and the others by name.
 
-    A text is the name of a preset, `A+B` for several in one search, or `package.module:NAME`. An
-    attack without a name takes that of the preset it was made from, or of its class.
+    A text is the name of a preset, `A+B` for several in one search, `package.module:NAME`, or the
+    path of an attack file; an `attack.toml` is called tuned. An attack without a name takes that of
+    the preset it was made from, or of its class.
     """
     auto, found = False, dict[str, Attack]()
     for attack in attacks:
@@ -268,13 +272,28 @@ def name_attacks(
 def _named(attack: object) -> tuple[str, Attack]:
     match attack:
         case str():
-            parts = [part.rpartition(":")[2] for part in attack.split("+")]
-            return "+".join(parts), find(attack, also=(AUTO,))
+            found = find(attack, also=(AUTO,))
+            return short_name(attack), found
         case Attack():
             return _name_of(attack), attack
         case (str() as name, Attack() as value):
             return name, value
     raise not_an_attack(attack, "attacks", " or a pair of a name and an Attack")
+
+
+def short_name(name: str) -> str:
+    """Return what tables call the attack that `find` finds by this name.
+
+    An attack of a user is called by its last name, a file by its stem.
+    """
+    return "+".join(map(_short_part, split_name(name)))
+
+
+def _short_part(part: str) -> str:
+    if not is_file(part):
+        return part.rpartition(":")[2]
+    stem = slug(Path(part).stem)
+    return TUNED if stem == "attack" else stem
 
 
 def _name_of(attack: Attack) -> str:

@@ -18,7 +18,7 @@ from gradveil.audits.stage import (
     make_stage,
 )
 from gradveil.audits.timing import Costs
-from gradveil.audits.victims import Victims, find_victims
+from gradveil.audits.victims import Victims, find_victims, refuse_tuned_on
 from gradveil.controls import Controls
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import digest
@@ -70,6 +70,7 @@ def prepare(
     AUDIT.refuse_other(out, settings)
     split, public, test = _splits(job, root)
     victims = find_victims(split, job.images, job.batch_size, job.first, job.seed, apart=job.apart)
+    refuse_tuned_on(job.attacks, split, victims.numbers)
     guesses: dict[str, Controls] = {}
     numbers = range(len(job.cases)) if only is None else [only]
     cases = []
@@ -106,7 +107,7 @@ def _splits(job: AuditJob, root: Path | None) -> tuple[Images, Images | None, Im
         split, public, test = job.data, job.public, job.data
     else:
         split, train, test = (
-            load(job.data, name, root=root, image_size=job.image_size)
+            load(job.data, name, root=root, image_size=job.image_size, channels=job.channels)
             for name in (job.split, "train", "test")
         )
         public = train if job.public is None else job.public

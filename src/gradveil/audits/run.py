@@ -1,6 +1,7 @@
 """The audit: prepare and try out every case once, then attack it chunk by chunk."""
 
 import tempfile
+import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -12,25 +13,27 @@ from torch import nn
 from gradveil.attacks import Attack
 from gradveil.audits.case_run import AUDITING, CaseRun
 from gradveil.audits.job import AuditJob, make_cases, name_attacks
-from gradveil.audits.prepare import Prepared, fitted_to, naming, prepare
+from gradveil.audits.prepare import Prepared, PreparedCase, fitted_to, naming, prepare
 from gradveil.audits.records import (
     RECORDS,
 )
 from gradveil.audits.results import AUDIT, AuditResult
-from gradveil.audits.timing import LONG, Costs, spoken
+from gradveil.audits.timing import Costs
 from gradveil.checks.doctor import before_audit
+from gradveil.checks.weights import look_at_weights
 from gradveil.clients import Client
 from gradveil.core.boundary import public
-from gradveil.core.errors import GradveilError, kind_of
+from gradveil.core.errors import GradveilError, GradveilWarning, kind_of
 from gradveil.core.importing import RAISED
 from gradveil.core.job_folder import SETTINGS, claim, remove_empty
 from gradveil.core.locks import alone, refuse_held
-from gradveil.core.progress import Bar
+from gradveil.core.progress import LONG, Bar, foretold
 from gradveil.core.types import Protocol
 from gradveil.data import Images, load
 from gradveil.data.images import as_images
 from gradveil.defenses import Defense, as_defense
 from gradveil.engine.device import find_device
+from gradveil.models import NormalizedName
 from gradveil.transforms import Policy
 
 LOOKED_AT = 4  # victims, for what should be known before an audit
@@ -38,7 +41,7 @@ LOOKED_AT = 4  # victims, for what should be known before an audit
 
 @public
 def audit(
-    model: nn.Module | str,
+    model: nn.Module | str | NormalizedName,
     images: Any,
     labels: Any = None,
     *,
@@ -130,7 +133,9 @@ def _several(values: object, name: str, example: str) -> Sequence[Any]:
     raise GradveilError(f"{name}: {kind_of(values)}; expected a list, such as [{example!r}]")
 
 
-def _victims(images: Any, labels: Any, model: nn.Module | str, classes: int | None) -> Images | str:
+def _victims(
+    images: Any, labels: Any, model: nn.Module | str | NormalizedName, classes: int | None
+) -> Images | str:
     """Return the images to attack, with as many classes as the model has logits, or their name."""
     if isinstance(images, str):
         if labels is not None or classes is not None:
@@ -180,7 +185,7 @@ def run_audit(
     prepared = prepare(job, out, root, find_device(device), only)
     if job.budget is not None and job.share is None:
         prepared = fitted_to(prepared, job.budget)
-    _look_first(prepared, out)
+    _look_first(prepared, out, Bar(progress))
     # Machines that share the cases hold only the folder of theirs.
     with alone(out, AUDITING) if only is None else nullcontext():
         AUDIT.refuse_other(out, prepared.settings)  # another process may have been faster
@@ -189,13 +194,14 @@ def run_audit(
         try:
             waits = only is not None
             runs = [CaseRun(prepared, p, out / p.case.folder, bar, waits) for p in prepared.cases]
-            left = (stage for run in runs for stage in run.unfinished)
-            costs = Costs.of(left, prepared.costs.seconds)
-            for run in runs:
-                run.costs = costs
+            if progress:  # the bar alone needs to know them, and to measure them takes a while
+                left = (stage for run in runs for stage in run.unfinished)
+                costs = Costs.of(left, prepared.costs.seconds)
+                for run in runs:
+                    run.costs = costs
             total = sum(run.left for run in runs)
             if total > LONG:
-                bar.say(f"about {spoken(total)} on this machine; --budget MINUTES shortens it")
+                bar.say(foretold(total, costs.cheaper(job, total)))
             bar.start("audit", total)
             for run in runs:
                 with naming(run.case.case, len(job.cases)):
@@ -218,11 +224,36 @@ def _share_kept(out: Path) -> float | None:
     return None if share is None else float(share)
 
 
-def _look_first(prepared: Prepared, out: Path) -> None:
-    """Warn of faults that would make the figures of a case misleading, before it has any."""
+def _look_first(prepared: Prepared, out: Path, bar: Bar) -> None:
+    """Say the accuracy, and warn of faults that would make the figures of a case misleading.
+
+    A case that has records already is left out, and so are weights that another case has.
+    """
+    seen: set[str] = set()
     for prepared_case in prepared.cases:
         if (out / prepared_case.case.folder / RECORDS).is_file():
             continue
         stage = prepared_case.stage
+        weights = str(prepared_case.settings["weights_sha256"])
+        if _is_trained(prepared, prepared_case) and weights not in seen:
+            seen.add(weights)
+            _look_at_weights(prepared, prepared_case, bar)
         few = stage.batches(stage.chunks[0][:LOOKED_AT])
         before_audit(stage.client, few, labels=prepared.job.known, seed=prepared.job.seed)
+
+
+def _is_trained(prepared: Prepared, prepared_case: PreparedCase) -> bool:
+    """Tell whether weights were given, and the defense has put no untrained layers into them."""
+    case, client = prepared_case.case, prepared_case.stage.client
+    given = case.weights is not None or isinstance(prepared.job.model, nn.Module)
+    return given and (client.protected or not case.acting.changes("model"))
+
+
+def _look_at_weights(prepared: Prepared, prepared_case: PreparedCase, bar: Bar) -> None:
+    """Say how accurate the weights are, and warn where they seem to be made for other images."""
+    case, client = prepared_case.case, prepared_case.stage.client
+    test, seed = prepared.test, prepared.job.seed
+    found = look_at_weights(client.model, test.images, test.labels, len(test.classes), seed)
+    bar.say(f"{case.weights or 'the model'}: {found}")
+    if found.finding is not None:
+        warnings.warn(str(found.finding), GradveilWarning, stacklevel=3)

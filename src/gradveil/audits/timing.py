@@ -12,14 +12,20 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from gradveil.attacks import Attack, GradientMatching
-from gradveil.audits.job import shortened
+from gradveil.audits.job import AuditJob, shortened
 from gradveil.audits.stage import Stage, run_attack
 from gradveil.core.errors import GradveilError
+from gradveil.core.progress import LONG
 from gradveil.core.seeds import generator
 
-VICTIMS = 4  # timed on a CPU, where an image costs the same alone and beside others
+VICTIMS = 4  # timed on a CPU where one is slow, so that others beside it cost as much again
+SLOW = 1.0  # seconds of a trial, an iteration of one victim, from which on it is slow
+RUNS = 2  # of each length, the shorter of which counts: a busy machine makes them longer only
+FEWER = (1_000, 500, 200, 100, 50)  # iterations that a shorter audit is suggested with
+BUDGETS = (240, 60, 20, 5)  # minutes, likewise
+MUCH = 3  # times shorter that a suggestion must be
+LONGEST = 4_800  # iterations of the longest attack of `auto`
 STEPS = 2  # timed, after one that does not count
-LONG = 60.0  # seconds from which it is worth while to measure
 
 
 def work(attack: Attack, images: int) -> float:
@@ -55,7 +61,7 @@ class Costs:
         for stage in stages:
             for name, attack in stage.attacks.items():
                 if (stage.kind, name) not in found.seconds:
-                    found.seconds[stage.kind, name] = _timed(stage, name, attack)
+                    found.seconds[stage.kind, name] = time_iteration(stage, name, attack)
         return found
 
     def _take_trials(self, stage: Stage) -> None:
@@ -82,6 +88,19 @@ class Costs:
     def _each(self, stage: Stage) -> list[float]:
         images = _images(stage)
         return [self(stage.kind, name, attack, images) for name, attack in stage.attacks.items()]
+
+    def cheaper(self, job: AuditJob, total: float) -> dict[str, float]:
+        """Return options that shorten an audit of so many seconds, with what they shorten it to."""
+        found = {}
+        steps = {attack.steps for attack in job.attacks.values() if hasattr(attack, "steps")}
+        longest = job.steps or max(steps, default=LONGEST if job.auto else 0)
+        fewer = next((s for s in FEWER if s * MUCH <= longest), None)
+        if fewer is not None and job.budget is None:
+            found[f"--steps {fewer}"] = total * fewer / longest
+        minutes = next((m for m in BUDGETS if 60 * m * MUCH <= total), None)
+        if minutes is not None and job.budget is None:
+            found[f"--budget {minutes}"] = 60.0 * minutes
+        return found
 
     def fit(self, stages: Iterable[Stage], minutes: float) -> float:
         """Return the share of their iterations that all attacks can make in the budget."""
@@ -113,30 +132,27 @@ def _tried(stage: Stage) -> bool:
     return stage.kind != "attack" or bool(stage.trials)
 
 
-def _timed(stage: Stage, name: str, attack: Attack) -> float:
+def time_iteration(stage: Stage, name: str, attack: Attack) -> float:
     """Return the seconds of an iteration of an image, by the difference of two short runs."""
     if not isinstance(attack, GradientMatching):
         return 0.0
     on_gpu = next(stage.client.model.parameters()).is_cuda
-    few = stage.chunks[0] if on_gpu else stage.chunks[0][:VICTIMS]
+    # A call has a cost of its own: with a small model 4 victims take more than a quarter of 16's.
+    slow = not on_gpu and stage.trials.get(name, 0.0) > SLOW
+    few = stage.chunks[0][:VICTIMS] if slow else stage.chunks[0]
     seen = stage.seen_by(attack, stage.share(few))
     if not seen:
         return 0.0
     single = replace(attack, race=type(attack.race)(), frames=0)
     taken = []
     for steps in (1, 1 + STEPS):
-        began = time.perf_counter()
-        run_attack(replace(single, steps=steps), seen, generator(stage.seed, "timing", name))
-        if on_gpu:
-            torch.cuda.synchronize()
-        taken.append(time.perf_counter() - began)
+        runs = []
+        for _ in range(RUNS):
+            began = time.perf_counter()
+            run_attack(replace(single, steps=steps), seen, generator(stage.seed, "timing", name))
+            if on_gpu:
+                torch.cuda.synchronize()
+            runs.append(time.perf_counter() - began)
+        taken.append(min(runs))
     rows = STEPS * attack.restarts * sum(one.size for one in seen)
     return max(0.0, taken[1] - taken[0]) / rows
-
-
-def spoken(seconds: float) -> str:
-    """Write a time as people say it: 40 s, 12 min, 3 h 40."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d}"

@@ -1,11 +1,13 @@
 """Victims of an audit: drawn over all classes, each with a line-up of pictures of its class."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 
+from gradveil.attacks import Attack, GradientMatching
+from gradveil.attacks.attack_files import image_digest
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Batch
 from gradveil.data import Images
@@ -89,6 +91,23 @@ def _too_few(split: Images, numbers: Tensor, allowed: Tensor, batch_size: int) -
         f"class {split.classes[smallest]!r} has {count} distinct image{plural}, and a line-up "
         f"needs {SIZES[-1]}{beside}"
     )
+
+
+def refuse_tuned_on(attacks: Mapping[str, Attack], split: Images, victims: Tensor) -> None:
+    """Refuse an attack whose settings were chosen on one of the victims, by their numbers."""
+    tuned = {
+        name: frozenset(attack.tuned_on)
+        for name, attack in attacks.items()
+        if isinstance(attack, GradientMatching) and attack.tuned_on
+    }
+    for number in victims.tolist() if tuned else ():
+        found = image_digest(split.images[number])
+        for name, digests in tuned.items():
+            if found in digests:
+                raise GradveilError(
+                    f"attack {name}: image {number} of {split.name} {split.split} is among the "
+                    f"{len(digests)} that its settings were chosen on; audit other images"
+                )
 
 
 def mixed_classes(labels: Sequence[int]) -> str:

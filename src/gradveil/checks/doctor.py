@@ -28,7 +28,7 @@ from gradveil.defenses import Defense, as_defense
 from gradveil.defenses.weights import load_weights
 from gradveil.engine.device import find_device
 from gradveil.engine.gradients import cross_entropy
-from gradveil.models import build_for
+from gradveil.models import NormalizedName, build_for
 from gradveil.models.checkpoints import read_settings
 from gradveil.models.factories import logits, own_copy
 from gradveil.scores import psnr
@@ -75,7 +75,7 @@ SHORT = 100  # steps of an attack that is given by name
 
 @public
 def doctor(
-    model: nn.Module | str,
+    model: nn.Module | str | NormalizedName,
     images: Any,
     labels: Any = None,
     *,
@@ -97,6 +97,7 @@ def doctor(
     client_weight_decay: float = 0.0,
     classes: int | None = None,
     image_size: int | None = None,
+    channels: int | None = None,
     seed: int = 0,
     data_root: Path | str | None = None,
     device: str = "auto",
@@ -120,8 +121,8 @@ def doctor(
     root = None if data_root is None else Path(data_root)
     if isinstance(images, str):
         if public is None:
-            public = load(images, "train", root=root, image_size=image_size)
-        split = load(images, "test", root=root, image_size=image_size)
+            public = load(images, "train", root=root, image_size=image_size, channels=channels)
+        split = load(images, "test", root=root, image_size=image_size, channels=channels)
     else:
         split = own_images(images, labels, model, classes)
     made, protected, scale = build_for(model, split, seed, check=False), False, 1.0
@@ -164,7 +165,10 @@ def doctor(
 
 
 def own_images(
-    images: Any, labels: Any, model: nn.Module | str, classes: int | None = None
+    images: Any,
+    labels: Any,
+    model: nn.Module | str | NormalizedName,
+    classes: int | None = None,
 ) -> Images:
     """Make `Images` of a user's, by default with as many classes as a module has logits."""
     found = as_images(images, labels, name="images", split="test", classes=classes)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gradveil.checks.subject import Finding, Subject, quiet
+from gradveil.checks.weights import look_at_weights
 from gradveil.clients import check_batch
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import forked
@@ -183,11 +184,20 @@ CERTAIN = 0.01  # with a larger p-value an accuracy may be luck
 
 
 def at_chance(subject: Subject) -> Finding | None:
-    """Find an accuracy, on up to 1,000 images, that is no better than their most frequent class."""
+    """Find trained weights that seem to be made for other images, or an accuracy at chance.
+
+    It is measured on up to 1,000 images; at chance is what their most frequent class has.
+    """
     from scipy.stats import binomtest
 
     if subject.test is None or not len(subject.test):
         return None
+    if subject.trained:
+        with subject.passes():
+            images, true = subject.test.images, subject.test.labels
+            looked = look_at_weights(subject.model, images, true, subject.classes, subject.seed)
+        if looked.finding is not None:
+            return looked.finding
     labels = subject.test.labels[:MOST_IMAGES]
     hits, n = correct(subject), len(labels)
     chance = max(float(labels.bincount().max()) / n, 1 / subject.classes)

@@ -1,6 +1,8 @@
 """The command line: every command, and how errors reach the user, as one line and a status."""
 
 import copy
+import os
+import re
 import sys
 import traceback
 import warnings
@@ -11,17 +13,21 @@ import typer
 
 from gradveil import __version__
 from gradveil.cli import (
+    assess,
+    attacks,
     audit,
     data,
     defenses,
     doctor,
     federate,
+    policies,
     policy,
     reconstruct,
     report,
     reproduce,
     search,
     train,
+    tune,
 )
 from gradveil.core.errors import GradveilError, GradveilWarning, one_line
 from gradveil.core.importing import RAISED
@@ -37,6 +43,9 @@ INTERRUPTED = 128 + 2  # as typer reports Ctrl-C
 LONGEST = 2_000  # letters of an error's line: it may quote an argument
 
 DEBUG = "--debug"
+COMPLETES = "_GRADVEIL_COMPLETE"  # set by a shell that asks how a command line may go on
+
+REPEATED = re.compile(r"( Did you mean '[^']*'\?)\1+")  # where typer and click both suggest it
 
 STATUS = (
     "Status: 0 done; 1 done, and something was found wrong; 2 bad input; 70 unexpected error; "
@@ -46,18 +55,21 @@ STATUS = (
 app = typer.Typer(
     name="gradveil",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     help="What shared gradients give away in collaborative learning, and the defenses against it.",
     epilog=STATUS,
 )
 app.add_typer(data.app, name="data")
 app.add_typer(policy.app, name="policy")
+app.add_typer(policies.app, name="policies")
 app.add_typer(defenses.app, name="defenses")
+app.add_typer(attacks.app, name="attacks")
+app.command("assess", epilog=assess.EXAMPLES)(assess.assess_command)
 app.command("train", epilog=train.EXAMPLES)(train.train_command)
 app.command("audit", epilog=audit.EXAMPLES)(audit.audit_command)
 app.command("doctor", epilog=doctor.EXAMPLES)(doctor.doctor_command)
 app.command("search", epilog=search.EXAMPLES)(search.search_command)
+app.command("tune", epilog=tune.EXAMPLES)(tune.tune_command)
 app.command("reproduce", epilog=reproduce.EXAMPLES)(reproduce.reproduce_command)
 app.command("report", epilog=report.EXAMPLES)(report.report_command)
 app.command("federate", epilog=federate.EXAMPLES)(federate.federate_command)
@@ -68,6 +80,23 @@ def _version(asked: bool) -> None:
     if asked:
         print_line(f"gradveil {__version__}")
         raise typer.Exit
+
+
+START = f"""\
+gradveil {__version__}: what shared gradients give away, and the defenses against it
+
+  gradveil assess --data folder:PHOTOS --model my_module:make --checkpoint weights.pt
+                     all in one: what leaks now, which defense helps, what it costs, a page
+
+  gradveil doctor    what would make an audit of a model and images misleading
+  gradveil audit     attack what clients share, under one defense or several
+  gradveil search    find a policy that protects your images
+  gradveil train     train a model, under a defense
+  gradveil attacks list, defenses list, policies list, data list
+
+  try it now:        gradveil assess --data fashion-mnist-mini --model lenet --budget 5
+  every command:     gradveil --help, gradveil COMMAND --help
+  shell completion:  gradveil --install-completion"""
 
 
 @app.callback()
@@ -104,8 +133,12 @@ def run(arguments: list[str] | None = None) -> int:
     given = sys.argv[1:] if arguments is None else arguments
     debug = DEBUG in given
     try:
+        if not given and COMPLETES not in os.environ:
+            print_line(START)
+            return 0
         command = _strict(typer.main.get_command(app))
-        status = command([word for word in given if word != DEBUG], standalone_mode=False)
+        words = [word for word in given if word != DEBUG]
+        status = command(words, prog_name=app.info.name, standalone_mode=False)
         if status == INTERRUPTED:  # what typer makes of KeyboardInterrupt
             raise KeyboardInterrupt
         if sys.stdout is not None:
@@ -116,6 +149,8 @@ def run(arguments: list[str] | None = None) -> int:
     except RAISED as error:
         if signaled():
             return _stopped()
+        if isinstance(error, SystemExit) and COMPLETES in os.environ:  # a shell has its answer
+            return error.code if isinstance(error.code, int) else 0
         if isinstance(error, OutputLostError) and error.gone:
             return READER_GONE
         message, status = _explained(error)
@@ -163,6 +198,7 @@ def _explained(error: BaseException) -> tuple[str, int]:
     # Of click's errors about usage, wherever this typer keeps click.
     usage = getattr(error, "format_message", None)
     if usage is not None:
-        return usage() or "no command given: see gradveil --help", BAD_INPUT
+        said = REPEATED.sub(r"\1", usage())
+        return said or "no command given: see gradveil --help", BAD_INPUT
     said = one_line(error, 200)
     return f"unexpected {said}; run again with {DEBUG} for the traceback", UNEXPECTED

@@ -47,8 +47,7 @@ def audit_command(
     checkpoint: Annotated[
         list[str] | None,
         typer.Option(
-            help="The model's weights, as `gradveil train` saves them: PATH for all, or "
-            "DEFENSE=PATH. Untrained without."
+            help=f"{options.CHECKPOINT} PATH for all, or DEFENSE=PATH. Untrained without."
         ),
     ] = None,
     batch_size: options.BatchSize = 1,
@@ -107,6 +106,7 @@ def audit_command(
     local_batch_size: options.LocalBatchSize = None,
     client_momentum: options.ClientMomentum = 0.0,
     client_weight_decay: options.ClientWeightDecay = 0.0,
+    client_optimizer: options.ClientOptimizer = None,
     train_mode: options.TrainMode = False,
     split: Annotated[str, typer.Option(help="train or test.")] = "test",
     first: Annotated[
@@ -138,6 +138,8 @@ def audit_command(
     thresholds: Thresholds = None,
     with_pictures: WithPictures = False,
     image_size: options.ImageSize = None,
+    channels: options.Channels = None,
+    normalize: options.Normalization = None,
     data_root: options.DataRoot = None,
     as_json: options.Json = False,
     seed: options.Seed = 0,
@@ -152,6 +154,9 @@ def audit_command(
     from gradveil.core.types import Protocol
     from gradveil.report.verdict import read_thresholds
 
+    client_momentum, client_weight_decay = options.client_optimizer(
+        client_optimizer, client_momentum, client_weight_decay
+    )
     limits = None if thresholds is None else read_thresholds(thresholds)
     defenses = _defenses(defense, policy)
     threshold = _threshold(certify, delta, gamma)
@@ -164,7 +169,7 @@ def audit_command(
         clean=clean,
     )
     job = AuditJob(
-        model,
+        options.normalized_model(model, normalize),
         data,
         attacks,
         auto,
@@ -189,6 +194,7 @@ def audit_command(
         budget=budget,
         victims_at_once=victims_at_once,
         image_size=image_size,
+        channels=channels,
         seed=seed,
     )
     result = run_audit(job, out, root=data_root, device=device)

@@ -2,7 +2,7 @@
 
 import typer
 
-from gradveil.cli.options import Json, examples, say, table
+from gradveil.cli.options import Json, examples, listing, say
 
 app = typer.Typer(no_args_is_help=True, help="Look at the defenses.")
 
@@ -20,7 +20,7 @@ def group() -> None:
 
 @app.command("list", epilog=examples("gradveil defenses list", "gradveil defenses list --json"))
 def list_defenses(as_json: Json = False) -> None:
-    """Show every defense as it is written, what it does, what breaks it, and its paper."""
+    """Show every defense as it is written: its use, its cost, what breaks it, and its paper."""
     from gradveil.defenses import REGISTRY  # torch takes seconds to import
 
     found = [
@@ -29,18 +29,28 @@ def list_defenses(as_json: Json = False) -> None:
             "example": kind.example,
             "acts_on": kind.acts_on,
             "line": kind.line,
+            "use": kind.use,
+            "cost": kind.cost,
             "breakers": list(kind.breakers),
             "paper": kind.paper,
         }
         for name, kind in REGISTRY.items()
     ]
     rows = [
-        (kind.example, kind.line, ", ".join(kind.breakers) or "none known", kind.paper)
+        (
+            kind.example,
+            kind.line,
+            kind.use,
+            kind.cost,
+            ", ".join(kind.breakers) or "none known",
+            kind.paper,
+        )
         for kind in REGISTRY.values()
     ]
+    columns = ("such as", "what it does", "use when", "cost", "broken by", "paper")
     say(
         {"defenses": found, "chaining": CHAINING, "own": OWN},
         as_json,
-        table("Defenses", ("such as", "what it does", "broken by", "paper"), rows),
+        listing("Defenses", columns, rows),
         f"{CHAINING}\n{OWN}",
     )

@@ -44,9 +44,7 @@ def doctor_command(
     ] = None,
     checkpoint: Annotated[
         Path | None,
-        typer.Option(
-            help="The model's weights, as `gradveil train` saves them. Untrained without."
-        ),
+        typer.Option(help=f"{options.CHECKPOINT} Untrained without."),
     ] = None,
     defense: Annotated[
         str,
@@ -60,6 +58,7 @@ def doctor_command(
     local_batch_size: options.LocalBatchSize = None,
     client_momentum: options.ClientMomentum = 0.0,
     client_weight_decay: options.ClientWeightDecay = 0.0,
+    client_optimizer: options.ClientOptimizer = None,
     train_mode: options.TrainMode = False,
     attack: Annotated[
         str,
@@ -73,6 +72,8 @@ def doctor_command(
         int, typer.Option(min=0, help="Iterations of that attack; 0 leaves it out.")
     ] = 100,
     image_size: options.ImageSize = None,
+    channels: options.Channels = None,
+    normalize: options.Normalization = None,
     data_root: options.DataRoot = None,
     as_json: options.Json = False,
     seed: options.Seed = 0,
@@ -95,13 +96,16 @@ def doctor_command(
     from gradveil.checks.doctor import TRIAL, doctor
     from gradveil.defenses import parse
 
+    client_momentum, client_weight_decay = options.client_optimizer(
+        client_optimizer, client_momentum, client_weight_decay
+    )
     if labels not in LABELS:
         raise unknown("labels", labels, LABELS)
     protection = parse(defense)
     names = automatic(protection) if attack == AUTO else (attack,)
     with progress.status("reading the data and the model") as status:
         found = doctor(
-            model,
+            options.normalized_model(model, normalize),
             data,
             defense=protection,
             attack=find(names[0], also=(AUTO,)),
@@ -117,6 +121,7 @@ def doctor_command(
             client_momentum=client_momentum,
             client_weight_decay=client_weight_decay,
             image_size=image_size,
+            channels=channels,
             seed=seed,
             data_root=data_root,
             device=device,

@@ -87,6 +87,8 @@ def federate_command(
     steps: Annotated[int | None, typer.Option(help="Iterations of every attack.")] = None,
     audited: Annotated[int, typer.Option(help="Images attacked in a round, at most.")] = 32,
     image_size: options.ImageSize = None,
+    channels: options.Channels = None,
+    normalize: options.Normalization = None,
     data_root: options.DataRoot = None,
     as_json: options.Json = False,
     seed: options.Seed = 0,
@@ -110,7 +112,7 @@ def federate_command(
     auto, attacks = name_attacks(attack or [])
     job = FederationJob(
         data,
-        model,
+        options.normalized_model(model, normalize),
         clients,
         rounds,
         parse(defense or policy or "none"),
@@ -132,6 +134,7 @@ def federate_command(
         steps,
         audited,
         image_size,
+        channels,
         seed=seed,
     )
     try:

@@ -3,14 +3,18 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
 from rich.text import Text
 
+from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.streams import print_line
-from gradveil.core.text import SafeConsole, on_one_line
+from gradveil.core.text import SafeConsole, on_one_line, read_number
+
+if TYPE_CHECKING:
+    from gradveil.models import NormalizedName
 
 Json = Annotated[
     bool,
@@ -44,6 +48,19 @@ Model = Annotated[
 ImageSize = Annotated[
     int | None, typer.Option(help="Resize the images to this many pixels a side.")
 ]
+Channels = Annotated[
+    int | None, typer.Option(help="3: gray images get three equal planes; 1: color becomes gray.")
+]
+Normalization = Annotated[
+    str | None,
+    typer.Option(
+        "--normalize",
+        metavar="MEAN,STD",
+        help="What your loader normalizes by, for a model of yours: 0.5,0.25, the means of all "
+        "channels and then the stds, or imagenet, cifar10, cifar100, mnist, fashion-mnist, half.",
+    ),
+]
+CHECKPOINT = "The model's weights: .safetensors, .pt, .pth, .ckpt or .npz; never unpickled."
 Augment = Annotated[
     bool, typer.Option(help="Random crop (padding 4) and mirror image before the policy.")
 ]
@@ -67,12 +84,53 @@ LocalBatchSize = Annotated[
 ]
 ClientMomentum = Annotated[float, typer.Option(help="Momentum of the client's SGD.")]
 ClientWeightDecay = Annotated[float, typer.Option(help="Weight decay of the client's SGD.")]
+ClientOptimizer = Annotated[
+    str | None,
+    typer.Option(
+        "--client-optimizer",
+        help="The client's optimizer in one: sgd, or sgd:momentum=0.9,weight-decay=5e-4.",
+    ),
+]
 TrainMode = Annotated[
     bool,
     typer.Option("--train-mode", help="Batch norm uses the batch's own statistics, dropout is on."),
 ]
 
 progress = SafeConsole(stderr=True)
+
+
+def client_optimizer(text: str | None, momentum: float, decay: float) -> tuple[float, float]:
+    """Return the momentum and weight decay of the client's SGD, which `text` may hold too."""
+    if text is None:
+        return momentum, decay
+    name, _, settings = text.partition(":")
+    if name != "sgd":
+        raise unknown("client optimizer", name, ("sgd", "sgd:momentum=0.9,weight-decay=5e-4"))
+    found = {"momentum": momentum, "weight-decay": decay}
+    for part in filter(None, settings.split(",")):
+        key, _, value = part.partition("=")
+        key = key.strip().replace("_", "-")
+        if key not in found:
+            raise unknown("setting of the client's sgd", key, found)
+        if found[key]:
+            raise GradveilError(f"--client-optimizer {text}: --client-{key} says it too; give one")
+        try:
+            found[key] = read_number(value, float)
+        except ValueError:
+            raise GradveilError(
+                f"--client-optimizer {text}: {key} is {value!r}; expected a number"
+            ) from None
+    return found["momentum"], found["weight-decay"]
+
+
+def normalized_model(model: str, constants: str | None) -> "str | NormalizedName":
+    """Return the model's name, with the constants that its loader normalizes by."""
+    if constants is None:
+        return model
+    from gradveil.models import NormalizedName  # torch takes seconds to import
+    from gradveil.models.normalized import read_constants
+
+    return NormalizedName(model, *read_constants(constants))
 
 
 def say(result: Mapping[str, Any], as_json: bool, *shown: Table | str | Sequence[str]) -> None:
@@ -90,6 +148,23 @@ def say(result: Mapping[str, Any], as_json: bool, *shown: Table | str | Sequence
         text = part if isinstance(part, Table | str) else "\n".join(map(on_one_line, part))
         # Without markup, since a path may hold [brackets].
         console.print(text, soft_wrap=isinstance(text, str), markup=False, highlight=False)
+
+
+NARROW = 120  # letters of a line below which a list is not a table
+
+
+def listing(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]
+) -> Table | list[str]:
+    """Build a table, or where lines are short a few lines for each row, its cells named."""
+    if SafeConsole().width >= NARROW:
+        return table(title, columns, rows)
+    lines = [title]
+    for first, second, *more in rows:
+        lines += [f"{first}: {second}"]
+        named = zip(columns[2:], more, strict=True)
+        lines += [f"    {name}: {cell}" for name, cell in named if cell]
+    return lines
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Table:

@@ -68,12 +68,15 @@ def reconstruct_command(
     local_batch_size: options.LocalBatchSize = None,
     client_momentum: options.ClientMomentum = 0.0,
     client_weight_decay: options.ClientWeightDecay = 0.0,
+    client_optimizer: options.ClientOptimizer = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Iterations of the attack. Default: as published.")
     ] = None,
     image_size: Annotated[
         int | None, typer.Option(help="Pixels a side, where they differ from the data set's.")
     ] = None,
+    channels: options.Channels = None,
+    normalize: options.Normalization = None,
     data_root: options.DataRoot = None,
     as_json: options.Json = False,
     seed: options.Seed = 0,
@@ -86,12 +89,17 @@ def reconstruct_command(
     """
     from gradveil.core.files import write_text  # torch takes seconds to import
     from gradveil.core.locks import alone, refuse_held
+    from gradveil.core.progress import Bar, Iterations
     from gradveil.data import load
     from gradveil.report.pictures import as_picture, save_picture
     from gradveil.updates import reconstruct
 
+    client_momentum, client_weight_decay = options.client_optimizer(
+        client_optimizer, client_momentum, client_weight_decay
+    )
     refuse_held(out, "writing reconstructions into")
-    split = load(data, "test", root=data_root, image_size=image_size)
+    split = load(data, "test", root=data_root, image_size=image_size, channels=channels)
+    chosen = options.normalized_model(model, normalize)
     settings: dict[str, Any] = {
         "images": split,
         "attack": attack,
@@ -105,18 +113,23 @@ def reconstruct_command(
         "seed": seed,
         "device": device,
     }
-    if spy is not None and number is not None and before is None and after is None:
-        from gradveil.federated import invert
+    bar = Bar(shown=True)
+    settings["progress"] = Iterations(bar, "reconstructing", "--steps")
+    try:
+        if spy is not None and number is not None and before is None and after is None:
+            from gradveil.federated import invert
 
-        named = tuple(client) if client else None
-        several = invert(spy, number, model, clients=named, size=size, **settings)
-        found = {f"client-{each.client}": each.found for each in several}
-    elif before is not None and after is not None and spy is None and number is None:
-        found = {"": reconstruct(before, after, model, size=size or 1, **settings)}
-    else:
-        raise GradveilError(
-            "reconstruct: give --before and --after, two files of weights, or --spy and --round"
-        )
+            named = tuple(client) if client else None
+            several = invert(spy, number, chosen, clients=named, size=size, **settings)
+            found = {f"client-{each.client}": each.found for each in several}
+        elif before is not None and after is not None and spy is None and number is None:
+            found = {"": reconstruct(before, after, chosen, size=size or 1, **settings)}
+        else:
+            raise GradveilError(
+                "reconstruct: give --before and --after, two files of weights, or --spy and --round"
+            )
+    finally:
+        bar.stop()
     facts, lines = {}, []
     with alone(out, "writing reconstructions into"):
         for name, made in found.items():

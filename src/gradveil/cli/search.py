@@ -33,7 +33,10 @@ def search_command(
     out: Annotated[Path, typer.Option("--out", help="The search's folder.")],
     checkpoint: Annotated[
         Path | None,
-        typer.Option(help="Semi-trained weights. Trained without: 10% of the data, 50 epochs."),
+        typer.Option(
+            help="Semi-trained weights: .safetensors, .pt, .pth, .ckpt or .npz. Trained without: "
+            "10% of the data, 50 epochs."
+        ),
     ] = None,
     trials: Annotated[
         int,
@@ -94,6 +97,8 @@ def search_command(
     ] = None,
     augment: options.Augment = True,
     image_size: options.ImageSize = None,
+    channels: options.Channels = None,
+    normalize: options.Normalization = None,
     as_published: Annotated[
         bool,
         typer.Option(
@@ -125,13 +130,14 @@ def search_command(
     Run the same command again after a stop: it goes on.
     """
     from gradveil.attacks import find
+    from gradveil.audits.job import short_name
     from gradveil.report.search import search_in_words, search_tables
     from gradveil.report.write import write_report
     from gradveil.search import SearchJob, run_search  # torch and scipy take seconds to import
 
     settings: dict[str, Any] = {
         "data": data,
-        "model": model,
+        "model": options.normalized_model(model, normalize),
         "checkpoint": checkpoint,
         "trials": trials,
         "keep": keep,
@@ -143,7 +149,7 @@ def search_command(
         "race_confidence": race_confidence,
         "images": images,
         "attack": find(attack),
-        "attack_name": attack,
+        "attack_name": short_name(attack),
         "probe_steps": probe_steps,
         "hybrid": hybrid,
         "at_once": at_once,
@@ -151,6 +157,7 @@ def search_command(
         "audit_steps": audit_steps,
         "augment": augment,
         "image_size": image_size,
+        "channels": channels,
         "seed": seed,
     } | ({} if score is None else {"score": score})
     job = SearchJob.as_published(**settings) if as_published else SearchJob(**settings)

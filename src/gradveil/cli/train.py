@@ -55,11 +55,16 @@ def train_command(
         float | None,
         typer.Option(help="Of DP-SGD's epsilon. Default: 1 / the number of training images."),
     ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help=f"Start from these weights. {options.CHECKPOINT}")
+    ] = None,
     augment: options.Augment = True,
     fraction: Annotated[
         float, typer.Option(help="Class-balanced share of the training images, such as 0.1.")
     ] = 1.0,
     image_size: options.ImageSize = None,
+    channels: options.Channels = None,
+    normalize: options.Normalization = None,
     save_at: Annotated[
         str, typer.Option(help="Save the weights after these steps too, such as 0,1,10,50.")
     ] = "",
@@ -84,7 +89,7 @@ def train_command(
         )
     job = TrainingJob(
         data,
-        model,
+        options.normalized_model(model, normalize),
         Recipe(epochs, lr, momentum, weight_decay, batch_size, loss_scale),
         parse(defense or policy or "none"),
         augment,
@@ -94,6 +99,8 @@ def train_command(
         precision,
         seed,
         delta,
+        channels=channels,
+        start=checkpoint,
     )
     trained = train(job, out or job.folder, root=data_root, device=device)
     result = {

@@ -4,8 +4,10 @@ The command line prints the error as a single line and exits with status 2.
 """
 
 from collections.abc import Iterable
+from difflib import get_close_matches
 
 LONGEST_NAME = 200  # letters of an unknown name that are shown
+LIKE = 0.7  # ratio of equal letters from which a name was perhaps meant
 
 
 class GradveilError(ValueError):
@@ -20,7 +22,15 @@ def unknown(kind: str, name: object, choices: Iterable[object]) -> GradveilError
     """Return the error for a name that is none of the choices."""
     text = text_of(name, kind_of(name))
     text = text if len(text) <= LONGEST_NAME else f"{text[:LONGEST_NAME]}..."
-    return GradveilError(f"unknown {kind} {text!r}: choose from {', '.join(map(str, choices))}")
+    names = [*map(str, choices)]
+    near = nearest(text, names)
+    meant = "" if near is None else f"; did you mean {near}?"
+    return GradveilError(f"unknown {kind} {text!r}: choose from {', '.join(names)}{meant}")
+
+
+def nearest(text: str, names: Iterable[str]) -> str | None:
+    """Return the name that a text was probably meant to be; None where none is like it."""
+    return next(iter(get_close_matches(text[:LONGEST_NAME], [*names], 1, LIKE)), None)
 
 
 def one_line(error: BaseException, longest: int | None = None) -> str:

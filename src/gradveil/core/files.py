@@ -5,11 +5,14 @@ Every file of the package is written here. A path that a user names may lead thr
 """
 
 import errno
+import glob
+import gzip
 import hashlib
 import os
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO
@@ -38,6 +41,10 @@ SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(o
 
 class MissingFileError(GradveilError):
     """No file has this path."""
+
+
+class WriteError(GradveilError):
+    """A file cannot be written, as on a full disk."""
 
 
 def shown(text: object, longest: int = LONGEST) -> str:
@@ -79,6 +86,19 @@ def read_bytes(path: Path, most: int) -> bytes:
     return data
 
 
+def read_gzipped(path: Path, most: int) -> bytes:
+    """The content of a file that gzip has packed; more than `most` bytes are refused."""
+    regular_file(path)
+    try:
+        with gzip.open(path) as file:
+            data = file.read(most + 1)
+    except (OSError, EOFError, zlib.error) as error:
+        raise GradveilError(f"cannot read {shown(path)}: {shown(error)}") from None
+    if len(data) > most:
+        raise GradveilError(f"cannot read {shown(path)}: it unpacks to more than {most:,} bytes")
+    return data
+
+
 @contextmanager
 def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
     """A temporary path in the same folder that becomes `path` when the block ends well.
@@ -108,6 +128,22 @@ def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
     finally:
         if temporary is not None:
             temporary.unlink(missing_ok=True)
+
+
+def remove_unfinished(folder: Path, patterns: Iterable[str]) -> None:
+    """Remove the temporary files of `replacing` that killed processes left in the folder.
+
+    Nobody else may be writing there: whoever calls this holds a lock.
+    """
+    for pattern in patterns:
+        for path in folder.glob(pattern):
+            if not (path.is_dir() or path.parent.is_symlink()):
+                path.unlink(missing_ok=True)
+
+
+def unfinished(path: Path) -> str:
+    """The pattern of the temporary files of `replacing` for this path, in its folder."""
+    return f".{glob.escape(path.name[:NAME])}.*.part"
 
 
 def write_bytes(path: Path, data: bytes) -> None:
@@ -238,8 +274,8 @@ def _replaceable(path: Path) -> Path:
     raise _refused(path, f"it is a link to {shown(target)}; choose a file, or remove the link")
 
 
-def _refused(path: Path, why: str) -> GradveilError:
-    return GradveilError(f"cannot write {shown(path)}: {why}")
+def _refused(path: Path, why: str) -> WriteError:
+    return WriteError(f"cannot write {shown(path)}: {why}")
 
 
 def _kind(state: os.stat_result) -> str:
@@ -256,19 +292,19 @@ def _umask() -> int:
     return mask
 
 
-def _explained(error: OSError, path: Path) -> GradveilError:
+def _explained(error: OSError, path: Path) -> WriteError:
     name = shown(path)
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return GradveilError(
+        return WriteError(
             f"no space left on the disk while writing {name}: free some space and run again;"
             " what is there is whole"
         )
     if error.errno in (errno.ENOTDIR, errno.EEXIST, errno.EISDIR):
-        return GradveilError(
+        return WriteError(
             f"cannot write {name}: {error.strerror}; a file stands where a folder should,"
             " or the reverse"
         )
-    return GradveilError(f"cannot write {name}: {error.strerror or error}; choose another folder")
+    return WriteError(f"cannot write {name}: {error.strerror or error}; choose another folder")
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:

@@ -131,6 +131,23 @@ class FederationSettings(Struct, frozen=True):
     test: str | UnsetType = UNSET
 
 
+class FederatedRound(Struct, frozen=True, forbid_unknown_fields=True):
+    """A round within the history of a federated training."""
+
+    round: Positive
+    test_accuracy: Share
+    clients: Count
+    seconds: float
+
+
+class KeptState(Struct, frozen=True, forbid_unknown_fields=True):
+    """What a client's defense keeps between rounds; `state` is what `torch.save` makes of it."""
+
+    defense: str
+    rounds: Count
+    state: bytes
+
+
 class SearchSettings(Struct, frozen=True):
     """settings.json of a search, and the `settings` within its search.json."""
 
@@ -302,7 +319,7 @@ class TrialCreated(JournalEntry, frozen=True, tag=4, kw_only=True):
     study_id: Count
     datetime_start: str | None
     state: Count | UnsetType = UNSET
-    params: dict[str, Count] | UnsetType = UNSET
+    params: dict[str, Count | float] | UnsetType = UNSET
     distributions: dict[str, str] | UnsetType = UNSET
     user_attrs: dict[str, Any] | UnsetType = UNSET
     system_attrs: dict[str, Any] | UnsetType = UNSET
@@ -315,7 +332,7 @@ class TrialCreated(JournalEntry, frozen=True, tag=4, kw_only=True):
 class TrialSlot(JournalEntry, frozen=True, tag=5):
     trial_id: Count
     param_name: str
-    param_value_internal: Count
+    param_value_internal: Count | float
     distribution: str
 
 
@@ -378,6 +395,7 @@ class TrialAttributes(Struct, frozen=True):
 
     owner: str | UnsetType = UNSET
     policy: str | UnsetType = UNSET
+    settings: str | UnsetType = UNSET  # of an attack
     result: TrialResult | UnsetType = UNSET
 
 
@@ -453,6 +471,99 @@ class ThresholdsFile(Struct, frozen=True, forbid_unknown_fields=True):
     positive_control: bool = False
 
 
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+
+
+class ImagesUsed(Struct, frozen=True, forbid_unknown_fields=True):
+    """[images] of attack.toml: digests of the pictures that settings were chosen and tested on."""
+
+    tuned_on: Annotated[list[Sha256], Meta(min_length=1)]
+    held_out: list[Sha256]
+
+
+class Compared(Struct, frozen=True, forbid_unknown_fields=True):
+    """A mean of the tuned and of the standard attack, and p of the one-sided paired test."""
+
+    tuned: float
+    standard: float
+    p: Share
+
+
+class TuningGain(Struct, frozen=True, forbid_unknown_fields=True):
+    """[gain] of attack.toml: on `n` images that the attack was not tuned on."""
+
+    n: Positive
+    updates: Positive
+    candidates: Positive  # of each line-up
+    lineup: Compared
+    ssim: Compared
+
+
+class TuningCost(Struct, frozen=True, forbid_unknown_fields=True):
+    """[cost] of attack.toml: iterations of an image, over all its restarts and heats."""
+
+    tuned: Positive
+    standard: Positive
+
+
+class AttackFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """attack.toml: an attack that was tuned."""
+
+    format: str
+    gradveil: str
+    attack: dict[str, Any]
+    tuning: dict[str, Any]
+    cost: TuningCost
+    gain: TuningGain
+    images: ImagesUsed
+
+
+class TuningSettings(Struct, frozen=True):
+    """settings.json of a tuning."""
+
+    data: str
+    model: str
+    trials: Positive
+    images: Positive
+    held_out: Positive
+    work: Positive
+    defense: str
+    labels: str
+    seed: int
+    space: dict[str, Any] | Literal["usual"]
+    batch_size: Positive = 1
+    checkpoint: str | None = None
+    public: str | None = None
+    budget: float | None = None
+    image_size: Positive | None = None
+    train_mode: bool = False
+
+
+class TunedTrial(Struct, frozen=True, forbid_unknown_fields=True):
+    """A trial within tuning.json: what was drawn, and the means over the updates."""
+
+    number: Count
+    state: Literal["scored", "dropped"]
+    drawn: dict[str, str | float]
+    updates: Positive
+    missed: float
+    lineup: Share
+    ssim: float
+
+
+class TuningFile(Struct, frozen=True, forbid_unknown_fields=True):
+    """tuning.json; `best` is the number of a trial, `seconds` are those of an image."""
+
+    format: str
+    settings: dict[str, Any]
+    trials: Annotated[list[TunedTrial], Meta(min_length=1)]
+    best: Count
+    seconds: dict[str, float]
+    notes: list[str]
+    study: str
+    storage: str
+
+
 class CacheFacts(Struct, frozen=True, forbid_unknown_fields=True):
     """The manifest of a cache entry."""
 
@@ -463,6 +574,7 @@ class CacheFacts(Struct, frozen=True, forbid_unknown_fields=True):
 
 KINDS: dict[str, tuple[str, type[Struct]]] = {
     "clients": ("a federated training", FederationSettings),
+    "space": ("a tuning", TuningSettings),
     "trials": ("a search", SearchSettings),
     "epochs": ("a training", TrainingSettings),
     "cases": ("an audit", AuditSettings),

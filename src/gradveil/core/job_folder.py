@@ -10,6 +10,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.files import (
     MissingFileError,
     refuse_ways_out,
+    remove_unfinished,
     shown,
     writable,
     write_text,
@@ -139,10 +140,7 @@ def claim(out: Path, wanted: Mapping[str, Any], parts: Iterable[str] = PARTS) ->
 
     Files that a killed run was writing are removed.
     """
-    for pattern in parts:
-        for unfinished in out.glob(pattern):
-            if not (unfinished.is_dir() or unfinished.parent.is_symlink()):
-                unfinished.unlink(missing_ok=True)
+    remove_unfinished(out, parts)
     if (out / SETTINGS).is_file():
         return False
     write_text(out / SETTINGS, json.dumps(dict(wanted), indent=2, sort_keys=True) + "\n")

@@ -1,5 +1,8 @@
 """The progress bar of every job, on the error stream: the task, how far, the time left."""
 
+import time
+from collections.abc import Mapping
+
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -13,6 +16,22 @@ from rich.progress import (
 
 from gradveil.core.stopping import stop_if_signaled
 from gradveil.core.text import SafeConsole
+
+LONG = 60.0  # seconds from which on a job says beforehand how long it takes
+
+
+def spoken(seconds: float) -> str:
+    """Write a time as people say it: 40 s, 12 min, 3 h 40."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes} min" if minutes < 100 else f"{minutes // 60} h {minutes % 60:02d}"
+
+
+def foretold(seconds: float, cheaper: Mapping[str, float]) -> str:
+    """Say how long a job takes, and what options would shorten it to how long."""
+    others = [f"{option}: {spoken(each)}" for option, each in cheaper.items() if each < seconds]
+    return "; ".join([f"about {spoken(seconds)} on this machine", *others])
 
 
 class Bar:
@@ -83,3 +102,31 @@ class Bar:
         """Leave the bar as it stands. Nothing is printed where it never started."""
         if self._progress.live.is_started:
             self._progress.stop()
+
+
+class Iterations:
+    """Follow the iterations of an attack: a bar, and once how long all of them take.
+
+    It is called with (iterations done, iterations in all). `option` is what shortens the job.
+    """
+
+    TIMED = 3  # iterations, after the first, which has what is done but once
+
+    def __init__(self, bar: Bar, what: str, option: str) -> None:
+        self.bar, self.what, self.option = bar, what, option
+        self.began: tuple[int, float] | None = None
+        self.said = False
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.perf_counter()
+        if self.began is None or done <= self.began[0]:  # the next attack begins
+            self.began = done, now
+            self.bar.start(self.what, total, done)
+        first, since = self.began
+        if not self.said and done >= first + self.TIMED:
+            self.said = True
+            whole = (now - since) / (done - first) * total
+            fewer = total // 10
+            if whole > LONG and fewer:
+                self.bar.say(foretold(whole, {f"{self.option} {fewer}": whole * fewer / total}))
+        self.bar.update(done)

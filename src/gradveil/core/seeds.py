@@ -43,8 +43,12 @@ def following(rng: Generator) -> Iterator[None]:
 
     Models that draw in a pass (dropout, PRECODE) use the global ones.
     """
+    seed = drawn_seed(rng)
     with forked():
-        torch.manual_seed(drawn_seed(rng))
+        if torch.cuda.is_available():
+            torch.manual_seed(seed)
+        else:  # the same draws; for GPUs that are not there, the other notes the stack each time
+            torch.default_generator.manual_seed(seed)
         yield
 
 

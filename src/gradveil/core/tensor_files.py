@@ -4,10 +4,14 @@ What a file declares is compared with what it holds: the shapes in a header with
 it, the sizes in an archive with a bound, since a small archive may unpack to any size.
 """
 
+import io
 import math
 import mmap
+import pickle
 import re
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Annotated, Any
 
@@ -16,11 +20,12 @@ import torch
 from msgspec import Meta, Struct
 from numpy.typing import NDArray
 from safetensors import safe_open
-from torch import Tensor, nn
+from torch import Tensor, _weights_only_unpickler, nn
 
 from gradveil.core.errors import GradveilError, one_line
 from gradveil.core.files import regular_file, shown
 from gradveil.core.reading import convert, parse_json
+from gradveil.core.text import shortened
 
 LONGEST_HEADER = 100 << 20  # bytes; the safetensors library allows no more either
 LONGEST_NAME = 1_000  # letters
@@ -120,21 +125,35 @@ def load_pickled(path: Path, most: int | None = None) -> Any:
     """
     most = _bound(path, most)
     try:
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as archive:
+        with path.open("rb") as file:
+            return _unpickled(file, path, most)
+    except OSError as error:
+        raise GradveilError(f"cannot read {shown(path)}: {error.strerror or error}") from None
+
+
+def unpickle(data: bytes, path: Path) -> Any:
+    """The content of bytes of `torch.save` within a file, as `load_pickled` reads whole files."""
+    return _unpickled(io.BytesIO(data), path, max(LEAST, GROWTH * len(data)))
+
+
+def _unpickled(file: IO[bytes], path: Path, most: int) -> Any:
+    try:
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as archive:
                 _check_sizes(path, archive, most)
                 pickles = [name for name in archive.namelist() if name.endswith(".pkl")]
                 texts = [archive.read(name) for name in pickles]
                 sized = any(map(_SIZED.search, texts))
+        elif isinstance(file, io.BytesIO):
+            sized = bool(_SIZED.search(file.getbuffer()))
         else:
-            with (
-                path.open("rb") as file,
-                mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text,
-            ):
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
                 sized = bool(_SIZED.search(text))
         if sized:
             raise GradveilError(f"{shown(path)} is refused: it asks for builtins.bytearray")
-        return torch.load(path, map_location="cpu", weights_only=True)
+        file.seek(0)
+        with _short_errors():
+            return torch.load(file, map_location="cpu", weights_only=True)
     except GradveilError:
         raise
     except Exception as error:
@@ -146,6 +165,28 @@ def load_pickled(path: Path, most: int | None = None) -> Any:
             else f"it is damaged or no torch file ({type(error).__name__})"
         )
         raise GradveilError(f"{shown(path)} is refused: {why}") from error
+
+
+class _ShortError(pickle.UnpicklingError):
+    """An error of torch's reader, whose text may quote the file."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(shortened(text, LONGEST_NAME))
+
+
+@contextmanager
+def _short_errors() -> Iterator[None]:
+    """Let torch's reader raise short errors.
+
+    `torch.load` searches their text by a pattern that takes the square of its length, hours where
+    the file asks for a name of a million letters. There is no public way to prevent that.
+    """
+    module: Any = _weights_only_unpickler
+    plain, module.UnpicklingError = module.UnpicklingError, _ShortError
+    try:
+        yield
+    finally:
+        module.UnpicklingError = plain
 
 
 def plain_tensor(value: object) -> bool:

@@ -247,6 +247,36 @@ def _item(item: object, number: int, name: str) -> tuple[Tensor, Tensor]:
     )
 
 
+LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow converts to gray
+
+
+def with_channels(images: Images, channels: int) -> Images:
+    """Return gray images as color ones of three equal planes, or color ones as gray."""
+    if channels not in (1, 3):
+        raise GradveilError(f"channels {channels}: choose 1, gray, or 3, color")
+    if channels == images.channels:
+        return images
+    if {channels, images.channels} != {1, 3}:
+        raise GradveilError(
+            f"channels {channels}: {images.name} has {images.channels}; only gray and color "
+            "images can be turned into each other"
+        )
+    if channels == 3:
+        made = images.images.expand(-1, 3, -1, -1)
+        return replace(images, images=made, mean=images.mean * 3, std=images.std * 3)
+    weights = torch.tensor(LUMA).view(1, 3, 1, 1)
+    parts = [
+        (some.float() * weights).sum(1, keepdim=True).round().byte()
+        for some in images.images.split(CONVERTED_AT_ONCE)
+    ]
+    gray = torch.cat(parts)
+    mean, std = statistics(gray.numpy())
+    return replace(images, images=gray, mean=mean, std=std)
+
+
+CONVERTED_AT_ONCE = 1_000
+
+
 def divided(images: Images) -> tuple[Images, Images]:
     """Divide images into a training and a test split, about 80 to 20, by the content of each.
 

@@ -11,7 +11,7 @@ from gradveil.data.cifar import CIFAR10, CIFAR100
 from gradveil.data.fashion_mnist import FASHION_MNIST
 from gradveil.data.files import Verification
 from gradveil.data.folder import Folder
-from gradveil.data.images import SPLITS, Images, balanced
+from gradveil.data.images import SPLITS, Images, balanced, with_channels
 from gradveil.data.medical_mnist import MEDICAL_MNIST
 from gradveil.data.mini import FASHION_MNIST_MINI
 from gradveil.data.tiny_imagenet import TINY_IMAGENET
@@ -77,11 +77,12 @@ def load(
     fraction: float = 1.0,
     seed: int = 0,
     image_size: int | None = None,
+    channels: int | None = None,
 ) -> Images:
     """Load a split, decoded once and mapped from the cache.
 
     `fraction` keeps a random part of every class, the same for the same seed. `image_size` resizes,
-    in pixels.
+    in pixels. `channels` 3 repeats the plane of gray images, 1 makes color images gray.
     """
     if split not in SPLITS:
         raise unknown("split", split, SPLITS)
@@ -97,6 +98,7 @@ def load(
         images = cached(source, folder, split, size)
     else:
         images = source.read(folder, split, size)
+    images = images if channels is None else with_channels(images, channels)
     return images if fraction == 1 else images.select(balanced(images.labels, fraction, seed))
 
 

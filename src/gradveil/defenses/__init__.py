@@ -8,7 +8,7 @@ from gradveil.defenses.noise import GaussianNoise, LaplacianNoise
 from gradveil.defenses.policies import PolicyDefense, RandomPolicies
 from gradveil.defenses.precode import Precode
 from gradveil.defenses.pruning import FeedbackPruning, Pruning
-from gradveil.defenses.registry import REGISTRY, as_defense, parse
+from gradveil.defenses.registry import REGISTRY, as_defense, assessed_defenses, parse
 from gradveil.defenses.soteria import Soteria
 
 __all__ = [
@@ -30,6 +30,7 @@ __all__ = [
     "Soteria",
     "State",
     "as_defense",
+    "assessed_defenses",
     "chain",
     "parse",
 ]

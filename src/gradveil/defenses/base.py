@@ -57,6 +57,9 @@ class Defense:
     line: ClassVar[str] = "what is shared is left as it is"
     paper: ClassVar[str] = ""
     example: ClassVar[str] = "none"
+    use: ClassVar[str] = "as the baseline"  # when to use it
+    cost: ClassVar[str] = "none"
+    assessed: ClassVar[str | None] = None  # the text of a sensible setting, for an assessment
     first: ClassVar[str | None] = None  # the setting that a value without a name stands for
     acts_on: ClassVar[Seam] = "nothing"  # by default what the methods that are overridden say
 

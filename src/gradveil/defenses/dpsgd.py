@@ -30,6 +30,8 @@ class Clipping(Defense):
         "Geyer et al. 2017, Differentially Private Federated Learning: A Client Level Perspective"
     )
     example: ClassVar[str] = "clip:1"
+    use: ClassVar[str] = "before noise; alone it hides nothing"
+    cost: ClassVar[str] = "none at norms above those of usual gradients"
     first: ClassVar[str | None] = "norm"
     acts_on: ClassVar[Seam] = "gradients"
     clips: ClassVar[bool] = True
@@ -62,6 +64,8 @@ class DPSGD(Defense):
     )
     paper: ClassVar[str] = "Abadi et al. 2016, Deep Learning with Differential Privacy"
     example: ClassVar[str] = "dp:norm=1,multiplier=1.1"
+    use: ClassVar[str] = "a proven bound is needed (epsilon)"
+    cost: ClassVar[str] = "most accuracy of all; a gradient for each sample"
     acts_on: ClassVar[Seam] = "gradients"
     clips: ClassVar[bool] = True
     noisy: ClassVar[bool] = True

@@ -27,6 +27,8 @@ class DropoutDefense(Defense):
         "(which breaks it)"
     )
     example: ClassVar[str] = "dropout:0.5"
+    use: ClassVar[str] = "to compare: it is broken"
+    cost: ClassVar[str] = "some accuracy"
     first: ClassVar[str | None] = "p"
     acts_on: ClassVar[Seam] = "model"
     breakers: ClassVar[tuple[str, ...]] = ("without-random-layers", "joint-masks")

@@ -63,6 +63,9 @@ class GaussianNoise(Noise):
     line: ClassVar[str] = "normal noise of this standard deviation is added to the gradient"
     paper: ClassVar[str] = "Zhu et al. 2019, Deep Leakage from Gradients"
     example: ClassVar[str] = "gaussian:1e-2"
+    use: ClassVar[str] = "no guarantee is needed; try several scales"
+    cost: ClassVar[str] = "accuracy, more with each larger scale"
+    assessed: ClassVar[str | None] = "gaussian:1e-2"
 
     def draw(self, like: Tensor, rng: Generator) -> Tensor:
         return gaussian(like, rng)
@@ -76,6 +79,8 @@ class LaplacianNoise(Noise):
     line: ClassVar[str] = "Laplace noise of this scale is added to the gradient"
     paper: ClassVar[str] = "Zhu et al. 2019, Deep Leakage from Gradients"
     example: ClassVar[str] = "laplacian:1e-2"
+    use: ClassVar[str] = "no guarantee is needed; try several scales"
+    cost: ClassVar[str] = "accuracy, more with each larger scale"
 
     def draw(self, like: Tensor, rng: Generator) -> Tensor:
         """Return the difference of two exponential variables."""

@@ -83,6 +83,9 @@ class PolicyDefense(Transforming):
     )
     paper: ClassVar[str] = GAO
     example: ClassVar[str] = "3-1-7+43-18-18"
+    use: ClassVar[str] = "accuracy counts, and a search was made on such images"
+    cost: ClassVar[str] = "a few points of accuracy; training takes as long"
+    assessed: ClassVar[str | None] = "3-1-7+43-18-18"
     first: ClassVar[str | None] = "policy"
 
     policy: Policy
@@ -116,6 +119,8 @@ class RandomPolicies(Transforming):
     )
     paper: ClassVar[str] = GAO
     example: ClassVar[str] = "random:count=10"
+    use: ClassVar[str] = "as the baseline of a search"
+    cost: ClassVar[str] = "some points of accuracy"
     first: ClassVar[str | None] = "count"
 
     count: int = 10

@@ -32,6 +32,9 @@ class Precode(Defense):
         "Scheliga et al. 2022, PRECODE - A Generic Model Extension to Prevent Deep Gradient Leakage"
     )
     example: ClassVar[str] = "precode:k=256,beta=1e-3"
+    use: ClassVar[str] = "the model may be changed and trained again"
+    cost: ClassVar[str] = "little accuracy; two more layers"
+    assessed: ClassVar[str | None] = "precode:k=256,beta=1e-3"
     acts_on: ClassVar[Seam] = "model"
     breakers: ClassVar[tuple[str, ...]] = ("without-random-layers", "joint-noise")
     strongest: ClassVar[tuple[str, ...]] = ("without-random-layers",)

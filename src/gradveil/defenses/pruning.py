@@ -24,6 +24,9 @@ class Pruning(Defense):
     line: ClassVar[str] = "in each tensor the share of smallest entries is set to zero"
     paper: ClassVar[str] = "Zhu et al. 2019, Deep Leakage from Gradients"
     example: ClassVar[str] = "prune:0.95"
+    use: ClassVar[str] = "updates shall be small too; prune 99% or more"
+    cost: ClassVar[str] = "little accuracy up to 99%"
+    assessed: ClassVar[str | None] = "prune:0.99"
     first: ClassVar[str | None] = "share"
     acts_on: ClassVar[Seam] = "gradients"
     prunes: ClassVar[bool] = True
@@ -67,6 +70,8 @@ class FeedbackPruning(Pruning):
     )
     paper: ClassVar[str] = "Lin et al. 2018, Deep Gradient Compression"
     example: ClassVar[str] = "prune-feedback:0.99"
+    use: ClassVar[str] = "updates shall be small too, and pruning costs accuracy"
+    cost: ClassVar[str] = "memory for what is not shared yet"
     breakers: ClassVar[tuple[str, ...]] = ("masked", "masked-rounds")
     strongest: ClassVar[tuple[str, ...]] = ("masked-rounds", "masked")
 

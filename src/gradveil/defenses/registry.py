@@ -51,6 +51,11 @@ OWN = "package.module:Class(...)"
 LONGEST = 2_000  # letters of a user's own defense
 
 
+def assessed_defenses() -> tuple[Defense, ...]:
+    """Return each defense that declares a sensible setting for an assessment, with that setting."""
+    return tuple(parse(kind.assessed) for kind in KINDS if kind.assessed is not None)
+
+
 def as_defense(given: "Defense | Policy | str", name: str = "defense") -> Defense:
     """Return a defense itself, or the one that a policy or a text stands for.
 

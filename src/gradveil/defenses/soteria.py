@@ -38,6 +38,8 @@ class Soteria(Defense):
         "Representation Perspective"
     )
     example: ClassVar[str] = "soteria:0.8"
+    use: ClassVar[str] = "only one layer may be changed"
+    cost: ClassVar[str] = "little accuracy; one pass for each feature"
     first: ClassVar[str | None] = "share"
     acts_on: ClassVar[Seam] = "gradients"
     repasses: ClassVar[bool] = True

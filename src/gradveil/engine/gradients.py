@@ -5,7 +5,7 @@ arguments, the model's mode for a while, and the normalization inside a model.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from gradveil.core.errors import GradveilError, kind_of
-from gradveil.core.importing import user_code
+from gradveil.core.importing import RAISED, user_code
 from gradveil.core.types import Gradients, Loss
 from gradveil.engine.draws import Draws, given
 from gradveil.engine.norms import Running
@@ -68,8 +68,16 @@ def try_pass(model: nn.Module, images: Tensor, failing: str) -> Tensor:
     buffers = {key: buffer.clone() for key, buffer in model.named_buffers()}
     weights = {key: weight.detach().clone() for key, weight in model.named_parameters()}
     given = images.detach().clone()
-    with user_code(failing, torch.OutOfMemoryError), torch.enable_grad():
-        found: object = functional_call(model, buffers, (given,))
+    try:
+        with user_code(failing, torch.OutOfMemoryError), torch.enable_grad():
+            found: object = functional_call(model, buffers, (given,))
+    except GradveilError as error:
+        taken = _channels_taken(model, images)
+        if taken is None:
+            raise
+        raise GradveilError(
+            f"{error}; it takes images of {taken} channel(s): give channels {taken}"
+        ) from error
     if not isinstance(found, Tensor) or found.layout != torch.strided:
         got = f"a {found.layout} tensor" if isinstance(found, Tensor) else kind_of(found)
         raise GradveilError(
@@ -95,6 +103,21 @@ def try_pass(model: nn.Module, images: Tensor, failing: str) -> Tensor:
             "forward must not use no_grad, inference_mode, detach or numpy"
         )
     return found
+
+
+def _channels_taken(model: nn.Module, images: Tensor) -> int | None:
+    """Return the number of channels, 1 or 3, of images that the model does not fail on."""
+    if images.dim() != 4 or images.shape[1] not in OTHER_CHANNELS:
+        return None
+    other = OTHER_CHANNELS[images.shape[1]]
+    planes = images.detach()[:, :1].repeat(1, other, 1, 1)
+    with suppress(*RAISED), torch.no_grad():
+        functional_call(model, {k: b.clone() for k, b in model.named_buffers()}, (planes,))
+        return other
+    return None
+
+
+OTHER_CHANNELS = {1: 3, 3: 1}  # gray, color
 
 
 def loop_gradients(

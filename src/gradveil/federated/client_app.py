@@ -1,6 +1,7 @@
 """The clients of a federated training, as a Flower app: any process can be any of them."""
 
 import io
+import re
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,7 +17,10 @@ from torch import Tensor, nn
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilWarning
 from gradveil.core.files import write_bytes
+from gradveil.core.formats import KeptState
+from gradveil.core.reading import convert
 from gradveil.core.seeds import following
+from gradveil.core.tensor_files import load_pickled
 from gradveil.core.types import Batch, Protocol
 from gradveil.data import Images
 from gradveil.defenses.applied import protected_batch
@@ -35,6 +39,7 @@ from gradveil.training.job import Recipe
 from gradveil.training.step import Objective, Step
 
 CLIENT = "client"  # the number of the client, in its replies
+STATE = re.compile(r"([0-9]{1,9})-([0-9]{6,9})\.state")  # a client's file, and the round
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,6 +155,13 @@ def _reply(message: Message, client: int, arrays: dict[str, ArrayRecord], exampl
     return Message(content, reply_to=message)
 
 
+def read_state(path: Path) -> dict[str, Any]:
+    """Read what a client's defense kept, its types checked."""
+    found: dict[str, Any] = load_pickled(path)
+    convert(found, KeptState, path)
+    return found
+
+
 @dataclass(frozen=True)
 class AtRate:
     """A mod that protects an update as a gradient: divided by the learning rate of the round."""
@@ -172,19 +184,20 @@ class Memory:
 
     folder: Path
 
+    def files(self) -> dict[tuple[int, int], Path]:
+        """Return the files by client and round."""
+        named = ((STATE.fullmatch(path.name), path) for path in self.folder.glob("*.state"))
+        return {(int(found[1]), int(found[2])): path for found, path in named if found}
+
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         client, number = client_of(context), round_of(message)
         if not is_training(message) or number is None:
             return call_next(message, context)
-        files = {
-            int(path.stem.rpartition("-")[2]): path
-            for path in self.folder.glob(f"{client}-*.state")
-        }
+        files = {round_: path for (who, round_), path in self.files().items() if who == client}
         earlier = [round_ for round_ in files if round_ < number]
         context.state.pop(KEPT, None)
         if earlier:
-            found = torch.load(io.BytesIO(files[max(earlier)].read_bytes()), weights_only=True)
-            context.state[KEPT] = ConfigRecord(found)
+            context.state[KEPT] = ConfigRecord(read_state(files[max(earlier)]))
         reply = call_next(message, context)
         record = context.state.config_records.get(KEPT)
         if record is not None and "state" in record and not reply.has_error():

@@ -15,6 +15,7 @@ from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.files import replacing
 from gradveil.core.types import Reconstruction
 from gradveil.federated.spied import PRIVATE, SENT, Update, client_path, read_round, round_folder
+from gradveil.models import NormalizedName
 from gradveil.scores import assign, psnr, ssim
 from gradveil.updates import reconstruct
 
@@ -32,7 +33,7 @@ class Inverted:
 def invert(
     spied: Path | str,
     number: int,
-    model: nn.Module | str,
+    model: nn.Module | str | NormalizedName,
     *,
     clients: tuple[str, ...] | None = None,
     size: int | None = None,

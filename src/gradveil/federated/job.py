@@ -19,6 +19,7 @@ from gradveil.data import Images
 from gradveil.defenses import Defense, chain
 from gradveil.defenses.applied import check_defense, protected_model
 from gradveil.federated.partition import Equal, Graph, Partition
+from gradveil.models import NormalizedName
 from gradveil.training.job import Recipe, TrainingJob
 from gradveil.training.run import candidate
 
@@ -33,6 +34,9 @@ PLAIN = (
     *("image_size", "seed"),
 )
 """Settings that are written as they are."""
+
+LATER = ("test", "channels", "normalize")
+"""Settings of the training that are written only where they are set."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +59,7 @@ class FederationJob:
     """
 
     data: Images | str
-    model: nn.Module | str
+    model: nn.Module | str | NormalizedName
     clients: int = 10
     rounds: int = 10
     defense: Defense = field(default_factory=Defense)
@@ -77,6 +81,7 @@ class FederationJob:
     steps: int | None = None
     audited: int = 32
     image_size: int | None = None
+    channels: int | None = None
     test: Images | str | None = None
     seed: int = 0
 
@@ -147,6 +152,7 @@ class FederationJob:
             self.recipe,
             self.defense,
             image_size=self.image_size,
+            channels=self.channels,
             seed=self.seed,
             test=self.test,
         )
@@ -205,7 +211,7 @@ class FederationJob:
             "graph": None if self.graph is None else str(self.graph),
             "spy_rounds": sorted(self.spy_rounds),
             "attackers": [*(["auto"] if self.auto else []), *self.attacks],
-            **({"test": training["test"]} if "test" in training else {}),
+            **{name: training[name] for name in LATER if name in training},
         }
 
     def splits(self, root: Path | None) -> tuple[Images, Images]:

@@ -2,10 +2,11 @@
 
 import io
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from gradveil.core.boundary import public
 from gradveil.core.errors import GradveilError
 from gradveil.core.importing import contained
 from gradveil.core.seeds import generator
+from gradveil.core.tensor_files import unpickle
 from gradveil.core.types import Batch, Gradients
 from gradveil.defenses import Defense, as_defense, chain
 from gradveil.defenses.applied import check_defense, protected_batch, protected_gradients
@@ -212,13 +214,18 @@ def _draws(mods: Sequence[Defend], context: Context, number: int) -> Generator:
 def _recall(defense: Defense, context: Context) -> tuple[State, int]:
     """Return what this client's defense kept from its last round, and how many there were."""
     found = context.state.config_records.get(KEPT)
-    if found is None or found["defense"] != str(defense):
+    return unpack(defense, found, Path("state")) if found is not None else (defense.start(), 0)
+
+
+def unpack(defense: Defense, found: Mapping[str, object], path: Path) -> tuple[State, int]:
+    """Return the state in what was kept, in this file, and the rounds; of another defense, none."""
+    if found["defense"] != str(defense):
         return defense.start(), 0
     data, count = found.get("state"), found["rounds"]
     assert isinstance(count, int)
     if not isinstance(data, bytes):
         return defense.start(), count
-    packed = torch.load(io.BytesIO(data), weights_only=True)
+    packed = unpickle(data, path)
     return defense.unpack_state(packed, torch.device("cpu")), count
 
 

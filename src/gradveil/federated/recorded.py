@@ -124,8 +124,13 @@ def audit_round(
     An error says why a round cannot be attacked, which does not mean that it is safe.
     """
     audit, note = make_audit(job, number, out, splits)
-    folder = out / AUDITS / f"round-{number:04d}"
+    folder = audit_folder(out, number)
     return run_audit(audit, folder, device=device, progress=progress), note
+
+
+def audit_folder(out: Path, number: int) -> Path:
+    """Return the folder of a round's audit, in that of the training."""
+    return out / AUDITS / f"round-{number:04d}"
 
 
 def make_audit(

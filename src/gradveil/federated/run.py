@@ -15,13 +15,16 @@ from pathlib import Path
 from threading import Event
 
 import torch
+from msgspec import to_builtins
 from safetensors.torch import save
 from torch import nn
 
 from gradveil.audits import AuditResult
+from gradveil.core import job_folder
 from gradveil.core.boundary import public
-from gradveil.core.errors import GradveilError
-from gradveil.core.files import shown, write_bytes
+from gradveil.core.errors import GradveilError, one_line
+from gradveil.core.files import WriteError, shown, write_bytes
+from gradveil.core.formats import FederatedRound
 from gradveil.core.importing import RAISED
 from gradveil.core.job_folder import SETTINGS, claim, remove_empty
 from gradveil.core.locks import alone, refuse_held
@@ -30,6 +33,7 @@ from gradveil.core.reading import parse_json
 from gradveil.core.stopping import signaled, stop_if_signaled
 from gradveil.core.tensor_files import read_safetensors
 from gradveil.data import Images
+from gradveil.defenses import Defense
 from gradveil.federated import need_flower
 from gradveil.federated.job import (
     FEDERATION,
@@ -42,7 +46,7 @@ from gradveil.federated.job import (
 )
 from gradveil.models.accuracy import measure_accuracy
 from gradveil.models.checkpoints import load_checkpoint, read_settings, save_checkpoint
-from gradveil.training.run import try_defense
+from gradveil.training.run import check_accuracy, try_defense
 
 os.environ.setdefault("FLWR_TELEMETRY_ENABLED", "0")  # read when Flower is imported
 os.environ.setdefault("FLWR_DISABLE_UPDATE_CHECK", "1")
@@ -56,19 +60,22 @@ with warnings.catch_warnings():
     from flwr.simulation import run_simulation
 
     from gradveil.federated.client_app import (
+        Memory,
         Plan,
         Workshop,
         make_client_app,
+        read_state,
         statistics,
     )
     from gradveil.federated.messages import LOG
-    from gradveil.federated.recorded import audit_round
+    from gradveil.federated.mods import unpack
+    from gradveil.federated.recorded import audit_folder, audit_round
     from gradveil.federated.server import Learner, Round
     from gradveil.search.ray import connect, disconnect
 
 FEDERATING = "training into"  # for who finds the folder held
 STATES = "clients"  # the folder of what clients' defenses keep between rounds
-COUNTED = ("round", "clients")  # whole numbers of a row of the history
+PARTS = (*job_folder.PARTS, f"{SPY}/*/.*.part")  # files that a killed run was writing
 QUICK = 1_000  # test images that the accuracy of a round is measured on
 
 Serve = Callable[[Grid, Callable[[], bool]], None]
@@ -121,17 +128,21 @@ def federate(
     try_defense(job.training, model, train)
     with alone(out, FEDERATING):
         FEDERATION.refuse_other(out, job.settings())
-        claim(out, job.settings())
+        claim(out, job.settings(), PARTS)
         try:
             if not (out / FINAL).is_file():
                 _train(job, out, place, model, test, progress, engine or simulate)
+            _clear(out)  # also where a run was killed just before
         except RAISED:
-            if not (out / RESUME).exists() and not (out / SPY).exists():
+            remove_empty(out / STATES)
+            if not any((out / name).exists() for name in (RESUME, SPY, STATES)):
                 (out / SETTINGS).unlink(missing_ok=True)
-                remove_empty(out / STATES, out)
+                remove_empty(out)
             raise
         load_checkpoint(out / FINAL, model)
         facts = read_settings(out / FINAL, ("test_accuracy", "history"))
+        if job.graph is None:  # else it is the mean of many models
+            check_accuracy(out / FINAL, facts["test_accuracy"], model, test, job.seed)
         audits, notes, refused = _audit(job, out, splits, device, progress)
     return FederationResult(
         out,
@@ -157,6 +168,9 @@ def _audit(
                 job, number, out, splits=splits, device=device, progress=progress
             )
         except GradveilError as error:
+            # One that has begun can be attacked; what is wrong then is not the round.
+            if isinstance(error, WriteError) or (audit_folder(out, number) / SETTINGS).exists():
+                raise
             refused[number] = str(error)
             continue
         notes |= {number: note} if note else {}
@@ -179,7 +193,8 @@ def _train(
     ]
     for learner in learners[1:]:
         learner.model.load_state_dict(model.state_dict())
-    history = _restore(out / RESUME, learners)
+    history = restore(out / RESUME, learners, job.rounds)
+    check_states(out / STATES, job.on_update)
     bar = Bar(progress, counted=True)
 
     def serve(grid: Grid, stopped: Callable[[], bool]) -> None:
@@ -226,6 +241,10 @@ def _train(
         "history": history,
     }
     save_checkpoint(out / FINAL, model, facts)
+
+
+def _clear(out: Path) -> None:
+    """Remove what a training goes on from: it is done."""
     (out / RESUME).unlink(missing_ok=True)
     for path in (out / STATES).glob("*.state"):
         path.unlink(missing_ok=True)
@@ -251,13 +270,16 @@ def _keep(path: Path, learners: list[Learner], history: list[dict[str, float]]) 
     write_bytes(path, save(tensors, metadata={"gradveil": json.dumps(history)}))
 
 
-def _restore(path: Path, learners: list[Learner]) -> list[dict[str, float]]:
-    """Put learners back to where they were, and return the rounds so far."""
+def restore(path: Path, learners: list[Learner], rounds: int) -> list[dict[str, float]]:
+    """Put learners back to where they were, and return the rounds so far, of `rounds`."""
     if not path.is_file():
         return []
     try:
         tensors, metadata = read_safetensors(path)
-        history = parse_json(metadata.get("gradveil", "").encode(), list[dict[str, float]], path)
+        rows = parse_json(metadata.get("gradveil", "").encode(), list[FederatedRound], path)
+        numbers = [row.round for row in rows]
+        if numbers != [*range(1, len(rows) + 1)] or len(rows) > rounds:
+            raise GradveilError(f"rounds {numbers}, expected 1 to {rounds} at most")
         for number, learner in enumerate(learners):
             start = f"{number}."
             learner.restore(
@@ -267,14 +289,24 @@ def _restore(path: Path, learners: list[Learner]) -> list[dict[str, float]]:
                     if name.startswith(start)
                 }
             )
-    except (GradveilError, RuntimeError, KeyError) as error:
+    except GradveilError as error:
         raise GradveilError(
             f"{shown(path)} is damaged ({shown(error)}): delete it, and the training starts again"
         ) from error
-    return [
-        {name: int(value) if name in COUNTED else value for name, value in row.items()}
-        for row in history
-    ]
+    return [to_builtins(row) for row in rows]
+
+
+def check_states(folder: Path, defense: Defense) -> None:
+    """Refuse a damaged file: a client that meets one could take part in no round."""
+    for path in Memory(folder).files().values():
+        try:
+            unpack(defense, read_state(path), path)
+        except Exception as error:  # also of the defense, which may be the user's
+            said = error if isinstance(error, GradveilError) else one_line(error)
+            raise GradveilError(
+                f"{shown(path)} is damaged ({shown(said)}): delete it and {RESUME}, and the "
+                "training starts again"
+            ) from error
 
 
 def simulate(plan: Plan, serve: Serve) -> None:

@@ -61,11 +61,18 @@ class Learner:
         return found
 
     def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back what `tensors` gave."""
-        weights = _part(tensors, MODEL)
+        """Put back what `tensors` gave; an error where the model is not like that."""
+        weights, momentum = _part(tensors, MODEL), _part(tensors, MOMENTUM)
+        parameters, state = dict(self.model.named_parameters()), self.model.state_dict()
+        for found, wanted in ((weights, state), (momentum, parameters)):
+            for name, value in found.items():
+                like = wanted.get(name)
+                if like is None or (value.shape, value.dtype) != (like.shape, like.dtype):
+                    raise GradveilError(f"{name}: not as in the model")
+        if absent := state.keys() - weights.keys():
+            raise GradveilError(f"{min(absent)}: missing")
         self.model.load_state_dict(weights)
-        parameters = dict(self.model.named_parameters())
-        for name, value in _part(tensors, MOMENTUM).items():
+        for name, value in momentum.items():
             self.optimizer.state[parameters[name]]["momentum_buffer"] = value.clone()
 
 

@@ -9,9 +9,20 @@ from gradveil.core.errors import unknown
 from gradveil.core.seeds import derived
 from gradveil.models.base import Classifier, Normalize, Task
 from gradveil.models.factories import Split, check_fit, check_weights_exist, find, own_copy
+from gradveil.models.normalized import NormalizedName, normalized
 from gradveil.models.zoo import convnet, convnet_9, lenet, mlp, resnet20_4, vit
 
-__all__ = ["ARCHITECTURES", "Classifier", "Normalize", "Task", "build", "build_for", "names"]
+__all__ = [
+    "ARCHITECTURES",
+    "Classifier",
+    "Normalize",
+    "NormalizedName",
+    "Task",
+    "build",
+    "build_for",
+    "names",
+    "normalized",
+]
 
 ARCHITECTURES: dict[str, Callable[[Task], tuple[nn.Sequential, nn.Linear]]] = {
     "resnet20-4": resnet20_4,
@@ -54,7 +65,7 @@ def build(
 
 
 def build_for(
-    model: nn.Module | str, split: Split, seed: int = 0, *, check: bool = True
+    model: nn.Module | str | NormalizedName, split: Split, seed: int = 0, *, check: bool = True
 ) -> nn.Module:
     """A model for the images of this split: made by its name, or a copy of the module given.
 
@@ -62,6 +73,10 @@ def build_for(
     """
     if isinstance(model, str):
         made, name = _built(model, split, seed), repr(model)
+        check_weights_exist(made)
+    elif isinstance(model, NormalizedName):
+        made = model.around(_built(model.name, split, seed), split.channels)
+        name = repr(model.name)
         check_weights_exist(made)
     else:
         made, name = own_copy(model), type(model).__name__

@@ -1,9 +1,10 @@
 """Weights as safetensors, with their settings inside the file and in a JSON file beside it.
 
-Nothing is unpickled but the state of a stopped training, and that without running any code.
+Weights of other programs can be read too. Files are never unpickled in a way that runs code.
 """
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,10 @@ from typing import Any
 from msgspec import Struct
 from safetensors.torch import save
 from torch import Tensor, contiguous_format, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.files import MissingFileError, replacing, shown, write_text
+from gradveil.core.files import MissingFileError, regular_file, replacing, shown, write_text
 from gradveil.core.formats import CheckpointFacts, Count
 from gradveil.core.reading import MalformedError, WrongTypeError, convert, parse_json, written_by
 from gradveil.core.tensor_files import (
@@ -22,6 +24,10 @@ from gradveil.core.tensor_files import (
     read_safetensors,
     safetensors_header,
 )
+from gradveil.models.base import Normalize
+from gradveil.models.weight_files import fit_weights
+
+SUFFIX = ".safetensors"
 
 
 def save_checkpoint(path: Path, model: nn.Module, settings: Mapping[str, Any]) -> None:
@@ -29,7 +35,7 @@ def save_checkpoint(path: Path, model: nn.Module, settings: Mapping[str, Any]) -
 
     The settings also go to the same name with .json. Both files are written or neither.
     """
-    if path.suffix != ".safetensors":
+    if path.suffix != SUFFIX:
         raise GradveilError(f"checkpoint {path}: its name must end in .safetensors")
     try:
         text = json.dumps(dict(settings), indent=2, sort_keys=True, allow_nan=False)
@@ -54,10 +60,10 @@ def read_settings(path: Path, needed: Iterable[str] = ()) -> dict[str, Any]:
     error.
     """
     try:
-        metadata = safetensors_header(path).metadata
+        foreign = path.suffix != SUFFIX and bool(regular_file(path))
+        settings = {} if foreign else _settings(path, safetensors_header(path).metadata)
     except MissingFileError:
         raise GradveilError(f"no checkpoint at {shown(path)}") from None
-    settings = _settings(path, metadata)
     for name in needed:
         if name not in settings:
             raise GradveilError(f"the settings inside {shown(path)}: {name}: missing")
@@ -65,17 +71,52 @@ def read_settings(path: Path, needed: Iterable[str] = ()) -> dict[str, Any]:
 
 
 def load_checkpoint(path: Path, model: nn.Module) -> nn.Module:
-    """Put the weights into the model, which must be like the one they were saved from."""
-    found, metadata = _read(path)
-    wanted = model.state_dict()
+    """Put the weights into the model, which must be like the one they were saved from.
+
+    A file of another program may be of any kind that `weight_files` reads.
+    """
+    found, metadata = _read(path) if path.suffix == SUFFIX else ({}, {})
+    settings, wanted = _settings(path, metadata), model.state_dict()
+    if not settings and (path.suffix != SUFFIX or found.keys() != wanted.keys()):
+        found = wanted | _fitted(path, model)
     problem = mismatch(found, wanted)
     if problem:
-        settings, origin = _settings(path, metadata), ""
+        origin = _channels(problem)
         if {"model", "data"} <= settings.keys():
-            origin = f"; it was saved from {settings['model']} on {settings['data']}"
+            origin += f"; it was saved from {settings['model']} on {settings['data']}"
         raise GradveilError(f"checkpoint {path} does not fit the model: {problem}{origin}")
     model.load_state_dict(found)
     return model
+
+
+def _fitted(path: Path, model: nn.Module) -> dict[str, Tensor]:
+    """Return another program's weights by the model's names; refuse absent running statistics."""
+    try:
+        regular_file(path)
+        found = fit_weights(path, model)
+    except MissingFileError:
+        raise GradveilError(f"no checkpoint at {shown(path)}") from None
+    except GradveilError as error:
+        raise GradveilError(f"checkpoint {error}{_channels(str(error))}") from None
+    constants = {
+        f"{name}.{part}"
+        for name, module in model.named_modules()
+        for part in ("mean", "std", "num_batches_tracked")
+        if isinstance(module, Normalize | _BatchNorm)
+    }
+    absent = [name for name in model.state_dict() if name not in found.keys() | constants]
+    if absent:
+        raise GradveilError(f"checkpoint {path} does not fit the model: it has no {absent[0]!r}")
+    return found
+
+
+def _channels(problem: str) -> str:
+    """Say how to give images of as many channels as a first layer in the file takes."""
+    pattern = r"has shape \((\d+), (\d), (\d+), (\d+)\), the model \(\1, (\d), \3, \4\)$"
+    if (shapes := re.search(pattern, problem)) is None:
+        return ""
+    theirs, ours = shapes[2], shapes[5]
+    return f"; it takes images of {theirs} channel(s), these have {ours}: give channels {theirs}"
 
 
 class ResumeState(Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+import re
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
@@ -46,16 +47,17 @@ class Split(Protocol):
 def find(reference: str) -> Callable[[Task], nn.Module]:
     """A function that makes the model of a user's factory, `package.module:factory`.
 
-    The factory is called with those of `channels`, `size` and `classes` that it takes as keywords.
-    Its module may lie in the current folder. The model gets images in [0, 1] and normalizes them
-    itself.
+    The factory is called with the numbers of channels, pixels of a side and classes that it takes
+    as keywords, by any of the names in `KEYWORDS`. A module in place of a factory is copied. It may
+    lie in the current folder. The model gets images in [0, 1] and normalizes them itself.
     """
     factory = _load(reference)
 
     def make(task: Task) -> nn.Module:
-        offered = {"channels": task.channels, "size": task.size, "classes": task.classes}
+        if isinstance(factory, nn.Module):
+            return own_copy(factory)
         with user_code(f"model {reference!r} could not be made"), current_folder_importable():
-            model = factory(**_accepted(factory, offered))
+            model = _called(factory, task)
         if not isinstance(model, nn.Module):
             raise GradveilError(
                 f"model {reference!r} gave {kind_of(model)}: "
@@ -124,21 +126,52 @@ def logits(model: nn.Module, images: Tensor, name: str) -> Tensor:
         return try_pass(copied, images.to(example), failing).detach()
 
 
-def _load(reference: str) -> Callable[..., object]:
+def _load(reference: str) -> Callable[..., object] | nn.Module:
     factory = import_named(reference, "model")
-    if isinstance(factory, nn.Module) or not callable(factory):
+    if not callable(factory):
         kind = type(factory).__name__
         raise GradveilError(
-            f"model {reference!r} is a {kind} value: name a function or class that makes the model "
-            "when called"
+            f"model {reference!r} is a {kind} value: name a module, or a function or class that "
+            "makes one when called"
         )
     found: Callable[..., object] = factory
     return found
 
 
-def _accepted(factory: Callable[..., object], offered: dict[str, int]) -> dict[str, int]:
+KEYWORDS: dict[str, tuple[str, ...]] = {
+    "channels": (
+        *("channels", "in_channels", "num_channels", "n_channels", "in_chans"),
+        *("input_channels", "image_channels"),
+    ),
+    "size": ("size", "image_size", "img_size", "input_size", "resolution"),
+    "classes": (
+        *("classes", "num_classes", "n_classes", "nb_classes", "class_num", "num_labels"),
+        *("n_labels", "num_outputs", "out_classes"),
+    ),
+}
+"""The names by which factories take a fact of the task."""
+
+
+def _called(factory: Callable[..., object], task: Task) -> object:
+    """Call the factory with what it takes.
+
+    One that takes any keyword hands them on to another: what that refuses is offered by the next
+    name, then left out.
+    """
     parameters = inspect.signature(factory).parameters.values()
-    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-        return offered
-    keywords = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    return {name: value for name, value in offered.items() if name in keywords}
+    names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    anything = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    offers = {
+        fact: [name for name in known if name in names] or (list(known) if anything else [])
+        for fact, known in KEYWORDS.items()
+    }
+    while True:
+        given = {offer[0]: getattr(task, fact) for fact, offer in offers.items() if offer}
+        try:
+            return factory(**given)
+        except TypeError as error:
+            refused = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+            name = refused[1] if refused else ""
+            if name not in given or name in names:
+                raise
+            next(offer for offer in offers.values() if offer[:1] == [name]).pop(0)

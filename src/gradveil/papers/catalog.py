@@ -3,7 +3,9 @@
 from collections.abc import Sequence
 
 from gradveil.core.errors import unknown
+from gradveil.papers.beyond import OverTraining, RealClients
 from gradveil.papers.experiments import (
+    BEYOND,
     HYBRID,
     LONG,
     NONE,
@@ -215,6 +217,20 @@ EXPERIMENTS: dict[str, Experiment] = {
             (PRECODE,),
             "k does not matter; beta = 0.1 and more than one module cost accuracy.",
             "Accuracies differ by at most 1 point over k, and fall at beta = 0.1 and with modules.",
+        ),
+        OverTraining(
+            "over-training",
+            (BEYOND,),
+            "Trained models leak less than untrained ones, also to the strongest attack.",
+            "At the end of training the strongest attack has fewer images with rank 1 than before.",
+            CIFAR_RESNET,
+        ),
+        RealClients(
+            "clients",
+            (BEYOND,),
+            "Batches, batch norm in train mode and local steps hide images.",
+            "The strongest attack has fewer images with rank 1 than of single images.",
+            CIFAR_RESNET,
         ),
     )
 }

@@ -17,8 +17,10 @@ from typing import Any, ClassVar, Self
 from gradveil.attacks import find
 from gradveil.audits.job import AuditJob, Case, slug
 from gradveil.audits.records import MODEL, RECORDS
+from gradveil.core.errors import unknown
 from gradveil.core.files import write_bytes
 from gradveil.core.job_folder import SETTINGS
+from gradveil.core.types import Protocol
 from gradveil.data.registry import DATASETS, find_root, load
 from gradveil.defenses import Defense
 from gradveil.models.checkpoints import read_settings
@@ -26,11 +28,15 @@ from gradveil.papers.costs import (
     STARTING,
     area,
     attack_seconds,
+    client_factor,
     sham_seconds,
     training_seconds,
 )
 from gradveil.papers.networks import OF_DATA, with_constants
-from gradveil.training.job import FINAL, Recipe, TrainingJob
+from gradveil.training.job import FINAL, Recipe, TrainingJob, step_path
+
+STAGES = (0, 1, 10, 50, 500)
+"""Steps of a training whose weights are attacked on the way."""
 
 DIGITS = 10  # of the digest in a key
 LONGEST = 90  # letters of a key before its digest
@@ -99,7 +105,8 @@ def _key(name: str, settings: Mapping[str, Any]) -> str:
 class Training:
     """A model trained by the published recipe; `epochs` 0 leaves it untrained.
 
-    `constants` of its normalization are those of its data set (`data`), or cifar10.
+    `constants` of its normalization are those of its data set (`data`), or cifar10. `at` takes the
+    weights after so many steps, one of `STAGES`; those of a training have the same folder.
     """
 
     data: str
@@ -113,11 +120,19 @@ class Training:
     image_size: int | None = None
     augment: bool = True
     seed: int = 0
+    at: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.at is not None and self.at not in STAGES:
+            raise unknown("step", str(self.at), map(str, STAGES))
 
     @cached_property
     def key(self) -> str:
         """The name of its folder."""
-        return _key(f"{self.data}-{self.model}-{self.defense}", chosen(self))
+        settings = chosen(self)
+        if self.at is not None:
+            settings["at"] = STAGES
+        return _key(f"{self.data}-{self.model}-{self.defense}", settings)
 
     @property
     def network(self) -> str:
@@ -141,12 +156,16 @@ class Training:
             self.augment,
             self.fraction,
             self.image_size,
+            () if self.at is None else STAGES,
             seed=self.seed,
         )
 
     def checkpoint(self, workspace: Workspace) -> Path | None:
         """Return the weights, or None for an untrained model."""
-        return workspace.weights(self) / FINAL if self.epochs else None
+        if not self.epochs:
+            return None
+        folder = workspace.weights(self)
+        return folder / FINAL if self.at is None else step_path(folder, self.at)
 
     def there(self, workspace: Workspace) -> bool:
         """Tell whether nothing is left to train."""
@@ -180,6 +199,7 @@ class Training:
             lr=0.01,
             fraction=min(1.0, QUICK_IMAGES / total),
             image_size=self.image_size if there else None,
+            at=None,  # it has few steps
             constants=self.constants if there and self.model != "mlp" else OF_DATA,
         )
 
@@ -270,6 +290,8 @@ class Audited(Cell):
     `first` takes the first images of the test split, else they are drawn over all classes. `clean`
     attacks the gradient as it is before a gradient defense. `controls` adds the positive control,
     and `sham` the attack on updates of other images. `grid` keeps a picture of the first images.
+    An update is that of `batch_size` images, by `local_steps` steps of the client; `train_mode` has
+    batch norm use the statistics of the batch.
     """
 
     kind: ClassVar[str] = "audit"
@@ -285,17 +307,26 @@ class Audited(Cell):
     steps: int | None = None
     restarts: int | None = None
     seed: int = 0
+    batch_size: int = 1
+    local_steps: int = 1
+    train_mode: bool = False
 
     @property
     def name(self) -> str:
         return f"{self.training.data}-{self.training.model}-{self.defense}-{self.attack}"
 
     @property
+    def protocol(self) -> Protocol:
+        """What the client does before it shares."""
+        return Protocol(local_steps=self.local_steps, train_mode=self.train_mode)
+
+    @property
     def seconds(self) -> float:
         model = self.training.model
         scale = area(self.data, self.training.image_size)
-        found = STARTING + attack_seconds(self.attack, self.images, model, scale, self.steps)
-        return found + (sham_seconds(self.attack, self.images, model, scale) if self.sham else 0)
+        found = attack_seconds(self.attack, self.images, model, scale, self.steps)
+        found += sham_seconds(self.attack, self.images, model, scale, self.steps) * self.sham
+        return STARTING + found * client_factor(self.local_steps, self.train_mode)
 
     @property
     def case(self) -> Case:
@@ -311,6 +342,8 @@ class Audited(Cell):
             {self.attack: find(self.attack)},
             cases=(replace(self.case, weights=self.training.checkpoint(workspace)),),
             images=self.images,
+            batch_size=self.batch_size,
+            protocol=self.protocol,
             steps=self.steps,
             restarts=self.restarts,
             first=0 if self.first else None,
@@ -358,7 +391,7 @@ class Audited(Cell):
         return replace(
             self,
             training=self.training.quick(workspace),
-            images=QUICK_VICTIMS,
+            images=max(QUICK_VICTIMS, self.batch_size),
             controls=False,
             steps=steps,
             restarts=steps and 1,

@@ -12,6 +12,8 @@ STARTING = 15.0  # seconds: loading, compiling, controls, writing
 ITERATION, ROW = 4.0e-3, 0.0785e-3  # seconds: of an iteration, and of each of its rows
 SLOW = 1.5  # how much longer full precision takes
 SHAM = 32  # images at most
+MODE = 2.5  # batch norm in train mode beside eval mode: 18 and 7 ms, batches of 8
+FOLLOWING = 2.0  # a local step with weights for each client beside one with shared weights
 
 MODELS = {"resnet20-4": 1.0, "convnet": 0.7, "convnet-9": 0.8, "lenet": 0.15, "mlp": 0.2}
 """Time of a pass beside that of resnet20-4; convnet and the small ones are estimates."""
@@ -59,9 +61,16 @@ def attack_seconds(
     )
 
 
-def sham_seconds(attack: str, victims: int, model: str, scale: float = 1.0) -> float:
+def sham_seconds(
+    attack: str, victims: int, model: str, scale: float = 1.0, steps: int | None = None
+) -> float:
     """Estimate the sham of an attack on so many images."""
-    return attack_seconds(attack, min(victims, SHAM), model, scale)
+    return attack_seconds(attack, min(victims, SHAM), model, scale, steps)
+
+
+def client_factor(local_steps: int, train_mode: bool) -> float:
+    """Return how many times longer an attack takes on a client that does more than one step."""
+    return local_steps * (FOLLOWING if local_steps > 1 else 1.0) * (MODE if train_mode else 1.0)
 
 
 def score_seconds(policies: int, images: int, rules: int, scale: float = 1.0) -> float:

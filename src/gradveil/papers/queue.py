@@ -15,15 +15,25 @@ from pathlib import Path
 import torch
 
 from gradveil.core.errors import GradveilError, one_line
-from gradveil.core.files import write_text
+from gradveil.core.files import (
+    MissingFileError,
+    read_bytes,
+    refuse_ways_out,
+    shown,
+    write_text,
+)
 from gradveil.core.importing import RAISED
-from gradveil.core.locks import held
+from gradveil.core.locks import clear_lock, held
 from gradveil.core.stopping import signaled, stop_if_signaled
 from gradveil.core.streams import print_line
 from gradveil.papers.cells import Cell, Training, Workspace
 from gradveil.papers.experiments import Entry, Experiment, Size
 from gradveil.papers.records import Records
 from gradveil.papers.switches import Switches
+from gradveil.training.job import FINAL, RESUME
+
+HELD = "held"  # the folder of locks, one for each group
+LONGEST = 10_000  # bytes of a note on why a cell failed
 
 Say = Callable[[str], None]
 
@@ -186,6 +196,7 @@ def work_through(
     """
     clock, outcome = Clock(minutes), Outcome()
     later = []
+    _clear(workspace.work)
     job = _Job(records, workspace, clock, outcome, archive, say or _to_stderr)
     for group in groups:
         if clock.fits(group.seconds(workspace)):
@@ -219,7 +230,7 @@ class _Job:
         cells = [cell for cell in group.cells if not self.records.done(cell)]
         if not cells or not self._begins(group.training, cells):
             return
-        with suppress(_Busy), held(self.workspace.work / "held" / group.training.key, _refuse):
+        with suppress(_Busy), held(self.workspace.work / HELD / group.training.key, _refuse):
             if self._train(group.training, cells):
                 for cell in cells:
                     if self.clock.fits(cell.seconds) and not self.records.done(cell):
@@ -251,8 +262,7 @@ class _Job:
         _note(self.workspace, cell.key).unlink(missing_ok=True)
         self.outcome.done.append(cell.key)
         self._learn("done", cell.key, cell.seconds, began)
-        if self.archive is not None:
-            self.records.archive(self.archive)
+        _archive(self.records, self.workspace, self.archive)
 
     def _learn(self, word: str, name: str, estimated: float, began: float) -> None:
         taken = time.monotonic() - began
@@ -286,6 +296,28 @@ def _note(workspace: Workspace, key: str) -> Path:
     return workspace.work / "failed" / f"{key}.txt"
 
 
+def _read_note(workspace: Workspace, key: str) -> str | None:
+    try:
+        return shown(read_bytes(_note(workspace, key), LONGEST).decode(errors="replace").strip())
+    except MissingFileError:
+        return None
+
+
+def _archive(records: Records, workspace: Workspace, path: Path | None) -> None:
+    if path is not None:
+        records.archive(path, workspace.work / HELD / "archive")
+
+
+def _clear(work: Path) -> None:
+    """Remove what processes left that were killed after their last write."""
+    for folder in (HELD, "weights", "cells"):
+        for each in work.glob(f"{folder}/*"):
+            clear_lock(each)
+    for path in work.glob(f"weights/*/{RESUME}"):
+        if path.with_name(FINAL).is_file():
+            path.unlink(missing_ok=True)
+
+
 def _to_stderr(text: str) -> None:
     print_line(text, error=True)
 
@@ -308,10 +340,16 @@ def run_queue(
     """
     if at_once < 1:
         raise GradveilError(f"at once {at_once}: it must be at least 1")
+    for folder in (workspace.work, records.folders[0]):
+        if folder.is_dir():
+            refuse_ways_out(folder)
     if engine == "local" and at_once == 1:
-        return work_through(
+        outcome = work_through(
             plan.groups, records, workspace, minutes=minutes, archive=archive, say=say
         )
+        if not outcome.done:  # a run that was killed may have left the archive behind
+            _archive(records, workspace, archive)
+        return outcome
     for group in plan.groups:
         for cell in group.cells:
             _note(workspace, cell.key).unlink(missing_ok=True)  # of an earlier run
@@ -323,10 +361,11 @@ def run_queue(
             cluster.run([task] * min(cluster.workers, len(plan.groups)), workspace.device)
     else:
         _side_by_side(task, min(at_once, len(plan.groups)))
+    _archive(records, workspace, archive)
     every = {cell.key: cell for group in plan.groups for cell in group.cells}
     done = [key for key, cell in every.items() if records.done(cell)]
-    notes = {key: _note(workspace, key) for key in every if key not in done}
-    failed = {key: note.read_text().strip() for key, note in notes.items() if note.is_file()}
+    notes = {key: _read_note(workspace, key) for key in every if key not in done}
+    failed = {key: note for key, note in notes.items() if note is not None}
     return Outcome(done, failed, [key for key in notes if key not in failed])
 
 

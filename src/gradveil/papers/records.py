@@ -1,6 +1,5 @@
 """Records of finished cells: written as each ends, found again anywhere by the cell's key."""
 
-import gzip
 import json
 import platform
 import tarfile
@@ -18,8 +17,17 @@ from gradveil.audits.model import read_facts
 from gradveil.audits.records import RECORDS, read_records
 from gradveil.audits.results import CASE, CaseResult
 from gradveil.core.errors import GradveilError
-from gradveil.core.files import replacing, shown, write_text
+from gradveil.core.files import (
+    read_gzipped,
+    remove_unfinished,
+    replacing,
+    shown,
+    unfinished,
+    write_text,
+)
 from gradveil.core.formats import CELLS, CellFile
+from gradveil.core.job_folder import PARTS
+from gradveil.core.locks import held
 from gradveil.core.reading import check_format, convert, read_json
 from gradveil.engine.device import find_device
 from gradveil.papers.cells import PACKED, Audited, Cell, Workspace
@@ -64,7 +72,7 @@ class Records:
         result = self.result(cell)
         for folder in self.folders:
             if result is not None and (folder / cell.key / CELL).is_file():
-                return _read_case(folder / cell.key / str(result["case"]))
+                return read_case(folder / cell.key / str(result["case"]))
         return None
 
     def write(
@@ -72,6 +80,7 @@ class Records:
     ) -> Path:
         """Write a finished cell; `cell.json` comes last, and says that the others are whole."""
         target = self.folders[0] / cell.key
+        remove_unfinished(target, PARTS)
         cell.keep(workspace, target)
         facts = {
             "format": FORMAT,
@@ -94,11 +103,16 @@ class Records:
         write_text(target / CELL, json.dumps(facts, sort_keys=True) + "\n")
         return target
 
-    def archive(self, path: Path) -> None:
-        """Write all records of the first folder into one tar file, which can be sent elsewhere."""
-        with replacing(path) as part, tarfile.open(part, "w:gz") as made:
-            for cell in sorted(self.folders[0].glob(f"*/{CELL}")):
-                made.add(cell.parent, arcname=cell.parent.name)
+    def archive(self, path: Path, lock: Path) -> None:
+        """Write all records of the first folder into one tar file, which can be sent elsewhere.
+
+        The folder `lock` is held meanwhile, so that of several processes the last writes all.
+        """
+        with held(lock, lambda _: None):
+            remove_unfinished(path.parent, [unfinished(path)])
+            with replacing(path) as part, tarfile.open(part, "w:gz") as made:
+                for cell in sorted(self.folders[0].glob(f"*/{CELL}")):
+                    made.add(cell.parent, arcname=cell.parent.name)
 
 
 def read_cell(path: Path) -> dict[str, Any]:
@@ -112,16 +126,16 @@ def read_cell(path: Path) -> dict[str, Any]:
 
 
 @cache
-def _read_case(folder: Path) -> CaseResult:
+def read_case(folder: Path) -> CaseResult:
     """Read a finished audit, once: tables and claims look at it many times."""
-    with gzip.open(folder / PACKED) as packed:
-        data = packed.read(LARGEST + 1)
-    if len(data) > LARGEST:
-        raise GradveilError(f"{folder / PACKED} holds more than {LARGEST:,} bytes of records")
+    packed = folder / PACKED
     with tempfile.TemporaryDirectory() as scratch:
         plain = Path(scratch) / RECORDS
-        plain.write_bytes(data)
-        records = tuple(read_records(plain))
+        plain.write_bytes(read_gzipped(packed, LARGEST))
+        try:
+            records = tuple(read_records(plain))
+        except GradveilError as error:
+            raise GradveilError(str(error).replace(str(plain), shown(packed))) from None
     return CaseResult(folder, CASE.read(folder), records, read_facts(folder))
 
 

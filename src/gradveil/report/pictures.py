@@ -13,7 +13,7 @@ from torch import Generator, Tensor
 
 from gradveil.audits import AuditResult, CaseResult, Record, Row
 from gradveil.audits.job import slug
-from gradveil.audits.records import images_path, load_images
+from gradveil.audits.records import RECORDS, images_path, load_images
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import MissingFileError, replacing, shown, writable
 from gradveil.core.text import on_one_line, shortened
@@ -38,16 +38,25 @@ UNKNOWN_STEP = 10**6  # of the end of a training whose file does not say it: far
 
 
 def draw_case(case: CaseResult) -> list[Path]:
-    """Draw a grid for each attack, and its frames where it kept some, into the case's folder."""
+    """Draw a grid for each attack, and its frames where it kept some, into the case's folder.
+
+    Pictures that are newer than the records are left as they are.
+    """
     drawn = []
     for attack in dict.fromkeys(record.attack for record in case.of("attack")):
         grid = case.out / PICTURES / f"grid-{slug(attack)}.png"
-        draw_grid(case, attack, grid)
+        if not _is_current(grid, case):
+            draw_grid(case, attack, grid)
         drawn.append(grid)
         frames = case.out / PICTURES / f"frames-{slug(attack)}.png"
-        if draw_frames(case, attack, frames):
+        if _is_current(frames, case) or draw_frames(case, attack, frames):
             drawn.append(frames)
     return drawn
+
+
+def _is_current(picture: Path, case: CaseResult) -> bool:
+    """Return whether the picture was drawn after the last record of the case."""
+    return picture.is_file() and picture.stat().st_mtime > (case.out / RECORDS).stat().st_mtime
 
 
 def draw_grid(case: CaseResult, attack: str, path: Path) -> None:

@@ -25,6 +25,8 @@ OPTIONS = {
     "first": None,
     "victims_at_once": None,
     "image_size": None,
+    "channels": None,
+    "normalize": None,
     "seed": 0,
 }
 """Settings that are options of the command line, with their defaults."""

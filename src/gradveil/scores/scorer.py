@@ -4,7 +4,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -47,7 +47,9 @@ class Estimate:
 
 
 class Scorer(ABC):
-    """A score with its model and images. It can be pickled, and so travel to another machine.
+    """A score with its model and images, of policies or of attacks.
+
+    It can be pickled, and so travel to another machine.
 
     Every value is a function of the seed, the policy and the block that its image is in: neither
     the other policies of a call, nor the order of calls, nor the device's memory change it beyond
@@ -66,10 +68,10 @@ class Scorer(ABC):
         """The number of values of each block. All blocks together are the whole score."""
 
     @abstractmethod
-    def score(self, policies: Sequence[Policy], block: int) -> Mapping[str, Tensor]:
+    def score(self, policies: Sequence[Any], block: int) -> Mapping[str, Tensor]:
         """Return, by name, (policies, values of the block) in float64 on the CPU."""
 
-    def estimates(self, policies: Sequence[Policy]) -> list[dict[str, Estimate]]:
+    def estimates(self, policies: Sequence[Any]) -> list[dict[str, Estimate]]:
         """Return the whole score of each policy, by name."""
         parts = [self.score(policies, block) for block in range(len(self.blocks))]
         whole = {

@@ -132,6 +132,7 @@ def audit_job(
         public=public,
         steps=job.audit_steps,
         image_size=job.image_size,
+        channels=job.channels,
         apart=tuple(apart),
         seed=job.seed,
     )

@@ -1,23 +1,22 @@
-"""Engines do the work of a search: they score policies, and run the audits that confirm them."""
+"""Engines do the work of a search or tuning: they score what is tried, and run audits."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
 from gradveil.core.errors import unknown
 from gradveil.scores.scorer import Scorer
-from gradveil.transforms import Policy
 
 Task = Callable[[bool], object]
 """A job that can be pickled; called with whether it may show its progress, it writes its files."""
 
 
 class Engine(ABC):
-    """Score with `scorers`, by name: "accuracy" and "leak".
+    """Score policies or attacks with `scorers`, by name.
 
     Use an engine in a `with` block, which frees what it holds.
     """
@@ -30,7 +29,7 @@ class Engine(ABC):
     def workers(self) -> int:
         """Processes that score side by side."""
 
-    def score(self, which: str, policies: Sequence[Policy], block: int) -> dict[str, Tensor]:
+    def score(self, which: str, policies: Sequence[Any], block: int) -> dict[str, Tensor]:
         """Score policies on one block, as `Scorer.score` does: tables of (policies, values).
 
         The policies are split into the scorer's units, which may be scored anywhere.
@@ -49,7 +48,7 @@ class Engine(ABC):
 
     @abstractmethod
     def score_units(
-        self, which: str, units: Sequence[Sequence[Policy]], block: int
+        self, which: str, units: Sequence[Sequence[Any]], block: int
     ) -> list[Mapping[str, Tensor]]:
         """Score each unit; the results are in the order of the units."""
 
@@ -79,7 +78,7 @@ class LocalEngine(Engine):
     workers = 1
 
     def score_units(
-        self, which: str, units: Sequence[Sequence[Policy]], block: int
+        self, which: str, units: Sequence[Sequence[Any]], block: int
     ) -> list[Mapping[str, Tensor]]:
         return [self.scorers[which].score(unit, block) for unit in units]
 

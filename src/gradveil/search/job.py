@@ -16,7 +16,9 @@ from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.files import digest
 from gradveil.core.job_folder import Kind
 from gradveil.data import Images
+from gradveil.models import NormalizedName
 from gradveil.models.factories import check_weights_exist
+from gradveil.models.normalized import constants_setting, plain_name
 from gradveil.scores.privacy import AREA_RULES
 from gradveil.search.space import SAMPLERS
 
@@ -64,7 +66,7 @@ class SearchJob:
     """
 
     data: str | tuple[Images, Images]
-    model: str | nn.Module
+    model: nn.Module | str | NormalizedName
     checkpoint: Path | None = None
     trials: int = 1500
     keep: int = 10
@@ -85,6 +87,7 @@ class SearchJob:
     audit_steps: int | None = None
     augment: bool = True
     image_size: int | None = None
+    channels: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -137,6 +140,11 @@ class SearchJob:
             raise GradveilError(
                 f"image size {self.image_size}: only named data sets are resized; "
                 "resize your own images first"
+            )
+        if pair and self.channels is not None:
+            raise GradveilError(
+                f"channels {self.channels}: only named data sets are converted; "
+                "convert your own images first"
             )
 
     def _check_race(self) -> None:
@@ -199,7 +207,9 @@ class SearchJob:
     def settings(self) -> dict[str, Any]:
         """Plain values for the JSON files. Own models and images are told apart by digests."""
         plain = {part.name: getattr(self, part.name) for part in fields(self)}
-        del plain["attack_name"]
+        for name in ("attack_name", *([] if self.channels else ["channels"])):
+            del plain[name]
+        plain |= {"model": plain_name(self.model)} | constants_setting(self.model)
         texts = {
             "checkpoint": self.checkpoint and str(self.checkpoint),
             "attack": self.attack_title,

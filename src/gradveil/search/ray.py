@@ -21,7 +21,6 @@ from torch import Tensor
 from gradveil.core.errors import GradveilError, GradveilWarning, one_line
 from gradveil.scores.scorer import Scorer
 from gradveil.search.engine import Engine, Task
-from gradveil.transforms import Policy
 
 PATIENCE = 5.0  # seconds for a cluster to answer
 START = 120.0  # seconds for the first worker to start
@@ -248,7 +247,7 @@ class RayEngine(Engine):
         return self._workers
 
     def score_units(
-        self, which: str, units: Sequence[Sequence[Policy]], block: int
+        self, which: str, units: Sequence[Sequence[Any]], block: int
     ) -> list[Mapping[str, Tensor]]:
         import ray
 
@@ -312,7 +311,7 @@ class Worker:
     def ready(self) -> None:
         """Answer once the process has started."""
 
-    def work(self, which: str, policies: Sequence[Policy], block: int) -> Mapping[str, Tensor]:
+    def work(self, which: str, policies: Sequence[Any], block: int) -> Mapping[str, Tensor]:
         return self._scorers[which].score(policies, block)
 
 

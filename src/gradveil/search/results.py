@@ -18,6 +18,7 @@ from gradveil.core.files import MissingFileError, shown, write_text
 from gradveil.core.formats import FoundPolicy, SearchFile, SearchSettings
 from gradveil.core.reading import check_format, convert, read_json
 from gradveil.core.text import SafeConsole, on_one_line
+from gradveil.core.toml import toml_lines
 from gradveil.scores.scorer import Estimate
 from gradveil.search.job import FOLDER, RESULT
 from gradveil.search.loop import RaceSavings
@@ -28,7 +29,7 @@ from gradveil.transforms.policy import FORMAT
 SEARCH_FORMAT = "gradveil search 1"
 POLICIES = "policies.toml"
 TRIALS = "trials.csv"
-PARTS = ".*.part"  # of files that a killed process was writing; not those in folders below
+
 HEADS = {
     "over_blind": "over blind, dB",
     "ssim": "SSIM",
@@ -74,13 +75,13 @@ class TriedPolicy:
     quantities: Mapping[str, Quantity]
 
     @classmethod
-    def of(cls, trial: FinishedTrial) -> "TriedPolicy":
+    def of(cls, trial: FinishedTrial[Policy]) -> "TriedPolicy":
         estimates = {
             name: Estimate(tuple(values)) for name, values in trial.values.items() if values
         }
         return cls(
             trial.number,
-            trial.policy,
+            trial.tried,
             trial.state,
             {name: Quantity(e.mean, e.error, e.n) for name, e in estimates.items()},
         )
@@ -189,7 +190,7 @@ class SearchResult:
 
     def write(self) -> None:
         """Write the three files. search.json comes last: where it is, everything is."""
-        for unfinished in self.out.glob(PARTS):
+        for unfinished in self.out.glob(".*.part"):
             unfinished.unlink(missing_ok=True)
         write_text(self.out / POLICIES, policies_text(self))
         write_text(self.out / TRIALS, trials_text(self))
@@ -304,32 +305,20 @@ def policies_text(result: SearchResult) -> str:
         head |= {"no_hybrid": result.no_hybrid}
     else:
         head |= {"hybrid": str(result.hybrid)}
-    parts = [HEADER + _toml(head), "[search]\n" + _toml(result.settings)]
+    parts = [HEADER + toml_lines(head), "[search]\n" + toml_lines(result.settings)]
     for rank, tried in enumerate(result.kept, start=1):
         entry = {"rank": rank, "policy": str(tried.policy), "trial": tried.number}
-        parts.append("[[policy]]\n" + _toml(entry | dict(tried.quantities)))
+        parts.append("[[policy]]\n" + toml_lines(entry | _rounded(tried.quantities)))
     return "\n".join(parts)
 
 
-def _toml(values: Mapping[str, Any]) -> str:
-    """Lines of TOML, which has no null: values that are None are left out."""
-
-    def written(value: Any) -> str:
-        match value:
-            case bool():
-                return str(value).lower()
-            case int() | float():
-                return repr(value)
-            case Quantity():
-                rounded = {
-                    name: float(f"{part:.{DIGITS}g}")
-                    for name, part in (("mean", value.mean), ("error", value.error))
-                    if part is not None
-                }
-                pairs = (f"{name} = {part!r}" for name, part in (rounded | {"n": value.n}).items())
-                return "{" + ", ".join(pairs) + "}"
-            case _:  # a JSON string is a TOML string, but for the character 7F
-                text = str(value).encode(errors="backslashreplace").decode()  # no half letters
-                return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-    return "".join(f"{name} = {written(v)}\n" for name, v in values.items() if v is not None)
+def _rounded(values: Mapping[str, Quantity]) -> dict[str, dict[str, Any]]:
+    """Return quantities as tables, with as many digits as people read."""
+    return {
+        name: {
+            "mean": float(f"{value.mean:.{DIGITS}g}"),
+            "error": None if value.error is None else float(f"{value.error:.{DIGITS}g}"),
+            "n": value.n,
+        }
+        for name, value in values.items()
+    }

@@ -1,7 +1,7 @@
 """A whole search: into a folder, alone or with others at one study, or on from where it stopped."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -9,17 +9,17 @@ from torch import nn
 
 from gradveil.attacks import Attack
 from gradveil.attacks.presets import find_attack
+from gradveil.audits.job import short_name
+from gradveil.checks.weights import look_at_weights
 from gradveil.core.boundary import public
-from gradveil.core.errors import GradveilError, unknown
-from gradveil.core.importing import RAISED
-from gradveil.core.job_folder import SETTINGS, claim, remove_empty
+from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.locks import clear_lock, held
 from gradveil.core.progress import Bar
 from gradveil.data import Images
 from gradveil.engine.device import find_device
+from gradveil.models import NormalizedName
 from gradveil.models.accuracy import measure_accuracy
 from gradveil.models.checkpoints import load_checkpoint
-from gradveil.scores.scorer import Scorer
 from gradveil.search.confirm import (
     FEWEST,
     MODELS,
@@ -28,19 +28,23 @@ from gradveil.search.confirm import (
     read_audits,
     verdicts,
 )
-from gradveil.search.engine import Engine, LocalEngine
 from gradveil.search.job import FOLDER, RESULT, SearchJob
-from gradveil.search.loop import Loop, on_front, qualified, saving
-from gradveil.search.ray import RayEngine, check_cluster
-from gradveil.search.results import PARTS, SearchResult, TriedPolicy
+from gradveil.search.loop import Loop, TriedTrial, on_front, qualified, saving
+from gradveil.search.results import SearchResult, TriedPolicy
+from gradveil.search.services import (
+    check_engine,
+    check_optuna,
+    check_services,
+    claimed,
+    make_engine,
+)
 from gradveil.search.setup import Setup, find_checkpoint
-from gradveil.search.space import FinishedTrial, functions, make_hybrid
+from gradveil.search.space import POLICIES, functions, make_hybrid
 from gradveil.transforms import Policy
 
 if TYPE_CHECKING:  # it imports Optuna
     from gradveil.search.study import Study
 
-ENGINES = ("local", "ray")
 JOURNAL = "study.journal"
 CALM = 60.0  # seconds of speed that the time left is reckoned from: groups of trials end together
 SURE = 0.999  # confidence of a race that kept the same ten policies, as `loop` has measured
@@ -48,7 +52,7 @@ SURE = 0.999  # confidence of a race that kept the same ten policies, as `loop` 
 
 @public
 def search_policies(
-    model: nn.Module | str,
+    model: nn.Module | str | NormalizedName,
     data: tuple[Images, Images] | str,
     *,
     out: str | Path,
@@ -70,6 +74,7 @@ def search_policies(
     audit_steps: int | None = None,
     augment: bool = True,
     image_size: int | None = None,
+    channels: int | None = None,
     seed: int = 0,
     root: str | Path | None = None,
     device: str = "auto",
@@ -97,13 +102,14 @@ def search_policies(
         race_confidence=race_confidence,
         images=images,
         attack=find_attack(attack),
-        attack_name=attack if isinstance(attack, str) else None,
+        attack_name=short_name(attack) if isinstance(attack, str) else None,
         probe_steps=probe_steps,
         hybrid=hybrid,
         audit_images=audit_images,
         audit_steps=audit_steps,
         augment=augment,
         image_size=image_size,
+        channels=channels,
         seed=seed,
     )
     return run_search(job, out, root=root, device=device, progress=progress)
@@ -130,28 +136,24 @@ def run_search(
     """
     out, root = Path(out), None if root is None else Path(root)
     where = find_device(device)
-    if engine not in ENGINES:
-        raise unknown("engine", engine, ENGINES)
-    if ray_address and engine != "ray":
-        raise GradveilError(
-            f"ray address {ray_address}: engine {engine} has no use for it; choose engine ray"
-        )
+    check_engine(engine, ray_address)
     FOLDER.refuse_other(out, job.settings())
     if (out / RESULT).is_file():
         return _ended(out, storage)
-    _check_optuna()
+    check_optuna("search")
     setup = Setup.of(job, root)
-    _check_services(storage, engine, ray_address)
-    with _claimed(out, job.settings()):
+    check_services(storage, engine, ray_address)
+    with claimed(FOLDER, out, job.settings()):
         bar = Bar(progress, counted=True, calm=CALM)
         checkpoint = find_checkpoint(job, out, root=root, device=device, bar=bar, progress=progress)
         model = load_checkpoint(checkpoint, setup.untrained())
+        _look_at_weights(setup, model, checkpoint, bar)
         facts = job.settings() | setup.facts(model)
         del facts["checkpoint"]
         scorers = setup.scorers(model, where)
         opened = _open_study(job, out / JOURNAL if storage is None else storage, study, facts)
         try:
-            with _make_engine(engine, scorers, ray_address) as made:
+            with make_engine(engine, scorers, ray_address) as made:
                 try:
                     done = Loop(job, opened, made, scorers, bar).run()
                 finally:
@@ -178,12 +180,21 @@ def run_search(
         return SearchResult.read(out)
 
 
+def _look_at_weights(setup: Setup, model: nn.Module, checkpoint: Path, bar: Bar) -> None:
+    """Say how accurate the weights are, and warn where they seem to be made for other images."""
+    test = setup.test
+    found = look_at_weights(model, test.images, test.labels, len(test.classes), setup.job.seed)
+    bar.say(f"{checkpoint}: {found}")
+    if found.finding is not None:
+        warnings.warn(str(found.finding), GradveilWarning, stacklevel=3)
+
+
 def _ended(out: Path, storage: str | None) -> SearchResult:
     result = SearchResult.read(out)
     clear_lock(out)  # of a process that was killed after its last write
     if storage is None:
         return result
-    _check_optuna()
+    check_optuna("search")
     from gradveil.search.storage import storage_name
 
     if storage_name(storage) != result.storage:
@@ -194,57 +205,17 @@ def _ended(out: Path, storage: str | None) -> SearchResult:
     return result
 
 
-def _check_optuna() -> None:
-    """Scores, probes and results need no Optuna, and some machines have none: only studies do."""
-    try:
-        import optuna  # noqa: F401
-    except ImportError:
-        raise GradveilError("a search needs Optuna: pip install gradveil[search]") from None
-
-
-def _check_services(storage: str | None, engine: str, ray_address: str | None) -> None:
-    """Refuse a database or cluster that cannot be reached, before anything is trained."""
-    if storage is not None:
-        from gradveil.search.storage import open_storage
-
-        open_storage(storage).close()
-    if engine == "ray":
-        check_cluster(ray_address)
-
-
 def _open_study(
     job: SearchJob, storage: str | Path, name: str, facts: Mapping[str, Any]
-) -> "Study":
+) -> "Study[Policy]":
     from gradveil.search.study import Study
 
-    return Study.open(storage, name, facts, job.sampler, job.seed, job.objectives)
+    return Study.open(storage, name, facts, job.sampler, job.seed, job.objectives, POLICIES)
 
 
-def _make_engine(name: str, scorers: Mapping[str, Scorer], address: str | None) -> Engine:
-    return LocalEngine(scorers) if name == "local" else RayEngine(scorers, address)
-
-
-@contextmanager
-def _claimed(out: Path, settings: Mapping[str, Any]) -> Iterator[None]:
-    """Hold the folder as this search's. One that fails before it has results gives it back."""
-    FOLDER.refuse_other(out, settings)
-    new = False
-    if not (out / SETTINGS).is_file():
-        with held(out, lambda _: None):
-            FOLDER.refuse_other(out, settings)  # another process may have been faster
-            new = claim(out, settings, parts=(PARTS,))
-    try:
-        yield
-    except RAISED:
-        if new and {entry.name for entry in out.iterdir()} == {SETTINGS}:
-            (out / SETTINGS).unlink(missing_ok=True)
-            remove_empty(out)
-        raise
-
-
-def _policies_found(setup: Setup, done: Sequence[FinishedTrial]) -> dict[str, Policy]:
+def _policies_found(setup: Setup, done: Sequence[TriedTrial]) -> dict[str, Policy]:
     """The policies to be audited, by row; the hybrid is missing where there is none."""
-    order = [trial.policy for trial in qualified(setup.job, done)]
+    order = [trial.tried for trial in qualified(setup.job, done)]
     hybrid, _ = make_hybrid(order, setup.job.hybrid, setup.test.channels)
     return policies_to_audit(setup.job, order[0], hybrid)
 
@@ -252,7 +223,7 @@ def _policies_found(setup: Setup, done: Sequence[FinishedTrial]) -> dict[str, Po
 def _result(
     setup: Setup,
     out: Path,
-    done: Sequence[FinishedTrial],
+    done: Sequence[TriedTrial],
     facts: Mapping[str, Any],
     measured: float,
     policies: Mapping[str, Policy],
@@ -264,7 +235,7 @@ def _result(
     """
     job = setup.job
     ranked = qualified(job, done)
-    kept, order = ranked[: job.keep], [trial.policy for trial in ranked]
+    kept, order = ranked[: job.keep], [trial.tried for trial in ranked]
     hybrid, why = make_hybrid(order, job.hybrid, setup.test.channels)
     confirmed = {model: {row: str(policy) for row, policy in policies.items()} for model in MODELS}
     ends = on_front(job, done) if job.sampler == "nsga2" else []
@@ -304,7 +275,7 @@ def accuracy_note(accuracy: float, classes: int) -> str:
     return said + (doubt if accuracy < 2 / classes else "")
 
 
-def threshold_note(job: SearchJob, done: Sequence[FinishedTrial]) -> tuple[str, ...]:
+def threshold_note(job: SearchJob, done: Sequence[TriedTrial]) -> tuple[str, ...]:
     """Say so where the threshold dropped no policy.
 
     Accuracy scores depend on the number of classes, and -85 was chosen for a hundred.

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gradveil import __version__
-from gradveil.audits.victims import find_victims
+from gradveil.audits.victims import find_victims, refuse_tuned_on
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import digest
 from gradveil.core.locks import held
@@ -95,6 +95,7 @@ class Setup:
             len(test), job.images, SCORES[job.score], f"{test.name} {test.split}"
         )
         made = cls(job, train, test, chosen, find_audited(job, test, chosen))
+        refuse_tuned_on({job.attack_title: job.attack}, test, torch.tensor(made.audited))
         try_attack(job, made.untrained(), test)
         if job.checkpoint:
             load_checkpoint(job.checkpoint, made.untrained())
@@ -163,7 +164,7 @@ def find_images(job: SearchJob, root: Path | None) -> tuple[Images, Images]:
     """The job's training and test images: its own, or loaded by name."""
     if isinstance(job.data, str):
         train, test = (
-            load(job.data, split, root=root, image_size=job.image_size)
+            load(job.data, split, root=root, image_size=job.image_size, channels=job.channels)
             for split in ("train", "test")
         )
         return train, test
@@ -196,6 +197,7 @@ def find_checkpoint(
         augment=job.augment,
         fraction=FRACTION,
         image_size=job.image_size,
+        channels=job.channels,
         seed=job.seed,
         test=test,
     )

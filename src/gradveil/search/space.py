@@ -1,7 +1,9 @@
-"""The search space: three slots, each empty or one of 50 functions; and the trials drawn of it."""
+"""Spaces that trials are drawn of; that of a search is three slots, each empty or a function."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar, Generic, TypeVar
 
 import torch
 
@@ -17,29 +19,84 @@ CHOICES = (*(str(index) for index in range(len(LIBRARY))), EMPTY)
 STATES = ("scored", "inaccurate", "dropped")
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True)
-class Trial:
-    """A policy to be tried, and its number in the study."""
+class Trial(Generic[T]):
+    """A value to be tried, such as a policy, and its number in the study."""
 
     number: int
-    policy: Policy
+    tried: T
 
 
 @dataclass(frozen=True)
-class FinishedTrial:
-    """A policy that was tried, with every value that was measured before its trial ended.
+class FinishedTrial(Generic[T]):
+    """A value that was tried, with every number that was measured before its trial ended.
 
     `state` is scored, inaccurate (its accuracy score is below the threshold) or dropped (by the
     race). `values` has one number for each image or batch, by the name of the quantity.
     """
 
     number: int
-    policy: Policy
+    tried: T
     state: str
     values: Mapping[str, tuple[float, ...]]
 
     def mean(self, name: str) -> float:
         return Estimate(self.values[name]).mean
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Numbers from `low` to `high`, both above 0, drawn evenly by their logarithms."""
+
+    low: float
+    high: float
+
+
+Dimension = tuple[str, ...] | Scale
+"""The choices of a dimension by their names, or its numbers."""
+
+Drawn = Mapping[str, str | float]
+"""A choice or a number for each dimension, by its name."""
+
+
+class Space(ABC, Generic[T]):
+    """The values that a study tries: each is made of what was drawn for every dimension.
+
+    `attribute` is the name under which a trial keeps the text of its value, `job` what messages
+    call the job that tries them.
+    """
+
+    attribute: ClassVar[str]
+    job: ClassVar[str]
+
+    @property
+    def first(self) -> tuple[Drawn, ...]:
+        """What is drawn for the first trials, whatever the sampler would."""
+        return ()
+
+    @property
+    @abstractmethod
+    def dimensions(self) -> Mapping[str, Dimension]:
+        """The dimensions by their names."""
+
+    @abstractmethod
+    def draw(self, seed: int, number: int) -> dict[str, str]:
+        """Draw trial `number` for the sampler that learns nothing from others."""
+
+    @abstractmethod
+    def make(self, drawn: Drawn) -> T:
+        """Return the value that was drawn."""
+
+    @abstractmethod
+    def text(self, value: T) -> str:
+        """Return the text that a trial keeps of its value."""
+
+    @abstractmethod
+    def read(self, text: str) -> T:
+        """Return the value of such a text."""
 
 
 def draw(seed: int, number: int) -> dict[str, str]:
@@ -54,6 +111,32 @@ def draw(seed: int, number: int) -> dict[str, str]:
 def policy_of(slots: Mapping[str, str]) -> Policy:
     """The policy of these slots without the empty ones; all empty, it changes nothing."""
     return Policy((tuple(Transform.parse(slots[slot]) for slot in SLOTS if slots[slot] != EMPTY),))
+
+
+class PolicySpace(Space[Policy]):
+    """All policies of one member with up to three functions."""
+
+    attribute = "policy"
+    job = "search"
+
+    @property
+    def dimensions(self) -> Mapping[str, Dimension]:
+        return dict.fromkeys(SLOTS, CHOICES)
+
+    def draw(self, seed: int, number: int) -> dict[str, str]:
+        return draw(seed, number)
+
+    def make(self, drawn: Drawn) -> Policy:
+        return policy_of({slot: str(choice) for slot, choice in drawn.items()})
+
+    def text(self, value: Policy) -> str:
+        return str(value)
+
+    def read(self, text: str) -> Policy:
+        return Policy.parse(text)
+
+
+POLICIES = PolicySpace()
 
 
 Function = tuple[str, float]

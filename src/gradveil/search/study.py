@@ -1,4 +1,4 @@
-"""The study of a search: which policies are tried, by which process, and with what result.
+"""The study of a search: which values are tried, by which process, and with what result.
 
 Any number of processes share it, and it can be resumed at any time. This module imports Optuna, so
 others import it only where a study is opened.
@@ -10,11 +10,11 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Generic, Literal, TypeVar
 
 import optuna
 from msgspec import to_builtins
-from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.samplers import BaseSampler, NSGAIISampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
@@ -25,29 +25,31 @@ from gradveil.core.formats import OwnerEntry, TrialAttributes
 from gradveil.core.job_folder import differences
 from gradveil.core.reading import convert
 from gradveil.core.seeds import derived
-from gradveil.search.space import (
-    CHOICES,
-    SAMPLERS,
-    SLOTS,
-    STATES,
-    FinishedTrial,
-    Trial,
-    draw,
-    policy_of,
-)
+from gradveil.search.space import SAMPLERS, STATES, Dimension, FinishedTrial, Scale, Space, Trial
 from gradveil.search.storage import Heartbeat, OpenStorage, lives, open_storage, this_process
-from gradveil.transforms import Policy
 
 SETTINGS = "settings"  # of the search: an attribute of the study
 OWNER = "owner"  # of a trial; the study's attribute `owner:<id>` is that owner's heartbeat
-POLICY = "policy"
 RESULT = "result"
-SPACE: dict[str, BaseDistribution] = {slot: CategoricalDistribution(CHOICES) for slot in SLOTS}
 DIRECTIONS: tuple[Literal["minimize", "maximize"], ...] = ("minimize", "maximize")
 
 
-class PolicySampler(BaseSampler):
-    """Fill each slot independently of the others.
+T = TypeVar("T")
+
+
+def distributions(space: Space[Any]) -> dict[str, BaseDistribution]:
+    """Return the dimensions of a space as Optuna has them."""
+
+    def distribution(dimension: Dimension) -> BaseDistribution:
+        if isinstance(dimension, Scale):
+            return FloatDistribution(dimension.low, dimension.high, log=True)
+        return CategoricalDistribution(dimension)
+
+    return {name: distribution(dimension) for name, dimension in space.dimensions.items()}
+
+
+class TrialSampler(BaseSampler):
+    """Draw each dimension independently of the others.
 
     `at_once` tells whether that needs no more than the trial's number, and leaves no trace.
     """
@@ -65,11 +67,11 @@ class PolicySampler(BaseSampler):
         return {}
 
 
-class RandomSampler(PolicySampler):
-    """Draw the policy of trial k from the seed and k alone."""
+class RandomSampler(TrialSampler):
+    """Draw trial k from the seed and k alone."""
 
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
+    def __init__(self, seed: int, space: Space[Any]) -> None:
+        self._seed, self._space = seed, space
 
     def sample_independent(
         self,
@@ -78,13 +80,13 @@ class RandomSampler(PolicySampler):
         param_name: str,
         param_distribution: BaseDistribution,
     ) -> str:
-        return draw(self._seed, trial.number)[param_name]
+        return self._space.draw(self._seed, trial.number)[param_name]
 
 
-class ReseededSampler(PolicySampler):
+class ReseededSampler(TrialSampler):
     """Make another sampler anew for each trial, with a seed of the trial's own.
 
-    So a study that is resumed asks for the same policies.
+    So a study that is resumed asks for the same trials.
     """
 
     def __init__(self, make: Callable[[int], BaseSampler], seed: int) -> None:
@@ -107,14 +109,18 @@ class ReseededSampler(PolicySampler):
 
 
 class BreedingSampler(ReseededSampler):
-    """Fill all slots together, with a sampler that keeps notes on the trial while it does."""
+    """Draw all dimensions together, with a sampler that keeps notes on the trial while it does."""
 
     at_once = False
+
+    def __init__(self, make: Callable[[int], BaseSampler], seed: int, space: Space[Any]) -> None:
+        super().__init__(make, seed)
+        self._space = space
 
     def infer_relative_search_space(
         self, study: optuna.Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
-        return dict(SPACE)
+        return distributions(self._space)
 
     def sample_relative(
         self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
@@ -122,13 +128,13 @@ class BreedingSampler(ReseededSampler):
         return self._fresh(trial).sample_relative(study, trial, search_space)
 
 
-def make_sampler(name: str, seed: int) -> PolicySampler:
+def make_sampler(name: str, seed: int, space: Space[Any]) -> TrialSampler:
     if name == "random":
-        return RandomSampler(seed)
+        return RandomSampler(seed, space)
     if name == "tpe":
         return ReseededSampler(_tpe, seed)
     if name == "nsga2":
-        return BreedingSampler(lambda fresh: NSGAIISampler(seed=fresh), seed)
+        return BreedingSampler(lambda fresh: NSGAIISampler(seed=fresh), seed, space)
     raise unknown("sampler", name, SAMPLERS)
 
 
@@ -139,25 +145,33 @@ def _tpe(seed: int) -> TPESampler:
         return TPESampler(seed=seed, multivariate=False, constant_liar=True)
 
 
-class Study:
+class Study(Generic[T]):
     """Try every number below a target once. A process holds the trials it claimed while it lives.
 
     Claims are made by one process at a time, under a lock that goes with its holder: the kernel's
     on a file beside the journal or the SQLite file, a row's in any other database. So no two
     processes claim the same trial. A process that was silent for a minute, yet lives, may find its
-    trials taken: then a policy is scored twice, and the first result stays.
+    trials taken: then a value is scored twice, and the first result stays.
 
     Trials and the study are read and written through the storage's public methods, by the study's
     id and the trials' numbers: Optuna's own study could neither claim a trial that another process
     left, nor read the trials without a copy of each.
     """
 
-    def __init__(self, study: optuna.Study, opened: OpenStorage, objectives: tuple[str, ...]):
+    def __init__(
+        self,
+        study: optuna.Study,
+        opened: OpenStorage,
+        objectives: tuple[str, ...],
+        space: Space[T],
+    ) -> None:
         self._study = study
+        self.space = space
+        self._distributions = distributions(space)
         self._opened = opened
         self._storage = opened.storage
         self._objectives = objectives
-        self._read: dict[int, FinishedTrial] = {}
+        self._read: dict[int, FinishedTrial[T]] = {}
         self._given: set[int] = set()  # the trials that this process was given
         self._me = this_process()
         with opened.explained():
@@ -174,7 +188,8 @@ class Study:
         sampler: str,
         seed: int,
         objectives: tuple[str, ...],
-    ) -> "Study":
+        space: Space[T],
+    ) -> "Study[T]":
         """Make the study or join it.
 
         The mean of the first objective is to be low; that of a second, for nsga2 alone, high.
@@ -191,15 +206,17 @@ class Study:
         with opened.explained(), opened.lock():
             study = optuna.create_study(
                 storage=opened.storage,
-                sampler=make_sampler(sampler, seed),
+                sampler=make_sampler(sampler, seed, space),
                 study_name=name,
                 directions=DIRECTIONS[: len(objectives)],
                 load_if_exists=True,
             )
-            _settle(study, wanted, opened.name)
-        return cls(study, opened, objectives)
+            _settle(study, wanted, opened.name, space.job)
+            for drawn in space.first[len(study.trials) :]:
+                study.enqueue_trial(dict(drawn))
+        return cls(study, opened, objectives, space)
 
-    def claim(self, count: int, target: int) -> list[Trial]:
+    def claim(self, count: int, target: int) -> list[Trial[T]]:
         """Claim up to `count` trials with numbers below `target`: abandoned ones, else new ones.
 
         A group ends at a multiple of `count`, so that a search that was stopped goes on with the
@@ -212,7 +229,7 @@ class Study:
         self._given |= {trial.number for trial in claimed}
         return claimed
 
-    def _claim(self, count: int, target: int) -> list[Trial]:
+    def _claim(self, count: int, target: int) -> list[Trial[T]]:
         with self._opened.lock():
             trials = self._trials()
             living = self._living()
@@ -228,13 +245,13 @@ class Study:
         unanswered = owner == self._me.id and trial.number not in self._given
         return not trial.state.is_finished() and (owner not in living or unanswered)
 
-    def finish(self, trial: Trial, state: str, values: Mapping[str, Sequence[float]]) -> None:
+    def finish(self, trial: Trial[T], state: str, values: Mapping[str, Sequence[float]]) -> None:
         """Keep the result of a trial; if another process finished it meanwhile, theirs stays."""
         if state not in STATES:
             raise unknown("state", state, STATES)
         plain = {name: [float(value) for value in found] for name, found in values.items()}
         exact = {name: tuple(found) for name, found in plain.items()}
-        told = self._told(FinishedTrial(trial.number, trial.policy, state, exact))
+        told = self._told(FinishedTrial(trial.number, trial.tried, state, exact))
         result = {"state": state, "values": plain}
         outcome = TrialState.PRUNED if told is None else TrialState.COMPLETE
 
@@ -245,7 +262,7 @@ class Study:
         with self._opened.explained(), suppress(UpdateFinishedTrialError):
             self._opened.patiently(keep)
 
-    def finished(self, target: int) -> list[FinishedTrial]:
+    def finished(self, target: int) -> list[FinishedTrial[T]]:
         """The finished trials with numbers below `target`, in order."""
         with self._opened.explained():
             for trial in self._opened.patiently(self._trials)[:target]:
@@ -301,65 +318,77 @@ class Study:
         entry = to_builtins(self._me.entry(beat))
         self._storage.set_study_user_attr(self._id, f"{OWNER}:{self._me.id}", entry)
 
-    def _create(self, number: int) -> Trial:
+    def _create(self, number: int) -> Trial[T]:
         """Create a trial; whole in one quick write, never half done, where that is safe.
 
-        The number must be certain before the policy is drawn. On a server it is not: Optuna goes
+        The number must be certain before the value is drawn. On a server it is not: Optuna goes
         on trying to create the trial for seconds after the connection was lost, and the lock with
         it, so that another process may have created trials in between. Letting go of a lost lock
         fails, and the claim is made again: it takes the trials that this one created.
         """
         sampler = self._study.sampler
-        assert isinstance(sampler, PolicySampler)
+        assert isinstance(sampler, TrialSampler)
         template = create_trial(state=TrialState.RUNNING, user_attrs={OWNER: self._me.id})
         if self._opened.on_server or not sampler.at_once:
             return Trial(number, self._suggest(self._storage.create_new_trial(self._id, template)))
         template.number = number
-        slots = {
-            slot: sampler.sample_independent(self._study, template, slot, SPACE[slot])
-            for slot in SLOTS
+        drawn = {
+            name: sampler.sample_independent(self._study, template, name, distribution)
+            for name, distribution in self._distributions.items()
         }
-        policy = policy_of(slots)
-        template.params, template.distributions = slots, dict(SPACE)
-        template.user_attrs[POLICY] = str(policy)
+        value = self.space.make(drawn)
+        template.params, template.distributions = drawn, dict(self._distributions)
+        template.user_attrs[self.space.attribute] = self.space.text(value)
         self._storage.create_new_trial(self._id, template)
-        return Trial(number, policy)
+        return Trial(number, value)
 
-    def _take(self, trial: FrozenTrial) -> Trial:
+    def _take(self, trial: FrozenTrial) -> Trial[T]:
         known = self._trial_id(trial.number)
         self._storage.set_trial_user_attr(known, OWNER, self._me.id)
         if trial.state == TrialState.WAITING:
             self._storage.set_trial_state_values(known, TrialState.RUNNING)
-        text = self._attributes(trial).policy
-        return Trial(trial.number, Policy.parse(text) if text else self._suggest(known))
+        text = self._text(trial)
+        return Trial(trial.number, self.space.read(text) if text else self._suggest(known))
+
+    def _text(self, trial: FrozenTrial) -> str:
+        """Return the text that the trial keeps of its value; empty where there is none yet."""
+        text: str = getattr(self._attributes(trial), self.space.attribute) or ""
+        return text
 
     def _attributes(self, trial: FrozenTrial) -> TrialAttributes:
         return convert(trial.user_attrs, TrialAttributes, f"{self.url}: trial {trial.number}")
 
-    def _read_back(self, trial: FrozenTrial) -> FinishedTrial:
+    def _read_back(self, trial: FrozenTrial) -> FinishedTrial[T]:
         """The trial as it was stored, if that is a whole result of such a search."""
         kept, where = self._attributes(trial), f"{self.url}: trial {trial.number}"
-        if not kept.policy or not kept.result:
-            raise GradveilError(f"{where}: policy: missing")
+        text = self._text(trial)
+        if not text or not kept.result:
+            raise GradveilError(f"{where}: {self.space.attribute}: missing")
         values = {name: tuple(found) for name, found in kept.result.values.items() if found}
         if kept.result.state == "scored" or len(self._objectives) > 1:
             for name in self._objectives:
                 if name not in values:
                     raise GradveilError(f"{where}: result.values.{name}: missing")
         try:
-            policy = Policy.parse(kept.policy)
+            value = self.space.read(text)
         except GradveilError as error:
             raise GradveilError(f"{where}: {error}") from None
-        return FinishedTrial(trial.number, policy, kept.result.state, values)
+        return FinishedTrial(trial.number, value, kept.result.state, values)
 
-    def _suggest(self, known: int) -> Policy:
-        """Fill the slots of the trial with this id; those that are stored already stay."""
+    def _suggest(self, known: int) -> T:
+        """Draw the dimensions of the trial with this id; those that are stored already stay."""
         trial = optuna.trial.Trial(self._study, known)
-        policy = policy_of({slot: trial.suggest_categorical(slot, CHOICES) for slot in SLOTS})
-        trial.set_user_attr(POLICY, str(policy))
-        return policy
+        drawn = {
+            name: trial.suggest_float(name, dimension.low, dimension.high, log=True)
+            if isinstance(dimension, Scale)
+            else trial.suggest_categorical(name, dimension)
+            for name, dimension in self.space.dimensions.items()
+        }
+        value = self.space.make(drawn)
+        trial.set_user_attr(self.space.attribute, self.space.text(value))
+        return value
 
-    def _told(self, trial: FinishedTrial) -> list[float] | None:
+    def _told(self, trial: FinishedTrial[T]) -> list[float] | None:
         """The means that Optuna is told; None where it is told that the trial was pruned.
 
         Two objectives are both known whatever the state, and a population needs every trial.
@@ -370,20 +399,20 @@ class Study:
         return means if all(map(math.isfinite, means)) else None
 
 
-def _settle(study: optuna.Study, wanted: Mapping[str, Any], storage: str) -> None:
+def _settle(study: optuna.Study, wanted: Mapping[str, Any], storage: str, job: str) -> None:
     """Keep the settings with a new study; refuse a study that was made with others."""
     kept = study.user_attrs.get(SETTINGS)
     if kept is not None:
         convert(kept, dict[str, Any], f"{storage}: {SETTINGS} of study {shown(study.study_name)}")
     if kept is None and study.trials:
         raise GradveilError(
-            f"study {study.study_name!r} in {storage!r} is no search of gradveil: choose another "
+            f"study {study.study_name!r} in {storage!r} is no {job} of gradveil: choose another "
             "name or storage"
         )
     if kept is None:
         study.set_user_attr(SETTINGS, dict(wanted))
     elif changes := differences(kept, wanted):
         raise GradveilError(
-            f"study {study.study_name!r} in {storage!r} is a search with other settings "
+            f"study {study.study_name!r} in {storage!r} is a {job} with other settings "
             f"({changes}): use those, or another storage"
         )

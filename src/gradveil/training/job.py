@@ -21,7 +21,9 @@ from gradveil.data import load
 from gradveil.data.images import Images, as_images, balanced, divided
 from gradveil.defenses import DPSGD, Defense, chain
 from gradveil.defenses.applied import check_defense
+from gradveil.models import NormalizedName
 from gradveil.models.factories import check_weights_exist
+from gradveil.models.normalized import constants_setting, plain_name
 from gradveil.transforms import Preparation
 
 RUN = Kind("a training", "training run")
@@ -121,6 +123,9 @@ class Recipe:
         return self.loss_scale * cross_entropy(logits, labels)
 
 
+LATER = ("recipe", "test", "channels", "start")
+"""Fields that are written in another way, or only where they are set."""
+
 PRECISIONS = ("auto", "32", "bf16")
 LEAST_NOISE = 1e-20  # a multiplier below it tells nothing, and Opacus' accountant may never end
 Prepare = Callable[[Tensor, Generator], Tensor]
@@ -134,11 +139,12 @@ class TrainingJob:
     changed. `test` are images to measure the accuracy on: by default the test split of named data,
     or about a fifth of the images given. Where no defense changes images, training crops and flips
     them; `augment` off leaves that out, in a policy too. `delta` is that of DP-SGD's epsilon: by
-    default 1 / the number of training images.
+    default 1 / the number of training images. `channels` 3 makes gray images of a named data set
+    color, 1 the reverse. `start` is a file of weights that the training starts from.
     """
 
     data: Images | str
-    model: nn.Module | str
+    model: nn.Module | str | NormalizedName
     recipe: Recipe = field(default_factory=Recipe)
     defense: Defense = field(default_factory=Defense)
     augment: bool = True
@@ -149,6 +155,8 @@ class TrainingJob:
     seed: int = 0
     delta: float | None = None
     test: Images | str | None = None
+    channels: int | None = None
+    start: Path | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -189,10 +197,13 @@ class TrainingJob:
 
     def settings(self) -> dict[str, Any]:
         """Return plain values for the JSON files; a user's own model or images by what they are."""
-        kept = [each.name for each in fields(self) if each.name not in ("recipe", "test")]
+        kept = [each.name for each in fields(self) if each.name not in LATER]
         plain = {name: getattr(self, name) for name in kept} | asdict(self.recipe)
         plain |= {"data": self._data, "model": self.model_name, "defense": str(self.defense)}
         plain |= {} if self.test is None else {"test": _images_text(self.test)}
+        plain |= {} if self.channels is None else {"channels": self.channels}
+        plain |= {} if self.start is None else {"start": str(self.start)}
+        plain |= constants_setting(self.model)
         return plain | {"save_at": sorted(self.save_at)}
 
     @cached_property
@@ -202,21 +213,22 @@ class TrainingJob:
     @cached_property
     def model_name(self) -> str:
         """The model's name; of a module its class, the number of its parameters and a digest."""
-        if isinstance(self.model, str):
-            return self.model
+        if not isinstance(self.model, nn.Module):
+            return plain_name(self.model)
         count = sum(parameter.numel() for parameter in self.model.parameters())
         found = digest(self.model.state_dict())[:DIGITS]
         return f"{type(self.model).__name__}: {count} parameters, sha256 {found}"
 
     def splits(self, root: Path | None = None) -> tuple[Images, Images]:
         """Return the training images, as many as `fraction` asks for, and the test images."""
-        size = self.image_size
+        size, planes = self.image_size, self.channels
         if isinstance(self.data, str):
             train = load(
                 self.data,
                 "train",
                 root=root,
                 image_size=size,
+                channels=planes,
                 fraction=self.fraction,
                 seed=self.seed,
             )
@@ -226,7 +238,7 @@ class TrainingJob:
             train, test = (whole, self.test) if self.test is not None else divided(whole)
             train = self._part(train)
         if isinstance(test, str):
-            return train, load(test, "test", root=root, image_size=size)
+            return train, load(test, "test", root=root, image_size=size, channels=planes)
         return train, _checked_test(test, train)
 
     def _part(self, train: Images) -> Images:
@@ -238,6 +250,10 @@ class TrainingJob:
         if not 0 < self.fraction <= 1:
             raise GradveilError(
                 f"fraction {self.fraction!r} is out of range: choose above 0 and at most 1"
+            )
+        if self.channels not in (None, train.channels):
+            raise GradveilError(
+                f"channels {self.channels}: the images given have {train.channels}; leave it out"
             )
         if self.fraction == 1:
             return train
@@ -296,7 +312,7 @@ class TrainingJob:
     def folder(self) -> Path:
         """Where the run goes by default: runs/train-DATA-MODEL-SEED."""
         data = self.data if isinstance(self.data, str) else self.data.name
-        model = self.model if isinstance(self.model, str) else type(self.model).__name__
+        model = plain_name(self.model)
         return Path("runs") / f"train-{_file_name(data)}-{_file_name(model)}-{self.seed}"
 
 

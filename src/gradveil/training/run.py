@@ -16,13 +16,15 @@ from gradveil.core.boundary import public
 from gradveil.core.errors import GradveilError, GradveilWarning, one_line
 from gradveil.core.importing import RAISED
 from gradveil.core.locks import alone, refuse_held
+from gradveil.core.progress import LONG, Bar, foretold
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch
 from gradveil.data.images import Images, as_images
 from gradveil.defenses import Defense, as_defense
 from gradveil.defenses.applied import protected_batch, protected_model
+from gradveil.defenses.weights import load_weights
 from gradveil.engine.device import find_device
-from gradveil.models import build_for
+from gradveil.models import NormalizedName, build_for
 from gradveil.models.accuracy import measure_accuracy
 from gradveil.models.bottleneck import penalties
 from gradveil.models.checkpoints import load_checkpoint, read_settings, save_checkpoint
@@ -48,12 +50,13 @@ SLACK, SIGMAS = 0.02, 4  # by how much it may differ: rounding, and the choice o
 
 @public
 def train_model(
-    model: nn.Module | str,
+    model: nn.Module | str | NormalizedName,
     images: object,
     labels: object = None,
     *,
     test: object = None,
     defense: Defense | Policy | str = "none",
+    checkpoint: Path | str | None = None,
     out: Path | str | None = None,
     seed: int = 0,
     epochs: int = 60,
@@ -65,6 +68,7 @@ def train_model(
     augment: bool = True,
     fraction: float = 1.0,
     image_size: int | None = None,
+    channels: int | None = None,
     save_at: Iterable[int] = (),
     precision: str = "auto",
     delta: float | None = None,
@@ -79,8 +83,8 @@ def train_model(
     (N, C, H, W) with `labels`, a pair of both, a Dataset or DataLoader. `test` is the same for the
     images that the accuracy is measured on: by default the test split of a named data set, or about
     a fifth of the images given, which are then left out of training. `defense` is a value, a policy
-    or a text. The run goes into the folder `out`, by default runs/train-DATA-MODEL-SEED; a run that
-    was stopped goes on there.
+    or a text. `checkpoint` is a file of weights to start from. The run goes into the folder `out`,
+    by default runs/train-DATA-MODEL-SEED; a run that was stopped goes on there.
     """
     if isinstance(images, str) and labels is not None:
         raise GradveilError(f"labels: the data set {images[:100]!r} has its own; leave them out")
@@ -103,6 +107,8 @@ def train_model(
         seed,
         delta,
         tested,
+        channels,
+        None if checkpoint is None else Path(checkpoint),
     )
     folder = job.folder if out is None else Path(out)
     return train(job, folder, root=root, device=device, progress=progress)
@@ -128,7 +134,11 @@ def train(
     steps = job.steps(len(train_split))
     shape = train_split.channels, train_split.size, train_split.size
     plain = candidate(job.model, train_split, job.seed)
-    model = protected_model(job.defense, plain, shape)
+    if job.start is None:
+        model = protected_model(job.defense, plain, shape)
+    else:
+        model, protected = load_weights(job.start, plain, job.defense, shape)
+        model = model if protected else protected_model(job.defense, model, shape)
     if model is not plain:
         check_fit(model, train_split, f"of defense {job.defense}", penalties(model))
     if (out / FINAL).is_file():
@@ -141,6 +151,8 @@ def train(
         refuse_other(out, job.settings())
         claim(out, job.settings())
         try:
+            if progress and not (out / RESUME).is_file():
+                _foretell(job, model, (train_split, test_split), place)
             facts = _fitted(job, model, (train_split, test_split), out, place, progress)
             save_checkpoint(out / FINAL, model, facts)
         except RAISED:
@@ -150,7 +162,23 @@ def train(
     return _result(out, facts, model)
 
 
-def candidate(given: nn.Module | str, split: Images, seed: int) -> nn.Module:
+def _foretell(
+    job: TrainingJob, model: nn.Module, splits: tuple[Images, Images], device: torch.device
+) -> None:
+    """Say how long the training takes, where that is more than a minute."""
+    from gradveil.training.timing import training_seconds
+
+    if not job.recipe.epochs:
+        return
+    whole, few = training_seconds(job, model, splits, device), max(1, job.recipe.epochs // 10)
+    if whole > LONG:
+        shorter = {} if few == job.recipe.epochs else {f"--epochs {few}": few / job.recipe.epochs}
+        cheaper = shorter | ({"--fraction 0.1": 0.1} if job.fraction == 1 else {})
+        said = foretold(whole, {option: share * whole for option, share in cheaper.items()})
+        Bar(shown=True).say(said)
+
+
+def candidate(given: nn.Module | str | NormalizedName, split: Images, seed: int) -> nn.Module:
     """Return a new model for these images, or a copy of a module, on the CPU and in training mode.
 
     Layers that a module in training mode keeps in eval mode stay so.
@@ -258,7 +286,12 @@ def _read_back(out: Path, model: nn.Module, test: Images, seed: int) -> Training
     (out / RESUME).unlink(missing_ok=True)  # where the run was killed at its very end
     load_checkpoint(path, model)
     facts = read_settings(path, ("test_accuracy", "epochs", "step", "history"))
-    said = facts["test_accuracy"]
+    check_accuracy(path, facts["test_accuracy"], model, test, seed)
+    return _result(out, facts, model)
+
+
+def check_accuracy(path: Path, said: float, model: nn.Module, test: Images, seed: int) -> None:
+    """Refuse an accuracy that a file says of its weights, which are the model's, and is not so."""
     found, n = measure_accuracy(model, test, LOOKED_AT, seed)
     # Training measures in bfloat16 on a GPU, on all images, and a model may draw.
     if abs(found - said) > SLACK + SIGMAS * math.sqrt(0.25 / n):
@@ -266,7 +299,6 @@ def _read_back(out: Path, model: nn.Module, test: Images, seed: int) -> Training
             f"the settings inside {path}: test_accuracy: {said:.1%}, but its weights have "
             f"{found:.1%} on {n} test images; choose another --out"
         )
-    return _result(out, facts, model)
 
 
 def _result(out: Path, facts: Mapping[str, Any], model: nn.Module) -> TrainingResult:

@@ -7,6 +7,7 @@ i % 10, so the labels need no file.
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import ClassVar
@@ -34,6 +35,13 @@ def cut(picture: Pixels) -> Pixels:
     return picture.reshape(-1, SIDE, COLUMNS, SIDE).swapaxes(1, 2).reshape(-1, SIDE, SIDE)
 
 
+@lru_cache(maxsize=2)
+def _decoded(data: bytes) -> Pixels:
+    """Decode a sheet, once for all jobs of a process that load the same split."""
+    with Image.open(io.BytesIO(data), formats=("PNG",)) as picture:
+        return cut(np.array(picture))
+
+
 @dataclass(frozen=True)
 class FashionMnistMini(Dataset):
     """Images that need neither a data root nor the cache."""
@@ -50,8 +58,7 @@ class FashionMnistMini(Dataset):
         name = f"{split}.png"
         try:
             data = (files(__package__) / name).read_bytes()
-            with Image.open(io.BytesIO(data), formats=("PNG",)) as picture:
-                images = cut(np.array(picture))
+            images = _decoded(data).copy()
         except BROKEN as error:
             raise GradveilError(
                 f"{self.name}: {name} of the installed package is damaged: {error}; "

@@ -1,0 +1,291 @@
+"""The features of each image of a batch at the last dense layer, from that layer's gradient.
+
+With logits z = W h + c the gradient is dW = mean_b s_b h_b^T and dc = mean_b s_b, where s_b is the
+slope of image b's loss by its logits. So every h_b lies in the row space of dW, which has as many
+dimensions as the batch has images: h_b = R a_b. Which combinations a_b they are follows from the
+slopes, since s_b is a known function of h_b and the label: fewer unknowns than equations as long as
+the batch has fewer images than the layer has units. Kariyappa et al. 2023 (cocktail party attack)
+separate them by independent components; here the equations are solved.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Generator, Tensor, nn
+from torch.func import grad, jacrev, vmap
+
+from gradveil.attacks.distances import Cosine, Measure
+from gradveil.attacks.labels import last_layer, predict
+from gradveil.core.errors import GradveilError
+from gradveil.core.types import Gradients, Loss, Observation
+from gradveil.engine.draws import Draws, drawing
+from gradveil.engine.gradients import in_mode
+from gradveil.engine.shares import Shares
+
+STARTS = 64  # of the equations
+ITERATIONS = 100
+PATIENCE = 20  # iterations in which the error must halve
+SOLVED = 1e-3  # relative error at most of the gradient that features explain
+EXACT = 3e-7  # relative error of float32
+
+
+@dataclass(frozen=True, eq=False)
+class Equations:
+    """The equations of a victim: gradients in the basis of their row space, (units, images)."""
+
+    basis: Tensor  # (features, images), orthonormal
+    target: Tensor  # (units, images + 1): the gradient by the weights in that basis, by the bias
+    weight: Tensor  # (units, images): the layer's weights in that basis
+    bias: Tensor
+    labels: Tensor
+    loss: Loss
+
+    def errors(self, a: Tensor) -> Tensor:
+        """Return what a guess (starts, images, images) leaves unexplained, over its size."""
+        slopes, _ = self._slopes(a)
+        left = self._made(a, slopes) - self.target
+        errors: Tensor = left.flatten(1).norm(dim=1) / self.target.norm()
+        return errors
+
+    def _made(self, a: Tensor, slopes: Tensor) -> Tensor:
+        ones = torch.ones_like(a[..., :1])
+        return slopes.transpose(1, 2) @ torch.cat([a, ones], 2) / a.shape[1]
+
+    def _slopes(self, a: Tensor) -> tuple[Tensor, Tensor]:
+        """Return slopes by the logits (starts, images, units) and their slopes in turn."""
+        logits = (a @ self.weight.T + self.bias).flatten(0, 1)
+        labels = self.labels.repeat(len(a))
+
+        def loss(z: Tensor, y: Tensor) -> Tensor:
+            return self.loss(z[None], y[None]).sum()
+
+        first = vmap(grad(loss))(logits, labels)
+        second = vmap(jacrev(grad(loss)))(logits, labels)
+        return first.view(*a.shape[:2], -1), second.view(*a.shape[:2], *second.shape[1:])
+
+    def step(self, a: Tensor, damping: Tensor) -> Tensor:
+        """Return the guesses after a step of Levenberg and Marquardt, damped for each start."""
+        starts, images, _ = a.shape
+        slopes, second = self._slopes(a)
+        left = (self._made(a, slopes) - self.target).transpose(1, 2).flatten(1)
+        moved = second @ self.weight  # (starts, images, units, images): slopes of s_b by a_b
+        longer = torch.cat([a, torch.ones_like(a[..., :1])], 2)
+        by_slope = torch.einsum("sbk,sbui->skubi", longer, moved)
+        direct = torch.zeros_like(by_slope)
+        for number in range(images):
+            direct[:, number, :, :, number] = slopes.transpose(1, 2)
+        jacobian = ((by_slope + direct) / images).flatten(1, 2).flatten(2)
+        normal = jacobian.transpose(1, 2) @ jacobian
+        scale = normal.diagonal(dim1=1, dim2=2).clamp(min=1e-30)
+        normal = normal + torch.diag_embed(damping[:, None] * scale)
+        change = torch.linalg.lstsq(normal, (jacobian.transpose(1, 2) @ left[..., None])).solution
+        after: Tensor = a - change.view(starts, images, images)
+        return after
+
+    def start(self, rng: Generator, count: int) -> Tensor:
+        """Draw guesses: random slopes of images with these labels give features by division."""
+        units, images = self.target.shape[0], len(self.labels)
+        spread = 10 ** torch.linspace(-1, 0.7, count, dtype=torch.float64)
+        logits = torch.randn(count, images, units, generator=rng, dtype=torch.float64)
+        chance = (logits * spread[:, None, None] + self.bias).softmax(2)
+        slopes = chance - torch.nn.functional.one_hot(self.labels, units)
+        found: Tensor = torch.linalg.pinv(slopes.transpose(1, 2)) @ self.target[:, :-1] * images
+        return found
+
+    def solve(self, rng: Generator) -> tuple[Tensor, float]:
+        """Return the features (images, features) that explain most, and the relative error."""
+        a = self.start(rng, STARTS)
+        damping = torch.full((len(a),), 1e-2, dtype=torch.float64)
+        errors = self.errors(a)
+        before = math.inf
+        for number in range(ITERATIONS):
+            if number % PATIENCE == 0:
+                if SOLVED < float(errors.min()) > before / 2:
+                    break  # nothing will come of it
+                before = float(errors.min())
+            tried = self.step(a, damping)
+            after = self.errors(tried).nan_to_num(math.inf)
+            better = after < errors
+            a = torch.where(better[:, None, None], tried, a)
+            errors = torch.where(better, after, errors)
+            damping = torch.where(better, damping / 3, damping * 4).clamp(1e-12, 1e12)
+            if float(errors.min()) < EXACT:
+                break
+        best = int(errors.argmin())
+        return a[best] @ self.basis.T, float(errors[best])
+
+
+def find_features(victim: Observation, rng: Generator) -> Tensor:
+    """Return the input of the last dense layer for each image, (images, features) in float64.
+
+    Images are in the order of the labels that the attacker knows. Refuse a gradient that no such
+    features explain, as under noise. Of a pruned gradient, columns that lost entries are completed
+    from those that are whole; columns with fewer entries left than images count as zero.
+    """
+    layer = last_layer(victim)
+    names = {id(parameter): name for name, parameter in victim.model.named_parameters()}
+    shared = [
+        victim.gradients.get(names[id(part)])
+        for part in (layer.weight, layer.bias)
+        if part is not None
+    ]
+    if len(shared) < 2 or shared[0] is None or shared[1] is None:
+        raise GradveilError(
+            "features: the gradients of the last dense layer's weight and bias are needed"
+        )
+    weight, bias = (part.detach().cpu().double() for part in shared if part is not None)
+    units, size = len(bias), victim.size
+    if size >= units:
+        raise GradveilError(
+            f"batch of {size}: features are found of fewer images than the last dense layer has "
+            f"units, {units}; choose a matching attack"
+        )
+    if victim.knowledge.labels is None:
+        raise GradveilError("features: the labels are needed; give them, or infer them")
+    completed, kept = _completed(torch.cat([weight, bias[:, None]], 1), size)
+    whole, bias = completed[:, :-1], completed[:, -1]
+    _, _, rows = torch.linalg.svd(whole, full_matrices=False)
+    basis = rows[:size].T
+    equations = Equations(
+        basis,
+        torch.cat([whole @ basis, bias[:, None]], 1),
+        layer.weight.detach().cpu().double() @ basis,
+        layer.bias.detach().cpu().double(),
+        victim.knowledge.labels.cpu().long(),
+        victim.loss,
+    )
+    found, error = equations.solve(rng)
+    if not error <= SOLVED:
+        cut = f", of which pruning left {kept} of {completed.shape[1]} columns," if kept else ""
+        raise GradveilError(
+            f"features: the gradient of the last dense layer{cut} is not that of {size} images "
+            f"(relative error {error:.1g}): a defense may have added noise to it, or the labels "
+            "are wrong"
+        )
+    return found
+
+
+def _completed(weight: Tensor, size: int) -> tuple[Tensor, int]:
+    """Return the gradient with its pruned entries, and how many columns can be used; 0 for all.
+
+    The last column is the gradient by the bias.
+
+    The columns of a batch lie in a space of `size` dimensions, which the whole columns span: any
+    column with that many entries left is known.
+    """
+    there = weight != 0
+    counts = there.sum(0)
+    full = counts == len(weight)
+    if bool((full | (counts == 0)).all()):
+        return weight, 0  # a column of zeros is that of a feature that no image has
+    if int(full.sum()) < size:
+        raise GradveilError(
+            f"features: pruning left {int(full.sum())} of {weight.shape[1]} columns of the last "
+            f"dense layer's gradient whole; a batch of {size} needs as many"
+        )
+    space = torch.linalg.svd(weight[:, full], full_matrices=False)[0][:, :size]
+    made = torch.zeros_like(weight)
+    usable = (counts >= size).nonzero().flatten().tolist()
+    for column in usable:
+        rows = there[:, column]
+        known = torch.linalg.lstsq(space[rows], weight[rows, column, None]).solution
+        made[:, column] = (space @ known)[:, 0]
+    return made, len(usable)
+
+
+@dataclass(frozen=True)
+class FeatureCosine(Cosine):
+    """The cosine distance, plus `features` times the distance of each image's features.
+
+    The features are those at the last dense layer, found from its gradient (`find_features`). Their
+    distance is |f' - f|^2 / |f|^2, over all images of a row. Where the features of a victim cannot
+    be found, the cosine alone is left; where no victim's can, that is an error.
+    """
+
+    features: float = 1.0
+    seed: int = field(default=0, kw_only=True)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return (*super().needs, "labels")
+
+    def bind(self, seen: Sequence[Observation], restarts: int = 1) -> Measure:
+        check_model(seen[0])
+        inner = super().bind(seen, restarts)
+        layer = last_layer(seen[0])
+        found: list[Tensor | None] = []
+        problem = GradveilError("features: no victim")
+        for victim in seen:
+            try:
+                found.append(find_features(victim, torch.Generator().manual_seed(self.seed)))
+            except GradveilError as error:
+                found.append(None)
+                problem = error
+        if all(one is None for one in found):
+            raise problem
+        like = next(iter(seen[0].gradients.values()))
+        shape = seen[0].size, layer.in_features
+        target = torch.stack([torch.zeros(shape) if one is None else one.float() for one in found])
+        factor = torch.tensor([0.0 if one is None else self.features for one in found])
+        sizes = target.flatten(1).square().sum(1).clamp(min=1e-30)
+        return FeatureMeasure(
+            inner,
+            seen[0].model,
+            layer,
+            target.to(like).repeat_interleave(restarts, 0),
+            (factor / sizes).to(like).repeat_interleave(restarts, 0),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureMeasure(Measure):
+    """Another measure, plus the weighted squared distance of the features from their target."""
+
+    inner: Measure
+    model: nn.Module
+    layer: nn.Linear
+    target: Tensor  # (rows, images, features)
+    factors: Tensor  # (rows,)
+
+    def __call__(self, found: Gradients) -> Tensor:
+        return self.inner(found)
+
+    def from_shares(
+        self, shares: Shares, images: Tensor, labels: Tensor, draws: Draws, differentiable: bool
+    ) -> Tensor:
+        distance = self.inner.from_shares(shares, images, labels, draws, differentiable)
+        with torch.set_grad_enabled(differentiable):
+            features = self._features(images).view_as(self.target)
+            gap = (features - self.target).square().flatten(1).sum(1)
+            return distance + self.factors * gap
+
+    def _features(self, images: Tensor) -> Tensor:
+        made: list[Tensor] = []
+        handle = self.layer.register_forward_pre_hook(lambda _, inputs: made.append(inputs[0]))
+        try:
+            predict(self.model, images.flatten(0, 1), train_mode=False)
+        finally:
+            handle.remove()
+        return made[0]
+
+
+def check_model(victim: Observation) -> None:
+    """Refuse a client whose features the last dense layer's gradient does not tell."""
+    protocol = victim.protocol
+    if protocol.moves(victim.size):
+        raise GradveilError(
+            f"{protocol.in_words(victim.size)}: features need the gradient of 1; "
+            "choose a matching attack"
+        )
+    if protocol.train_mode:
+        raise GradveilError(
+            "train mode: features need a model whose images do not mix; choose a matching attack"
+        )
+    with in_mode(victim.model, False):
+        if drawing(victim.model):
+            raise GradveilError(
+                "features: the model draws by itself, and features with it; choose an attack that "
+                "looks for the draws too"
+            )

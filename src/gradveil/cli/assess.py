@@ -1,0 +1,124 @@
+"""gradveil assess: what is shared now, which defenses help, what they cost, and what to do."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.table import Table
+
+from gradveil.cli import options
+from gradveil.cli.options import examples, say, table
+from gradveil.cli.report import WithPictures
+
+if TYPE_CHECKING:
+    from gradveil.assessment import Assessment
+
+EXAMPLES = examples(
+    "gradveil assess --data fashion-mnist-mini --model lenet --budget 5",
+    "gradveil assess --data folder:photos --model my_package.nets:make --checkpoint weights.pt "
+    "--normalize imagenet",
+    "gradveil assess --data cifar100 --model resnet20-4 --checkpoint runs/r/model.safetensors "
+    "--defense prune:0.99 --defense 3-1-7+43-18-18 --out runs/assessed",
+)
+
+
+def assess_command(
+    data: options.Data,
+    model: options.Model,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help=f"{options.CHECKPOINT} Untrained without.")
+    ] = None,
+    out: Annotated[
+        Path, typer.Option("--out", help="The folder of the assessment and its page.")
+    ] = Path("assessment"),
+    defense: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--defense",
+            help="A defense to try; several times for several. Default: a few, at sensible "
+            "settings.",
+        ),
+    ] = None,
+    images: Annotated[int, typer.Option(help="How many images to attack.")] = 32,
+    epochs: Annotated[
+        int, typer.Option(help="Epochs of training on under each defense, for its accuracy.")
+    ] = 2,
+    lr: Annotated[float, typer.Option("--lr", help="Learning rate of that training.")] = 0.01,
+    most_loss: Annotated[
+        float, typer.Option(help="Share of accuracy that a defense may cost to be recommended.")
+    ] = 0.02,
+    budget: Annotated[float, typer.Option(help="Minutes for all of it, about.")] = 60.0,
+    batch_size: options.BatchSize = 1,
+    labels: options.Labels = "known",
+    local_steps: options.LocalSteps = 1,
+    local_lr: options.LocalRate = 0.01,
+    local_epochs: options.LocalEpochs = 1,
+    local_batch_size: options.LocalBatchSize = None,
+    client_momentum: options.ClientMomentum = 0.0,
+    client_weight_decay: options.ClientWeightDecay = 0.0,
+    client_optimizer: options.ClientOptimizer = None,
+    train_mode: options.TrainMode = False,
+    with_pictures: WithPictures = False,
+    image_size: options.ImageSize = None,
+    channels: options.Channels = None,
+    normalize: options.Normalization = None,
+    data_root: options.DataRoot = None,
+    as_json: options.Json = False,
+    seed: options.Seed = 0,
+    device: options.Device = "auto",
+) -> None:
+    """Say what clients give away now, which defense is worth its cost, or that none is.
+
+    Everything has a default. Run the same command again after a stop: it goes on.
+    """
+    from gradveil.assessment import AssessJob, run_assessment  # torch takes seconds to import
+    from gradveil.core.types import Protocol
+    from gradveil.defenses import parse
+
+    client_momentum, client_weight_decay = options.client_optimizer(
+        client_optimizer, client_momentum, client_weight_decay
+    )
+    job = AssessJob(
+        options.normalized_model(model, normalize),
+        data,
+        checkpoint,
+        tuple(parse(text) for text in defense or ()),
+        images,
+        batch_size,
+        labels,
+        Protocol(
+            local_steps,
+            local_lr,
+            train_mode,
+            local_epochs,
+            local_batch_size,
+            client_momentum,
+            client_weight_decay,
+        ),
+        epochs,
+        lr,
+        most_loss,
+        budget,
+        image_size,
+        channels,
+        seed,
+    )
+    found = run_assessment(job, out, root=data_root, device=device, with_pictures=with_pictures)
+    lines = ["", *found.advice, "", f"page    {found.report.page}"]
+    say(found.plain(), as_json, str(found.diagnosis), assessment_table(found), lines)
+
+
+def assessment_table(found: "Assessment") -> Table:
+    """Show what leaks now, and under each defense what leaks, what it costs, and the verdict."""
+    now, bare = (case.strongest for case in found.result.cases[:2])
+    rows = []
+    for name, row in (("none, now", now), ("none, trained on", bare)):
+        low, high = row.identified_bounds
+        lineup = f"{row.identified}/{row.n} ({low:.0%} to {high:.0%})"
+        rows.append((name, row.attack, lineup, "", row.doubt or "leaks"))
+    for each in found.defenses:
+        lineup = f"{each.identified}/{each.n} ({each.bounds[0]:.0%} to {each.bounds[1]:.0%})"
+        cost = f"{each.accuracy:.1%} ({-100 * each.cost.value:+.1f})"
+        rows.append((each.defense, each.attack, lineup, cost, "helps" if each.helps else "no"))
+    columns = ("defense", "strongest attack", "identified (95%)", "accuracy", "verdict")
+    return table("Assessment", columns, rows)

@@ -1,0 +1,103 @@
+"""Experiments beyond the papers: leakage during training, and of clients as they really train."""
+
+from dataclasses import dataclass, replace
+
+from gradveil.papers.cells import STAGES, Audited
+from gradveil.papers.experiments import (
+    HYBRID,
+    NONE,
+    RACED,
+    STANDARD,
+    STRONGEST,
+    Entry,
+    Experiment,
+    Setting,
+    Size,
+    audit,
+)
+from gradveil.papers.switches import Switches
+
+EARLY = 4  # epochs: those of the stages, at the same rate and with the same draws as of 60
+END = "end"
+FEWER = 1_200  # iterations of an attack on clients that do more than one step
+
+
+class Ours(Experiment):
+    """An experiment of our own, run in one way alone."""
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        return ("ours",)
+
+
+@dataclass(frozen=True)
+class OverTraining(Ours):
+    """Rank 1 by stage of training, of the published and the strongest attack.
+
+    A claim about training needs two trainings at least: the last stages are attacked with the
+    second seed too.
+    """
+
+    setting: Setting
+    rows: tuple[str, ...] = (NONE, HYBRID)
+    again: tuple[int | str, ...] = (500, END)
+
+    def entries(self, switches: Switches, size: Size) -> tuple[Entry, ...]:
+        found = []
+        for row in self.rows:
+            for seed, stages in ((0, (*STAGES, END)), (1, self.again)):
+                for stage in stages:
+                    name = f"{row}, step {stage}" if stage != END else f"{row}, {END}"
+                    name += f", seed {seed}" if seed else ""
+                    found += [
+                        Entry(name, cell) for cell in self._cells(row, switches, size, stage, seed)
+                    ]
+        return tuple(found)
+
+    def _cells(
+        self, row: str, switches: Switches, size: Size, stage: int | str, seed: int
+    ) -> list[Audited]:
+        if isinstance(stage, str):
+            training = self.setting.training(row, switches, seed=seed)
+            both = not seed  # these are the cells of the table of policies
+        else:
+            training = self.setting.training(row, switches, seed=seed, epochs=EARLY)
+            training, both = replace(training, at=stage), False
+        usual = audit(training, switches, size.count(switches), STANDARD, both)
+        images = size.count(switches) if both else size.count(switches, RACED)
+        strong = audit(training, switches, images, STRONGEST, both)
+        return [usual, strong if both else replace(strong, sham=False)]
+
+
+@dataclass(frozen=True)
+class RealClients(Ours):
+    """Rank 1 for batches and local steps, with batch norm in eval and train mode.
+
+    `updates` are attacked of each kind, before training and after it.
+    """
+
+    setting: Setting
+    kinds: tuple[tuple[int, int], ...] = ((1, 1), (8, 1), (32, 1), (8, 4))
+    updates: int = 8
+
+    def entries(self, switches: Switches, size: Size) -> tuple[Entry, ...]:
+        found = []
+        for epochs, stage in ((0, "untrained"), (60, "trained")):
+            training = self.setting.training(NONE, switches, epochs=epochs)
+            for batch, steps in self.kinds:
+                for train_mode in (False, True):
+                    mode = "train mode" if train_mode else "eval mode"
+                    row = f"{stage}, batch {batch}, {steps} step{'s' * (steps > 1)}, {mode}"
+                    images = max(RACED, self.updates * batch)
+                    for attack in (STANDARD, STRONGEST):
+                        cell = replace(
+                            audit(training, switches, images, attack),
+                            steps=FEWER,
+                            sham=False,
+                            batch_size=batch,
+                            local_steps=steps,
+                            train_mode=train_mode,
+                        )
+                        if not (batch == 1 and train_mode):  # no statistics of one image
+                            found.append(Entry(row, cell))
+        return tuple(found)

@@ -1,0 +1,219 @@
+"""A whole tuning: into a folder, alone or with others at one study, or on from where it stopped."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from gradveil.attacks import Attack, GradientMatching, adam_cosine
+from gradveil.audits.timing import work
+from gradveil.core.boundary import public
+from gradveil.core.formats import ImagesUsed, TunedTrial, TuningCost, TuningGain
+from gradveil.core.job_folder import SETTINGS
+from gradveil.core.locks import clear_lock, held
+from gradveil.core.progress import Bar
+from gradveil.core.types import Protocol
+from gradveil.data import Images, load
+from gradveil.defenses import Defense, as_defense
+from gradveil.engine.device import find_device
+from gradveil.search.engine import Engine
+from gradveil.search.services import (
+    check_engine,
+    check_optuna,
+    check_services,
+    claimed,
+    make_engine,
+)
+from gradveil.search.space import Drawn, FinishedTrial
+from gradveil.transforms import Policy
+from gradveil.tuning.job import ATTACK, FOLDER, TuningJob
+from gradveil.tuning.loop import OBJECTIVE, Loop, best_of
+from gradveil.tuning.results import TuningResult, compare, make_file
+from gradveil.tuning.setup import Setup
+from gradveil.tuning.space import AttackSpace
+
+if TYPE_CHECKING:  # it imports Optuna
+    from gradveil.search.study import Study
+
+JOURNAL = "study.journal"
+CALM = 60.0  # seconds of speed that the time left is reckoned from
+NOT_TOLD = ("space", "budget")  # settings that attack.toml does not repeat
+
+
+@public
+def tune(
+    model: nn.Module | str,
+    data: Images | str,
+    *,
+    out: str | Path,
+    images: int = 16,
+    trials: int = 40,
+    public: Images | str | None = None,
+    checkpoint: str | Path | None = None,
+    defense: Defense | Policy | str = "none",
+    space: AttackSpace | None = None,
+    held_out: int = 32,
+    batch_size: int = 1,
+    know_labels: bool = True,
+    protocol: Protocol | None = None,
+    work: int = adam_cosine.steps,
+    budget: float | None = None,
+    image_size: int | None = None,
+    seed: int = 0,
+    data_root: str | Path | None = None,
+    device: str = "auto",
+    progress: bool = True,
+) -> TuningResult:
+    """Find settings of gradient matching on public images, as a server could; write attack.toml.
+
+    `data` is the name of a data set, whose training split is meant, or images of the clients' kind;
+    `public` are other images to tune on. `TuningJob` describes the other settings. The result's
+    `attack` is one like any other, and `out`/attack.toml can be named where an attack is. Run the
+    same call again after a stop, and it goes on.
+    """
+    root = None if data_root is None else Path(data_root)
+    if isinstance(public, str):
+        public = load(public, "train", root=root, image_size=image_size)
+    job = TuningJob(
+        model=model,
+        data=data,
+        images=images,
+        trials=trials,
+        public=public,
+        checkpoint=None if checkpoint is None else Path(checkpoint),
+        defense=as_defense(defense, "defense"),
+        space=space,
+        held_out=held_out,
+        batch_size=batch_size,
+        labels="known" if know_labels else "inferred",
+        protocol=protocol or Protocol(),
+        work=work,
+        budget=budget,
+        image_size=image_size,
+        seed=seed,
+    )
+    return run_tuning(job, out, root=root, device=device, progress=progress)
+
+
+@public
+def run_tuning(
+    job: TuningJob,
+    out: str | Path,
+    *,
+    root: str | Path | None = None,
+    device: str = "auto",
+    storage: str | None = None,
+    study: str = "gradveil",
+    engine: str = "local",
+    ray_address: str | None = None,
+    progress: bool = True,
+) -> TuningResult:
+    """Tune into `out`. A tuning that was stopped goes on; one that has ended is read back.
+
+    The study is a journal file in the folder, or lies in an Optuna storage (`storage`, a URL),
+    where tunings on several machines join it by its name.
+    """
+    out, root = Path(out), None if root is None else Path(root)
+    where = find_device(device)
+    check_engine(engine, ray_address)
+    job = _as_begun(job, out)
+    FOLDER.refuse_other(out, job.settings())
+    if (out / ATTACK).is_file():
+        clear_lock(out)  # of a process that was killed after its last write
+        return TuningResult.read(out)
+    check_optuna("tuning")
+    setup = Setup.of(job, root, where)
+    check_services(storage, engine, ray_address)
+    if job.budget is not None and not (out / SETTINGS).is_file():
+        job = replace(job, work=setup.work_within(job.budget))
+        setup = replace(setup, job=job)
+    settings = job.settings()
+    with claimed(FOLDER, out, settings):
+        bar = Bar(progress, counted=True, calm=CALM)
+        facts = settings | setup.facts() | {"space": setup.space.plain()}
+        del facts["checkpoint"], facts["budget"]
+        opened = _open_study(setup, out / JOURNAL if storage is None else storage, study, facts)
+        try:
+            with make_engine(engine, setup.scorers(), ray_address) as made:
+                try:
+                    done = Loop(job, setup.space, opened, made, bar).run()
+                finally:
+                    bar.stop()
+                busy = "tests the tuned attack: waiting for it"
+                with held(out, lambda holder: bar.say(f"{holder} {busy}")):
+                    if not (out / ATTACK).is_file():
+                        _result(setup, out, done, made, (study, opened.url)).write()
+        finally:
+            opened.close()
+        return TuningResult.read(out)
+
+
+def _as_begun(job: TuningJob, out: Path) -> TuningJob:
+    """Return the job with the work that a tuning with a budget was begun with in this folder."""
+    if job.budget is None or not (out / SETTINGS).is_file():
+        return job
+    return replace(job, work=int(FOLDER.read(out)["work"]))
+
+
+def _open_study(
+    setup: Setup, storage: str | Path, name: str, facts: Mapping[str, Any]
+) -> "Study[Drawn]":
+    from gradveil.search.study import Study
+
+    return Study.open(storage, name, facts, "tpe", setup.job.seed, (OBJECTIVE,), setup.space)
+
+
+def _result(
+    setup: Setup,
+    out: Path,
+    done: Sequence[FinishedTrial[Drawn]],
+    engine: Engine,
+    study: tuple[str, str],
+) -> TuningResult:
+    """Test the best attack on the images held out, beside the standard attack."""
+    job, best = setup.job, best_of(done)
+    tuned = setup.space.attack(best.tried, job.work)
+    standard = replace(adam_cosine, steps=job.work, frames=0)
+    tables = engine.score("held out", [tuned, standard], 0)
+    ours, theirs = ({name: tables[name][row].tolist() for name in tables} for row in (0, 1))
+    lineups = setup.victims.lineups
+    assert lineups is not None
+    gain = TuningGain(
+        n=job.held_out,
+        updates=job.held_out // job.batch_size,
+        candidates=lineups.size,
+        **compare(ours, theirs),
+    )
+    cost = TuningCost(_work(tuned), _work(standard))
+    used = ImagesUsed(setup.digests(setup.tuned_on), setup.digests(setup.held_out))
+    settings = job.settings() | setup.facts()
+    told = {name: value for name, value in settings.items() if name not in NOT_TOLD}
+    file = make_file(tuned, told, cost, gain, used)
+    return TuningResult(
+        out,
+        settings,
+        tuned,
+        file,
+        tuple(map(_trial, done)),
+        best.number,
+        {"tuned": ours["seconds"][0], "standard": theirs["seconds"][0]},
+        setup.notes,
+        *study,
+    )
+
+
+def _work(attack: Attack) -> int:
+    assert isinstance(attack, GradientMatching)
+    return int(work(attack, 1))
+
+
+def _trial(trial: FinishedTrial[Drawn]) -> TunedTrial:
+    return TunedTrial(
+        trial.number,
+        "dropped" if trial.state == "dropped" else "scored",
+        dict(trial.tried),
+        len(trial.values[OBJECTIVE]),
+        *(trial.mean(name) for name in (OBJECTIVE, "lineup", "ssim")),
+    )

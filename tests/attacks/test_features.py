@@ -1,0 +1,160 @@
+"""Features of a batch at the last dense layer: found exactly from its gradient, and matched."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import toys
+from gradveil.attacks import adam_cosine, features
+from gradveil.attacks.distances import cosine
+from gradveil.attacks.features import FeatureCosine, find_features
+from gradveil.attacks.labels import last_layer
+from gradveil.clients import Client
+from gradveil.core.types import Batch, Knowledge, Observation, Protocol
+from gradveil.engine.shares import Shares
+
+RNG = torch.Generator
+
+
+def relu_net() -> nn.Module:
+    """A convolution, a ReLU and a pool before the only dense layer; float64."""
+
+    def make() -> nn.Module:
+        layers = nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten()
+        return nn.Sequential(*layers, nn.Linear(64, 10))
+
+    return toys.seeded(make).double()
+
+
+def deep_head() -> nn.Module:
+    """Two dense layers after a convolution; the features are those between them."""
+
+    def make() -> nn.Module:
+        layers = nn.Conv2d(3, 4, 3, 2, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(64, 32)
+        return nn.Sequential(*layers, nn.ReLU(), nn.Linear(32, 10))
+
+    return toys.seeded(make).double()
+
+
+def truth(model: nn.Module, images: Tensor, seen: Observation) -> Tensor:
+    made: list[Tensor] = []
+    hook = last_layer(seen).register_forward_pre_hook(lambda _, given: made.append(given[0]))
+    model(images)
+    hook.remove()
+    return made[0].detach()
+
+
+def batch(labels: list[int]) -> Batch:
+    return Batch(toys.pictures(len(labels), dtype=torch.float64), torch.tensor(labels))
+
+
+def worst(found: Tensor, true: Tensor) -> float:
+    return float(((found - true).norm(dim=1) / true.norm(dim=1)).max())
+
+
+@pytest.mark.parametrize("make", [toys.lenet, relu_net, deep_head])
+@pytest.mark.parametrize("labels", [[3], [0, 1, 2, 3], [5, 5, 2], [9, 8, 7, 6, 5, 4]])
+def test_features_of_every_image_come_out_of_the_gradient(make: object, labels: list[int]) -> None:
+    model = make()  # type: ignore[operator]
+    private = batch(labels)
+    seen = toys.observe(model, private)
+    found, true = find_features(seen, RNG().manual_seed(0)), truth(model, private.images, seen)
+    order = [
+        min(range(len(true)), key=lambda n, one=one: float((one - true[n]).norm()))  # type: ignore[misc]
+        for one in found
+    ]
+    assert sorted(order) == [*range(len(labels))]  # images of one class may change places
+    assert [labels[n] for n in order] == labels
+    assert worst(found, true[order]) < 1e-4
+
+
+def test_features_of_a_float32_gradient_come_out_to_its_precision() -> None:
+    model = toys.lenet().float()
+    private = toys.batch(4)
+    seen = toys.observe(model, private)
+    found = find_features(seen, RNG().manual_seed(0))
+    assert worst(found, truth(model, private.images, seen).double()) < 1e-3
+
+
+def test_a_pruned_gradient_is_completed_from_its_whole_columns() -> None:
+    model, private = toys.lenet(), batch([0, 1, 2])
+    seen = toys.observe(model, private, "prune:0.1")
+    weight = seen.gradients["head.weight"]
+    counts = (weight != 0).sum(0)
+    assert bool(((counts < 10) & (counts >= 3)).any()) and int((counts == 10).sum()) >= 3
+    found = find_features(seen, RNG().manual_seed(0))
+    assert worst(found, truth(model, private.images, seen)) < 1e-4
+
+
+def test_matching_toward_features_comes_nearer_than_plain_matching() -> None:
+    model = toys.leaky()
+    private = toys.fashion(4)
+    seen = toys.observe(model, private)
+    true = truth(model, private.images, seen)
+    gaps = []
+    for attack in (adam_cosine, features):
+        found = replace(attack, steps=30, frames=0)(seen, 0)
+        made = truth(model, found.images.double(), seen)
+        gaps.append(float((made - true).norm()))
+    assert gaps[1] < gaps[0]
+
+
+def test_the_distance_and_its_slope_are_the_formula() -> None:
+    model = relu_net()
+    seen = [toys.observe(model, batch(labels)) for labels in ([0, 1, 2], [3, 4, 5])]
+    rows = toys.pictures(6, seed=5, dtype=torch.float64).view(2, 3, 3, 8, 8).requires_grad_()
+    labels = torch.tensor([[0, 1, 2], [3, 4, 5]])
+    shares = Shares(model, seen[0].loss, seen[0].protocol)
+    found = FeatureCosine(features=2.5).bind(seen).from_shares(shares, rows, labels, {}, True)
+    plain = cosine.bind(seen).from_shares(shares, rows, labels, {}, True)
+    private = toys.pictures(3, dtype=torch.float64)
+    true = truth(model, private, seen[0])  # both have the same pictures
+    gaps = [
+        (model[:-1](row) - true).square().sum() / true.square().sum()  # type: ignore[index]
+        for row in rows
+    ]
+    wanted = plain + 2.5 * torch.stack(gaps)
+    torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+    ours, theirs = (torch.autograd.grad(each.sum(), rows)[0] for each in (found, wanted))
+    torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-6)
+
+
+def test_victims_without_features_are_matched_plainly_beside_others() -> None:
+    model = toys.lenet()
+    good, wrong = (toys.observe(model, batch([0, 1, 2])) for _ in range(2))
+    told = replace(wrong, knowledge=Knowledge(labels=torch.tensor([7, 8, 9])))
+    measure = FeatureCosine().bind([good, told])
+    assert [bool(factor) for factor in measure.factors] == [True, False]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("defense", "said"),
+    [
+        ("gaussian:0.01", "is not that of 3 images (relative error"),
+        ("prune:0.99", "a batch of 3 needs as many"),
+    ],
+)
+def test_noise_and_hard_pruning_end_it_and_it_says_so(defense: str, said: str) -> None:
+    seen = toys.observe(toys.lenet(), batch([0, 1, 2]), defense)
+    assert said in toys.refused(features, seen, 0)
+
+
+def test_what_it_cannot_work_on_is_refused_in_one_line() -> None:
+    model = toys.lenet()
+    many = toys.observe(model, batch([*range(10)]))
+    assert "batch of 10: features are found of fewer images" in toys.refused(features, many, 0)
+    several = toys.observe(model, batch([0, 1]), protocol=Protocol(local_steps=2))
+    assert "2 local steps" in toys.refused(features, several, 0)
+    trained = toys.observe(model, batch([0, 1]), protocol=Protocol(train_mode=True))
+    assert "train mode: features need" in toys.refused(features, trained, 0)
+    drawn = toys.observe(model, batch([0, 1]), "precode")
+    assert "the model draws by itself" in toys.refused(features, drawn, 0)
+
+
+def test_in_float32_a_client_s_batch_is_found_and_told_by_an_audit() -> None:
+    model = toys.lenet().float()
+    shared = Client(model, classes=10).share(toys.pictures(2), torch.tensor([4, 1]), seed=0)
+    found = replace(features, steps=2, frames=0)(shared.seen, 0)
+    assert found.status == "ok" and found.labels is not None and found.labels.tolist() == [4, 1]

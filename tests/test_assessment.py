@@ -1,0 +1,143 @@
+"""An assessment: what is shared now, a line for each defense, and advice that follows from both."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import toys
+from gradveil.assessment import AssessJob, conclude, run_assessment
+from gradveil.assessment.job import NOW, THEN
+from gradveil.assessment.run import RESULT
+from gradveil.audits.model import ModelFacts
+from gradveil.checks import Diagnosis
+from gradveil.core import GradveilError
+from gradveil.defenses import Pruning, assessed_defenses
+from gradveil.stats import Verdict
+
+IMAGES = 16
+NOTHING = Diagnosis((), (), ())
+
+
+def case(defense: str, step: str, hits: int, accuracy: float, candidates: int = 20) -> Any:
+    """A case whose strongest attack identifies the first `hits` images."""
+    records = [
+        SimpleNamespace(image=number, scores={"used": {"rank": 1 if number < hits else 9}})
+        for number in range(IMAGES)
+    ]
+    row = SimpleNamespace(
+        attack="raced",
+        truth="used",
+        identified=hits,
+        n=IMAGES,
+        identified_bounds=(0.1, 0.9),
+        candidates=candidates,
+        doubt=None if hits > 3 else "no better than blind",
+        verdict=Verdict(hits > 3, 0.5, 0.5, 0.05),
+    )
+    return SimpleNamespace(
+        defense=defense,
+        asked_step=step,
+        strongest=row,
+        model=ModelFacts(accuracy, 1_000, defense, 5),
+        settings={"no_lineup": "too few images"},
+        of=lambda *_: records,
+    )
+
+
+def concluded(*cases: Any, share: float = 1.0, most_loss: float = 0.02) -> Any:
+    job = AssessJob("lenet", "fashion-mnist-mini", most_loss=most_loss)
+    result: Any = SimpleNamespace(cases=cases, settings={"share": share})
+    report: Any = SimpleNamespace(page=Path("index.html"))
+    return conclude(job, NOTHING, result, report, Path("out"))
+
+
+def bare(hits: int = 14) -> list[Any]:
+    return [case("none", NOW, hits, 0.9), case("none", THEN, hits, 0.9)]
+
+
+def test_the_defense_that_leaks_least_at_an_acceptable_cost_is_recommended() -> None:
+    found = concluded(
+        *bare(),
+        case("prune:0.99", THEN, 5, 0.89),
+        case("3-1-7", THEN, 2, 0.895),
+        case("gaussian:0.1", THEN, 0, 0.5),
+    )
+    assert found.recommended == "3-1-7" and "Recommended: 3-1-7" in found.advice[1]
+    helps = {each.defense: each.helps for each in found.defenses}
+    assert helps == {"prune:0.99": True, "3-1-7": True, "gaussian:0.1": False}
+    assert "costs 40.0 points of accuracy" in found.defenses[2].reason
+
+
+def test_a_defense_that_was_not_shown_to_leak_less_is_not_recommended() -> None:
+    found = concluded(*bare(), case("prune:0.5", THEN, 12, 0.9))
+    assert found.recommended is None and found.advice[1] == "None of these helps:"
+    assert "was not shown to leak less: 12 of 16 images are identified, 14" in found.advice[2]
+
+
+def test_p_values_are_corrected_for_the_number_of_defenses() -> None:
+    one = concluded(*bare(), case("prune:0.9", THEN, 8, 0.9))
+    several = [case(f"prune:0.{number}", THEN, 14, 0.9) for number in range(1, 6)]
+    assert one.defenses[0].helps and one.defenses[0].p_less == pytest.approx(2**-6)
+    many = concluded(*bare(), case("prune:0.9", THEN, 8, 0.9), *several)
+    assert many.defenses[0].p_less == pytest.approx(6 * 2**-6) and not many.defenses[0].helps
+
+
+def test_where_nothing_leaks_no_defense_is_said_to_help() -> None:
+    found = concluded(*bare(1), case("prune:0.9", THEN, 0, 0.9))
+    assert "Nothing was shown to leak, which proves no safety" in found.advice[0]
+    assert found.recommended is None and "no attack was shown to work either" in found.advice[1]
+
+
+def test_short_attacks_and_a_missing_line_up_are_said() -> None:
+    weak = concluded(*bare(), case("prune:0.9", THEN, 2, 0.9), share=0.1)
+    assert any("10% of their iterations" in line for line in weak.advice)
+    none = [case("none", step, 0, 0.9, candidates=0) for step in (NOW, THEN)]
+    assert any("no line-up (too few images)" in line for line in concluded(*none).advice)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"budget": 0.0}, "budget 0: minutes must be above 0"),
+        ({"most_loss": 1.0}, "most loss 1: a share of accuracy"),
+        ({"epochs": 0}, "epochs 0: there must be at least 1"),
+        ({"images": 0}, "images 0: it must be at least 1"),
+    ],
+)
+def test_bad_settings_are_refused_in_one_line(settings: dict[str, Any], says: str) -> None:
+    job = AssessJob("lenet", "fashion-mnist-mini")
+    with pytest.raises(GradveilError, match=says):
+        replace(job, **settings)
+
+
+def test_defenses_are_tried_that_declare_a_setting_for_it() -> None:
+    texts = [str(defense) for defense in assessed_defenses()]
+    assert "prune:0.99" in texts and "none" not in texts
+    assert AssessJob("lenet", "fashion-mnist-mini").tried == assessed_defenses()
+
+
+@pytest.mark.slow
+def test_an_assessment_goes_from_the_doctor_to_the_page_and_is_read_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if an iteration of an image took a second: attacks then make a few, on any machine.
+    monkeypatch.setattr("gradveil.audits.timing._timed", lambda *_: 1.0)
+    monkeypatch.setattr("gradveil.audits.timing._tried", lambda *_: False)
+    train, test = toys.split(60, 1, 8, 2, part="train"), toys.split(80, 1, 8, 2, seed=1)
+    model = toys.lenet(1, 8, 2).float()
+    job = AssessJob(model, (train, test), None, (Pruning(0.99),), 4, epochs=1, budget=15.0)
+    found = run_assessment(job, tmp_path / "a", progress=False)
+    assert [each.defense for each in found.defenses] == ["prune:0.99"]
+    assert found.report.page == tmp_path / "a" / "index.html" and found.report.page.is_file()
+    written = json.loads((tmp_path / "a" / RESULT).read_text())
+    assert written["recommended"] == found.recommended
+    again = run_assessment(job, tmp_path / "a", progress=False)
+    assert again.advice == found.advice
+    with pytest.raises(GradveilError, match="an assessment with other settings"):
+        run_assessment(replace(job, images=5), tmp_path / "a", progress=False)
+    with pytest.raises(GradveilError, match=r"^of the budget of 0.01 minutes 0.007 are for the at"):
+        run_assessment(replace(job, budget=0.01), tmp_path / "b", progress=False)
