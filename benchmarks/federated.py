@@ -288,9 +288,11 @@ def guard_updates(asked: argparse.Namespace, found: dict[str, Any]) -> None:
         for seed in range(UPDATES // len(STAGES))
         for weights in trained_models("lenet", train, STAGES, seed)
     ]
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, Any]] = found.setdefault("updates", [])
     for number, weights in enumerate(models[: asked.updates]):
         for defense, kind in KINDS.items():
+            if any((row["number"], row["defense"]) == (number, defense) for row in rows):
+                continue
             mine = Batch(test.images[[number]].float() / 255, test.labels[[number]])
             mod = guard(
                 model,
@@ -314,6 +316,7 @@ def guard_updates(asked: argparse.Namespace, found: dict[str, Any]) -> None:
             rank = int(rank_among(images, known, torch.tensor([number])))
             rows.append(
                 {
+                    "number": number,
                     "defense": defense,
                     "kind": kind,
                     "steps": STAGES[number % len(STAGES)],
@@ -325,8 +328,7 @@ def guard_updates(asked: argparse.Namespace, found: dict[str, Any]) -> None:
                 }
             )
             print(defense, number, f"rank {rank} of {len(known)}:", reason or "sent", flush=True)
-        found |= {"updates": rows, "attack": repr(SELF_ATTACK), "canaries": 59, "threads": 1}
-        write_bytes(asked.json, (json.dumps(found, indent=1) + "\n").encode())
+            write_bytes(asked.json, (json.dumps(found, indent=1) + "\n").encode())
 
 
 def plant(model: nn.Module) -> None:
@@ -372,7 +374,12 @@ def guard_models() -> list[dict[str, Any]]:
 def guards(asked: argparse.Namespace) -> None:
     """Measure the guard, and write what it decided."""
     torch.set_num_threads(1)
-    found: dict[str, Any] = {"models": guard_models()}
+    found: dict[str, Any] = {"attack": repr(SELF_ATTACK), "canaries": 59, "threads": 1}
+    if asked.json.is_file():
+        found = json.loads(asked.json.read_text())
+    if "models" not in found:
+        found["models"] = guard_models()
+        write_bytes(asked.json, (json.dumps(found, indent=1) + "\n").encode())
     guard_updates(asked, found)
     for kind in KINDS.values():
         rows = [row for row in found["updates"] if row["kind"] == kind]
@@ -393,6 +400,7 @@ PARTS: dict[str, dict[str, Any]] = {
     "defense": {"defense": parse("prune:0.95")},
     "defense and spy": {"defense": parse("prune:0.95"), "spy_rounds": (1, 2, 3)},
 }
+ENGINES = ("one-process", "simulation")
 TIMED = 3  # rounds; the first starts processes, and is given alone
 
 
@@ -405,7 +413,8 @@ def speed(asked: argparse.Namespace) -> None:
     for clients in asked.clients:
         for part, given in PARTS.items():
             job = FederationJob("fashion-mnist-mini", "lenet", clients, TIMED, lr=0.05, **given)
-            for name, engine in (("one process", in_this_process), ("simulation", None)):
+            for name in asked.engines:
+                engine = None if name == "simulation" else in_this_process
                 with tempfile.TemporaryDirectory() as out:
                     result, seconds = spent(
                         partial(federate, job, out, progress=False, engine=engine)
@@ -431,8 +440,8 @@ def accuracy(asked: argparse.Namespace) -> None:
 
     torch.set_num_threads(1)
     splits = [load("fashion-mnist", split, root=asked.data_root) for split in SPLITS]
-    images, test = some_of(splits[0], 5_120), splits[1]
-    epochs, size, clients = 10, 320, 10
+    images, test = some_of(splits[0], asked.images), splits[1]
+    epochs, size, clients = asked.epochs, 80, 10
     rounds = epochs * len(images) // size
     rows = []
     for seed in range(asked.seeds):
@@ -442,7 +451,7 @@ def accuracy(asked: argparse.Namespace) -> None:
             clients,
             rounds,
             batch_size=size // clients,
-            lr=0.05,
+            lr=0.1,
             test=test,
             seed=seed,
         )
@@ -456,6 +465,7 @@ def accuracy(asked: argparse.Namespace) -> None:
         rows.append(
             {
                 "seed": seed,
+                "images": len(images),
                 "steps": rounds,
                 "federated": many.accuracy,
                 "one_site": one.accuracy,
@@ -494,10 +504,13 @@ def main() -> None:
     command = commands.add_parser("speed")
     command.add_argument("--json", type=Path, required=True)
     command.add_argument("--clients", type=int, nargs="+", default=(10, 100))
+    command.add_argument("--engines", nargs="+", default=ENGINES, choices=ENGINES)
     command.set_defaults(run=speed)
     command = commands.add_parser("accuracy")
     command.add_argument("--json", type=Path, required=True)
-    command.add_argument("--seeds", type=int, default=1)
+    command.add_argument("--seeds", type=int, default=3)
+    command.add_argument("--images", type=int, default=4_000)
+    command.add_argument("--epochs", type=int, default=8)  # decays fall between epochs
     command.add_argument("--data-root", type=Path)
     command.set_defaults(run=accuracy)
     asked = parser.parse_args()

@@ -17,7 +17,7 @@ import torch
 from gradveil.core.tensor_files import read_safetensors
 
 pytestmark = pytest.mark.slow
-ROUNDS = 40
+ROUNDS = 20
 
 
 class Running:
@@ -68,8 +68,8 @@ class Running:
         return self.log.read_text()[-2_000:]
 
     def assert_gone(self) -> None:
-        """Check that no process which it started is left, a while after its end."""
-        end = time.monotonic() + 60
+        """Check that no process which it started is left; agents of Ray look but now and then."""
+        end = time.monotonic() + 120
         while (left := self.started & alive()) and time.monotonic() < end:
             time.sleep(0.5)
         assert not left, [Path(f"/proc/{pid}/cmdline").read_text() for pid in left]
