@@ -204,7 +204,7 @@ class FeatureCosine(Cosine):
     be found, the cosine alone is left; where no victim's can, that is an error.
     """
 
-    features: float = 1.0
+    features: float = 3.0
     seed: int = field(default=0, kw_only=True)
 
     @property
