@@ -132,6 +132,19 @@ def test_a_tuning_that_was_stopped_in_a_group_goes_on_to_the_same_result(
     assert (out / "attack.toml").read_bytes() == (tuned.out / "attack.toml").read_bytes()
 
 
+@pytest.mark.slow
+def test_a_database_and_a_cluster_give_the_same_result(tuned: TuningResult, tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    ways: dict[str, dict[str, Any]] = {
+        "database": {"storage": f"sqlite:///{tmp_path}/study.db"},
+        "cluster": {"engine": "ray", "ray_address": "local"},
+    }
+    for name, way in ways.items():
+        result = run_tuning(JOB, tmp_path / name, progress=False, **way)
+        assert [trial.drawn for trial in result.trials] == [trial.drawn for trial in tuned.trials]
+        assert (result.best, result.attack) == (tuned.best, tuned.attack)
+
+
 def test_an_audit_refuses_an_attack_that_was_tuned_on_a_victim(
     tuned: TuningResult, tmp_path: Path
 ) -> None:
