@@ -33,11 +33,11 @@ from torch import nn
 from fuzz.changes import Choose, broken, json_text, swapped, toml_text
 from gradveil.audits.results import CASE
 from gradveil.core import GradveilError
+from gradveil.core.cell_files import read_cell
 from gradveil.core.formats import RecordLine, TrainedModel
 from gradveil.core.reading import read_json, read_lines
 from gradveil.data import load
 from gradveil.models.checkpoints import load_checkpoint, read_resume, read_settings
-from gradveil.papers.records import read_cell
 from gradveil.report.search import policies_table
 from gradveil.report.verdict import read_thresholds
 from gradveil.search.results import SearchResult, policies_text, trials_text
