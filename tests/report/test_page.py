@@ -19,7 +19,7 @@ from PIL import Image
 from gradveil.audits import AuditResult, Threshold
 from gradveil.core import GradveilError
 from gradveil.core.seeds import generator
-from gradveil.report.answer import make_answer
+from gradveil.report.answer import make_answer, untested_words
 from gradveil.report.markup import Html, data_block, element
 from gradveil.report.provenance import command
 from gradveil.report.write import write_report
@@ -197,6 +197,17 @@ def test_sections_say_what_was_given_not_tested_and_how_to_run_it_again(five: Pa
     (again,) = (text for text in parsed.texts if text.startswith("gradveil audit"))
     assert again == command(AuditResult.read(five)) and "--out NEW-FOLDER" in again
     assert "--defense none --defense prune:0.99 --defense 3-1-7" in again
+
+
+def test_breakers_that_were_not_run_are_named(five: Path) -> None:
+    said = untested_words(AuditResult.read(five))
+    names = [line.partition(":")[0] for line in said if "known to break" in line]
+    assert names == [
+        "early-step, transform-drawn, transform-guessed, class-mean",
+        "likelihood, averaged",
+        "likelihood, averaged",
+    ]
+    assert not any("prune" in line for line in said if "known to break" in line)
 
 
 def test_controls_stand_beside_every_figure(five: Path) -> None:

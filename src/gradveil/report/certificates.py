@@ -201,7 +201,12 @@ def certificate_section(
         class_="bounds",
     )
     region = element(
-        "div", table, class_="scroll", tabindex="0", role="region", aria_label="Certificates"
+        "div",
+        table,
+        class_="scroll",
+        tabindex="0",
+        role="region",
+        aria_label="Table of certificates",
     )
     names = [(name_of(case), _decision(made).strip()) for case, made in found]
     words = [element("li", f"{name}: {said}") for name, said in names if said]

@@ -74,7 +74,7 @@
     const FIRST = innerWidth < 600 ? 4 : 12;
     let shown = FIRST;
     const picture = (src, alt) => src
-      ? make("img", { src, alt, className: "pixels", loading: "lazy", decoding: "async" })
+      ? make("img", { src, alt, className: "pixels", decoding: "async" })
       : make("div", { className: "lost" });
     const cell = (name, src, alt, text, hit) => {
       const parts = [picture(src, alt), make("small", {}, name)];
