@@ -138,6 +138,16 @@ def films(cases: Sequence[tuple[str, CaseResult]], budget: Budget) -> Html | Non
     return element("div", table, class_="scroll", tabindex="0", role="region", aria_label="films")
 
 
+def slider() -> Html:
+    """Return the control that moves through the iterations of the films beside it."""
+    control = element(
+        "input", type="range", min="0", max="100", value="100", step="1", class_="time"
+    )
+    words = element("output", "the result", class_="moment")
+    play = element("button", "Play", type="button", class_="play")
+    return element("div", play, element("label", "Iterations ", control), words, class_="slider")
+
+
 def _cell(inner: Html) -> Html:
     return element("td", inner)
 

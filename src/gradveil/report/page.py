@@ -23,8 +23,8 @@ from gradveil.report.answer import (
 from gradveil.report.audit import audit_in_words, lineup_head
 from gradveil.report.certificates import certificate_section
 from gradveil.report.curves import Curves
-from gradveil.report.gallery import ALL_BYTES, Budget, films, gallery
-from gradveil.report.glossary import GLOSSARY
+from gradveil.report.gallery import ALL_BYTES, Budget, films, gallery, slider
+from gradveil.report.glossary import glossary_section
 from gradveil.report.markup import Html, data_block, element, joined
 from gradveil.report.page_settings import settings_section
 from gradveil.report.page_table import figure_table
@@ -145,7 +145,7 @@ class Page:
             ("untested", "What was not tested", self._untested()),
             ("table", "Every figure", figure_table(self.runs, self.search is not None)),
             ("notes", "Notes on the figures", self._notes()),
-            ("glossary", "Glossary", _glossary()),
+            ("glossary", "Glossary", glossary_section()),
             ("provenance", "Settings, versions, and the command to run it again", settings),
         ]
         there = [(name, title, inner) for name, title, inner in sections if inner is not None]
@@ -231,7 +231,7 @@ class Page:
             if table is not None:
                 several = len(self.runs) > 1
                 head = element("h3", name) if several else None
-                parts.append(element("div", head, _slider(), table, class_="film-box"))
+                parts.append(element("div", head, slider(), table, class_="film-box"))
         data = gallery(self.cases, self.ids, budget)
         shown = [entry for entry in data["cases"] if entry["images"]]
         if not shown:
@@ -334,22 +334,6 @@ def _asset(name: str) -> str:
 def _section(name: str, title: str, inner: Html) -> Html:
     head = element("h2", title, id=f"{name}-title")
     return element("section", head, inner, id=name, aria_labelledby=f"{name}-title")
-
-
-def _slider() -> Html:
-    control = element(
-        "input", type="range", min="0", max="100", value="100", step="1", class_="time"
-    )
-    words = element("output", "the result", class_="moment")
-    play = element("button", "Play", type="button", class_="play")
-    return element("div", play, element("label", "Iterations ", control), words, class_="slider")
-
-
-def _glossary() -> Html:
-    parts = [
-        joined([element("dt", term), element("dd", words)]) for term, words in GLOSSARY.items()
-    ]
-    return element("dl", *parts, class_="glossary")
 
 
 def _sentence(words: str) -> str:
