@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 DEMO := demo
 
-.PHONY: demo test test-slow fuzz check results install constraints clean
+.PHONY: demo test test-slow fuzz check results docs notebooks install constraints clean
 
 demo: install
 	$(BIN)/gradveil train --data fashion-mnist-mini --model lenet --epochs 15 --lr 0.01 --no-augment --save-at 0,1,10 --out $(DEMO)/train
@@ -40,16 +40,24 @@ check: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# RESULTS.md from the records under benchmarks/results; a test fails when it is not current.
+# RESULTS.md and the figures of docs/ from the records under benchmarks/results; a test fails when they are not current.
 results: install
 	$(BIN)/python tools/make_results.py
+
+# The documentation into build/site; a broken link or an API name that is gone is an error.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# The notebooks again, with their outputs; commit them.
+notebooks: install
+	$(BIN)/python tools/run_notebooks.py
 
 install: $(INSTALLED)
 
 # One resolve for everything: a second one could bring another torch.
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,search,cluster,dp,flower]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,search,cluster,dp,flower]'
 	touch $@
 
 constraints: install

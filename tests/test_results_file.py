@@ -1,4 +1,5 @@
-"""RESULTS.md is what the records under `benchmarks/results/` say."""
+"""RESULTS.md and the figures of the documentation are what the records under
+`benchmarks/results/` say."""
 
 import sys
 from pathlib import Path
@@ -13,13 +14,13 @@ def test_it_is_current_and_a_changed_figure_is_noticed(
 ) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     import make_results
-    from results.readme import with_figures
+    from results import docs
 
-    text, front = make_results.made(), (ROOT / "README.md").read_text()
+    text, pages = make_results.made(), docs.pages()
     assert text == (ROOT / "RESULTS.md").read_text(), "run `make results`"
-    assert with_figures(front) == front, "run `make results`"
+    assert docs.with_figures(pages) == pages, "run `make results`"
     with pytest.raises(SystemExit, match="32 of 64"):
-        with_figures(front.replace("32 of 64", "33 of 64"))
+        docs.with_figures({path: t.replace("32 of 64", "33 of 64") for path, t in pages.items()})
     monkeypatch.setattr(make_results, "made", lambda: text)
     monkeypatch.setattr(make_results, "TARGET", tmp_path / "RESULTS.md")
     monkeypatch.setattr(sys, "argv", ["make_results.py", "--check"])

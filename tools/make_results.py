@@ -1,8 +1,8 @@
-"""Make RESULTS.md and the figures of README.md: `make results`.
+"""Make RESULTS.md and the figures of the documentation: `make results`.
 
     python tools/make_results.py [--check]
 
-Both come from the records under `benchmarks/results/`. With --check nothing is written: the status
+They come from the records under `benchmarks/results/`. With --check nothing is written: the status
 is 1 where one of them is not current.
 """
 
@@ -11,12 +11,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from results import audits, exact, reading, readme, reproduce, scores, searches, speed, trained
+from results import audits, docs, exact, reading, reproduce, scores, searches, speed, trained
 from results.records import ROOT
 
 SECTIONS = (reading, trained, reproduce, exact, scores, audits, searches, speed)
 TARGET = ROOT / "RESULTS.md"
-README = ROOT / "README.md"
 
 
 def made() -> str:
@@ -25,7 +24,7 @@ def made() -> str:
 
 
 def main() -> None:
-    current = {TARGET: made(), README: readme.with_figures(README.read_text())}
+    current = {TARGET: made(), **docs.with_figures(docs.pages())}
     for path, text in current.items():
         if "--check" not in sys.argv[1:]:
             path.write_text(text)

@@ -36,13 +36,14 @@ from gradveil.attacks import raced
 from gradveil.attacks.attack_files import attack_table, read_attack
 from gradveil.audits.results import CASE
 from gradveil.core import GradveilError
+from gradveil.core.cell_files import read_cell
 from gradveil.core.formats import RecordLine, TrainedModel
 from gradveil.core.reading import read_json, read_lines
 from gradveil.core.toml import toml_lines
 from gradveil.data import load
 from gradveil.models.checkpoints import load_checkpoint, read_resume, read_settings
 from gradveil.models.weight_files import read_weights
-from gradveil.papers.records import read_case, read_cell
+from gradveil.papers.records import read_case
 from gradveil.report.search import policies_table
 from gradveil.report.verdict import read_thresholds
 from gradveil.search.results import SearchResult, policies_text, trials_text

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from gradveil.core.cell_files import CELL
 from gradveil.core.errors import GradveilError
 from gradveil.core.locks import held
 from gradveil.papers.cells import Audited, Cell, Trained, Training, Workspace
@@ -22,7 +23,7 @@ from gradveil.papers.queue import (
     run_queue,
     work_through,
 )
-from gradveil.papers.records import CELL, Records
+from gradveil.papers.records import Records
 from gradveil.papers.switches import OURS, Switches
 from gradveil.papers.tables import attack_row, compare
 

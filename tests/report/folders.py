@@ -88,8 +88,12 @@ def make_case(
     failed: int = 0,
     frames: int = 8,
     ranks: bool = True,
+    kinds: str = "",
 ) -> None:
-    """Write the folder of a case; `hits` are the images with rank 1, by attack."""
+    """Write the folder of a case; `hits` are the images with rank 1, by attack.
+
+    `kinds` begins the name of each class; without it they have none.
+    """
     folder.mkdir(parents=True)
     count = len(images)
     changes = defense[:1].isdecimal()
@@ -102,6 +106,7 @@ def make_case(
         "attacks": dict.fromkeys(hits, "GradientMatching(steps=60)"),
         "knows": dict.fromkeys(hits, "labels"),
         "left_out": {"closed-form": "the first layer is of type Conv2d"},
+        "class_names": {str(label): f"{kinds} {label}" for label in range(10)} if kinds else None,
         "weights_sha256": "0" * 64,
         "images_sha256": "1" * 64,
         "versions": {"gradveil": "0.1.0", "torch": "2.6"},
@@ -145,6 +150,7 @@ def make_audit(
     images: Tensor | None = None,
     ranks: bool = True,
     frames: int = 8,
+    kinds: str = "",
     **settings: Any,
 ) -> Path:
     """Write the folder of an audit: `defenses` are the images with rank 1, by attack."""
@@ -168,6 +174,7 @@ def make_audit(
                 failed=failed,
                 ranks=ranks,
                 frames=frames,
+                kinds=kinds,
             )
             case = {"defense": defense, "clean": False, "step": step, "checkpoint": None}
             cases.append(case | {"folder": folder})
@@ -223,4 +230,20 @@ def make_search(out: Path, count: int = 30) -> Path:
             cases.append(case | {"folder": folder})
     whole = common | {"attacks": ["dlg"], "cases": cases}
     (out / "confirm" / "settings.json").write_text(json.dumps(whole))
+    return out
+
+
+def make_cell(out: Path, kind: str, result: Mapping[str, Any]) -> Path:
+    """Write the folder of a cell of the papers' experiments."""
+    out.mkdir(parents=True)
+    facts = {
+        "format": "gradveil cell 1",
+        "key": out.name,
+        "kind": kind,
+        "cell": {"training": {"model": "resnet20-4", "data": "cifar100"}, "defense": "3-1-7"},
+        "n": 100,
+        "seconds": 1.0,
+        "result": dict(result),
+    }
+    (out / "cell.json").write_text(json.dumps(facts))
     return out

@@ -1,5 +1,6 @@
 """The page in a real browser, offline: what moves, sorts, filters and saves; widths and colors."""
 
+import importlib.util
 import json
 import time
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ import pytest
 
 from gradveil.report.write import write_report
 from report.browser import Browser, find_browser
-from report.folders import make_audit, make_search
+from report.folders import make_audit, make_cell, make_search
 
 pytestmark = pytest.mark.skipif(
     find_browser() is None, reason="no Chromium here: apt-get install chromium"
@@ -60,8 +61,12 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     accuracies = {"none": 0.9, "prune:0.99": 0.85, "3-1-7": 0.8}
-    folder = tmp_path_factory.mktemp("page") / "run"
-    return write_report(make_audit(folder, DEFENSES, 16, accuracies=accuracies)).page
+    folders = tmp_path_factory.mktemp("page")
+    run = make_audit(folders / "run", DEFENSES, 16, accuracies=accuracies, kinds="shoe")
+    line = {"mean": [0.1, 0.3, 0.9, 1.0], "std": [0.05, 0.1, 0.05, 0.0]}
+    curves = {"points": 4, "lines": {"none": line, "3-1-7": {"mean": [0.1, 0.2, 0.4, 1.0]}}}
+    cell = make_cell(folders / "cell", "lines", curves)
+    return write_report([run, cell], certify="psnr=15").page
 
 
 def column(browser: Browser, head: str) -> list[str]:
@@ -102,6 +107,30 @@ def test_a_page_opens_without_error_or_request_fits_its_window_and_can_be_read(
     assert browser.run(CONTRAST) == []
     ground = browser.run("getComputedStyle(document.body).backgroundColor")
     assert (ground == "rgb(19, 20, 22)") is dark
+
+
+def axe_script() -> str | None:
+    """Return axe-core, which looks for what keeps people from reading a page; None without it."""
+    found = importlib.util.find_spec("axe_core_python")
+    if found is None or not found.submodule_search_locations:
+        return None
+    return Path(found.submodule_search_locations[0], "axe.min.js").read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(axe_script() is None, reason="no axe-core here: pip install axe-core-python")
+@pytest.mark.parametrize(("width", "dark"), [(1440, False), (390, True)])
+def test_axe_core_finds_nothing_serious(
+    browser: Browser, page: Path, width: int, dark: bool
+) -> None:
+    browser.open(page, width, dark)
+    browser.run(f"{axe_script()}; undefined")
+    found = browser.run(
+        """axe.run().then(({ violations, passes }) => [passes.length, violations.map(
+          ({ id, impact, nodes }) => [id, impact, nodes.slice(0, 3).map((n) => n.html)]
+        )])"""
+    )
+    assert found[0] > 20
+    assert [each for each in found[1] if each[1] in ("serious", "critical")] == []
 
 
 def test_the_slider_moves_every_film_through_its_iterations(browser: Browser, page: Path) -> None:

@@ -7,6 +7,7 @@ import html.parser
 import io
 import json
 import re
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,14 +16,15 @@ import pytest
 import torch
 from PIL import Image
 
-from gradveil.audits import AuditResult
+from gradveil.audits import AuditResult, Threshold
 from gradveil.core import GradveilError
 from gradveil.core.seeds import generator
-from gradveil.report.answer import make_answer
+from gradveil.report.answer import make_answer, untested_words
 from gradveil.report.markup import Html, data_block, element
 from gradveil.report.provenance import command
 from gradveil.report.write import write_report
-from report.folders import make_audit, make_search, pictures
+from gradveil.stats import upper_bound
+from report.folders import make_audit, make_cell, make_search, pictures
 
 VOID = ("meta", "img", "input", "br", "wbr", "link")
 FIVE = {
@@ -72,6 +74,7 @@ class Parsed(html.parser.HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
 
+@cache  # many tests look at the same page
 def page(folder: Path, **options: Any) -> tuple[str, Parsed]:
     text = write_report(folder, **options).page.read_text(encoding="utf-8")
     return text, Parsed(text)
@@ -196,6 +199,17 @@ def test_sections_say_what_was_given_not_tested_and_how_to_run_it_again(five: Pa
     assert "--defense none --defense prune:0.99 --defense 3-1-7" in again
 
 
+def test_breakers_that_were_not_run_are_named(five: Path) -> None:
+    said = untested_words(AuditResult.read(five))
+    names = [line.partition(":")[0] for line in said if "known to break" in line]
+    assert names == [
+        "early-step, transform-drawn, transform-guessed, class-mean",
+        "likelihood, averaged",
+        "likelihood, averaged",
+    ]
+    assert not any("prune" in line for line in said if "known to break" in line)
+
+
 def test_controls_stand_beside_every_figure(five: Path) -> None:
     text, parsed = page(five)
     rows = [a for a in parsed.named("span") if str(a.get("class")).startswith("meter ")]
@@ -256,7 +270,7 @@ def test_films_have_every_frame_and_the_result(five: Path) -> None:
     assert len(films) == 5 * 8 and all("--frames:10" in str(a["style"]) for a in films)
     rows = [a for a in parsed.named("tr") if "data-steps" in a]
     assert rows[0]["data-steps"] == "0 8 15 22 30 38 45 52 60"
-    assert text.index("image 0</th>") < text.index("image 7</th>")
+    assert text.index(">image 0<small>") < text.index(">image 7<small>")
 
 
 def test_the_table_has_a_row_for_each_line_of_the_csv(five: Path) -> None:
@@ -386,6 +400,94 @@ def test_a_search_has_its_policies_and_the_pictures_of_those_audited(tmp_path: P
     assert "the single policy leaks less than none." in parsed.words
     (again,) = (words for words in parsed.texts if words.startswith("gradveil search"))
     assert "--trials 30" in again and "--out NEW-FOLDER" in again
+
+
+def test_pictures_have_the_names_of_their_classes(tmp_path: Path) -> None:
+    run = make_audit(tmp_path / "run", {"none": {"dlg": 5}}, kinds=f"shoe {EVIL}")
+    text, parsed = page(run)
+    first = block(text, "gallery-data")["cases"][0]["images"][0]
+    assert first["class"] == f"shoe {EVIL} 0" and "<script>alert" not in text
+    assert any(words.startswith("shoe </script>") for words in parsed.texts)
+    older = make_audit(tmp_path / "older", {"none": {"dlg": 5}})
+    assert block(page(older)[0], "gallery-data")["cases"][0]["images"][3]["class"] == "3"
+
+
+def cells_of(parsed: Parsed, name: str) -> list[str]:
+    """Return the texts of the row of the certificates that begins with a name."""
+    texts = parsed.texts[parsed.texts.index("accuracy lost") :]
+    return texts[texts.index(name) :][:5]
+
+
+def test_certificates_bound_the_share_of_all_such_pictures(five: Path) -> None:
+    _, parsed = page(five)
+    assert cells_of(parsed, "no defense") == [
+        "no defense", "12 of 16", f"{upper_bound(12, 16, 0.975):.1%}", "0 of 16",
+        "+0.0% (+0.0% to +0.0%)",
+    ]  # fmt: skip
+    assert cells_of(parsed, "gaussian:")[3] == f"{upper_bound(1, 16, 0.975):.1%}"
+
+
+def test_the_threshold_of_the_certificates_can_be_asked_for_and_decided(tmp_path: Path) -> None:
+    run = make_audit(tmp_path / "run", {"none": {"dlg": 8}, "prune:0.9": {"dlg": 1}}, failed=1)
+    write_report(run, certify=Threshold("psnr", 15, delta=0.9))
+    words = Parsed((run / "index.html").read_text()).words
+    assert "came as close as 15 dB PSNR" in words
+    assert "prune:0.9: delta 0.9 holds; gamma was not asked for." in words
+    assert "7 of 8, 1 failed" in words and "100.0%" in words
+    with pytest.raises(GradveilError, match="metric of certify"):
+        write_report(run, certify="lpips=0.1")
+
+
+def test_without_line_ups_there_is_no_certificate_unless_asked_for(tmp_path: Path) -> None:
+    run = make_audit(tmp_path / "run", {"none": {"dlg": 5}}, ranks=False)
+    assert "Certificates" not in page(run)[1].words
+    write_report(run, certify="ssim=0.3")
+    assert "came to an SSIM of 0.3" in Parsed((run / "index.html").read_text()).words
+
+
+LINE = {"mean": [0.1, 0.4, 1.0], "std": [0.02, 0.1, 0.0]}
+
+
+def test_curves_of_gradients_are_drawn_where_there_are_any(tmp_path: Path) -> None:
+    run = make_audit(tmp_path / "run", {"none": {"dlg": 5}})
+    assert "how much alike" not in page(run)[1].words
+    lines = {"points": 3, "lines": {"none": LINE, "3-1-7": {"mean": [0.1, 0.2, 1.0]}}}
+    layers = {"steps": [0, 300, 600], "layers": {"conv.0.weight": LINE}}
+    cells = [
+        make_cell(tmp_path / "lines", "lines", lines),
+        make_cell(tmp_path / "layers", "layers", layers),
+    ]
+    made = write_report([run, *cells])
+    assert made.page == run / "index.html"
+    text = made.page.read_text()
+    parsed = Parsed(text)
+    tips = [str(a["data-tip"]) for a in parsed.named("button") if "data-tip" in a]
+    assert "3-1-7, 50% of the way: 0.200" in tips
+    assert "conv.0.weight, iteration 300: 0.400 ± 0.100" in tips
+    assert text.count("<polyline") == 3
+    assert "resnet20-4 on cifar100 under 3-1-7, means of 100 pictures" in parsed.words
+
+
+@pytest.mark.parametrize(
+    ("kind", "result", "says"),
+    [
+        ("lines", {"points": 5, "lines": {"none": LINE}}, "none has 3 numbers for 5 moments"),
+        ("layers", {"steps": [0], "layers": {"a": {"mean": [1.0]}}}, "a has 1 numbers"),
+        ("singles", {"values": {}}, "a cell of kind singles, which has no curves"),
+    ],
+)
+def test_a_cell_without_whole_curves_is_refused(
+    tmp_path: Path, kind: str, result: dict[str, Any], says: str
+) -> None:
+    run = make_audit(tmp_path / "run", {"none": {"dlg": 5}})
+    with pytest.raises(GradveilError, match=says):
+        write_report([run, make_cell(tmp_path / "cell", kind, result)])
+
+
+def test_a_cell_alone_is_no_run(tmp_path: Path) -> None:
+    cell = make_cell(tmp_path / "cell", "lines", {"points": 3, "lines": {"none": LINE}})
+    with pytest.raises(GradveilError, match="give the folder of an audit or a search too"):
+        write_report(cell)
 
 
 @pytest.mark.parametrize(

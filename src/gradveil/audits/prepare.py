@@ -27,8 +27,9 @@ from gradveil.data import Images, load
 from gradveil.data.images import as_images
 from gradveil.defenses import Defense
 
-TRIED = ("left_out", "knows", "protected")
-"""Settings of a case that are known only after its attacks were tried out."""
+KEPT = ("left_out", "knows", "protected", "class_names")
+"""Settings of a case that are taken from its folder: the first three are known only after its
+attacks were tried out, and folders of older versions lack the last."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,7 +133,7 @@ def _prepare_case(
         kept = CASE.read(folder)
         left_out = {name: str(reason) for name, reason in dict(kept.get("left_out", {})).items()}
         stage = stage.without(left_out)
-        settings |= {name: kept.get(name) for name in TRIED}
+        settings |= {name: kept.get(name) for name in KEPT}
         CASE.refuse_other(folder, settings | {"attacks": _written(stage.attacks)})
         return PreparedCase(case, stage, kept)
     stage, left_out = stage.fitted()
@@ -178,6 +179,7 @@ def _facts(stage: Stage, device: torch.device) -> dict[str, Any]:
         "candidates": count_candidates(victims),
         "no_lineup": victims.reason,
         "guess": dict(stage.controls.chosen),
+        "class_names": _class_names(split, victims),
         "versions": {
             "gradveil": __version__,
             "torch": torch.__version__,
@@ -185,6 +187,12 @@ def _facts(stage: Stage, device: torch.device) -> dict[str, Any]:
         },
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
     }
+
+
+def _class_names(split: Images, victims: Victims) -> dict[str, str]:
+    """Return the names of the victims' classes, by label."""
+    labels = sorted({*split.labels[victims.numbers].flatten().tolist()})
+    return {str(label): split.classes[label] for label in labels}
 
 
 def count_candidates(victims: Victims) -> int:

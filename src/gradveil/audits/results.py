@@ -192,6 +192,11 @@ class CaseResult:
             for kind, attack, truth, test in self._tests
         ]
 
+    def class_of(self, label: int) -> str:
+        """Return the name of a class; where it has none, its number."""
+        names: Mapping[str, str] = self.settings.get("class_names") or {}
+        return names.get(str(label), str(label))
+
     @property
     def classes(self) -> str:
         """The mix of classes of the images attacked, in words."""

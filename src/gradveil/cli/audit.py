@@ -8,7 +8,7 @@ import typer
 
 from gradveil.cli import options
 from gradveil.cli.options import examples, say
-from gradveil.cli.report import Thresholds, WithPictures
+from gradveil.cli.report import Thresholds, WithPictures, read_certify
 from gradveil.core.errors import GradveilError
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ def audit_command(
     )
     limits = None if thresholds is None else read_thresholds(thresholds)
     defenses = _defenses(defense, policy)
-    threshold = _threshold(certify, delta, gamma)
+    threshold = read_certify(certify, delta, gamma)
     auto, attacks = name_attacks(attack)
     cases = make_cases(
         defenses,
@@ -213,9 +213,12 @@ def _show(
 
     Write its page, and return whether the limits hold; None without any.
     """
-    from gradveil.audits import certify
     from gradveil.report.audit import audit_in_words, audit_tables
-    from gradveil.report.certificates import certificate_table, certificates_in_words
+    from gradveil.report.certificates import (
+        certificate_table,
+        certificates_in_words,
+        certify_cases,
+    )
     from gradveil.report.pictures import draw_case, draw_timeline
     from gradveil.report.verdict import verdict_words
     from gradveil.report.write import write_files
@@ -229,21 +232,13 @@ def _show(
     words, tables = audit_in_words(result), audit_tables(result)
     plain: dict[str, Any] = {"out": out, "settings": result.settings, "cases": result.plain()}
     if threshold is not None:
-        # The loss of accuracy is against the model of the same step that was trained and audited
-        # without a defense.
-        found = {
-            case.name: certify(
-                case,
-                threshold,
-                trained=case.trained_so,
-                baseline=result.baselines.get(case.asked_step),
-            )
-            for case in result.cases
-        }
+        found = {case.name: made for case, made in certify_cases(result, threshold)}
         words += certificates_in_words(found, first)
         tables.append(certificate_table(found))
         plain["certificates"] = {name: made.plain() for name, made in found.items()}
-    written = write_files({"": result}, out, limits, with_pictures=with_pictures)
+    written = write_files(
+        {"": result}, out, limits, with_pictures=with_pictures, threshold=threshold
+    )
     words += verdict_words(written.decision)
     plain |= {"notes": words, "pictures": pictures, "page": written.page}
     plain["passed"] = written.passed
@@ -314,17 +309,3 @@ def _split(value: str, defenses: Sequence[str], option: str) -> tuple[str, Path]
                 f"{', '.join(defenses)}"
             )
     return "", Path(value)
-
-
-def _threshold(text: str | None, delta: float | None, gamma: float | None) -> "Threshold | None":
-    from gradveil.audits import Threshold
-
-    if text is not None:
-        return Threshold.parse(text, delta, gamma)
-    for name, value in (("delta", delta), ("gamma", gamma)):
-        if value is not None:
-            raise GradveilError(
-                f"--{name} {value:g} without --certify: give the threshold too, such as "
-                "--certify psnr=15"
-            )
-    return None

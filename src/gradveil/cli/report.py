@@ -1,16 +1,21 @@
 """gradveil report: the page of a run, or of several, with tables, figures and a verdict."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gradveil.cli.options import Json, examples, say
+from gradveil.core.errors import GradveilError
+
+if TYPE_CHECKING:
+    from gradveil.audits import Threshold
 
 EXAMPLES = examples(
     "gradveil report runs/audit",
     "gradveil report runs/a runs/b --out compared --save table.tex --save leakage.pdf",
     "gradveil report runs/audit --thresholds thresholds.toml",
+    "gradveil report runs/audit --certify psnr=15 --delta 0.05",
 )
 Thresholds = Annotated[
     Path | None,
@@ -41,6 +46,20 @@ def report_command(
     ] = None,
     thresholds: Thresholds = None,
     with_pictures: WithPictures = False,
+    certify: Annotated[
+        str | None,
+        typer.Option(
+            help="psnr=15, ssim=0.5 or lineup: the page bounds the share of images reconstructed "
+            "so well. Default: lineup."
+        ),
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="For --certify: decide whether that share is at most this.")
+    ] = None,
+    gamma: Annotated[
+        float | None,
+        typer.Option(help="For --certify: decide whether the loss of accuracy is below this."),
+    ] = None,
     save: Annotated[
         list[Path] | None,
         typer.Option(
@@ -59,7 +78,12 @@ def report_command(
     from gradveil.report.write import write_report  # torch takes seconds to import
 
     made = write_report(
-        runs, out=out, thresholds=thresholds, with_pictures=with_pictures, save=save or ()
+        runs,
+        out=out,
+        thresholds=thresholds,
+        with_pictures=with_pictures,
+        save=save or (),
+        certify=read_certify(certify, delta, gamma),
     )
     answers = [line for run in made.decision.plain()["runs"] for line in _lines(run)]
     files = [f"wrote {path}" for path in made.files.values()]
@@ -67,6 +91,21 @@ def report_command(
     say(plain, as_json, [*answers, *verdict_words(made.decision), "", *files])
     if made.passed is False:
         raise typer.Exit(1)
+
+
+def read_certify(text: str | None, delta: float | None, gamma: float | None) -> "Threshold | None":
+    """Read the options --certify, --delta and --gamma; None without the first."""
+    from gradveil.audits import Threshold
+
+    if text is not None:
+        return Threshold.parse(text, delta, gamma)
+    for name, value in (("delta", delta), ("gamma", gamma)):
+        if value is not None:
+            raise GradveilError(
+                f"--{name} {value:g} without --certify: give the threshold too, such as "
+                "--certify psnr=15"
+            )
+    return None
 
 
 def _lines(run: dict[str, object]) -> list[str]:

@@ -73,6 +73,7 @@ class CaseSettings(Asked, frozen=True, kw_only=True):
     candidates: Count | UnsetType = UNSET
     no_lineup: str = ""
     guess: dict[str, str] | UnsetType = UNSET
+    class_names: dict[str, str] | None = None  # of the images attacked, by label
     weights_sha256: str | UnsetType = UNSET
     images_sha256: str | UnsetType = UNSET
     versions: dict[str, str] | UnsetType = UNSET

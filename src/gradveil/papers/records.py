@@ -16,6 +16,7 @@ from gradveil import __version__
 from gradveil.audits.model import read_facts
 from gradveil.audits.records import RECORDS, read_records
 from gradveil.audits.results import CASE, CaseResult
+from gradveil.core.cell_files import CELL, FORMAT, read_cell
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import (
     read_gzipped,
@@ -25,15 +26,11 @@ from gradveil.core.files import (
     unfinished,
     write_text,
 )
-from gradveil.core.formats import CELLS, CellFile
 from gradveil.core.job_folder import PARTS
 from gradveil.core.locks import held
-from gradveil.core.reading import check_format, convert, read_json
 from gradveil.engine.device import find_device
 from gradveil.papers.cells import PACKED, Audited, Cell, Workspace
 
-CELL = "cell.json"
-FORMAT = "gradveil cell 1"
 COMMITTED = Path("benchmarks") / "results" / "reproduce"
 """Where records lie in the repository."""
 
@@ -113,16 +110,6 @@ class Records:
             with replacing(path) as part, tarfile.open(part, "w:gz") as made:
                 for cell in sorted(self.folders[0].glob(f"*/{CELL}")):
                     made.add(cell.parent, arcname=cell.parent.name)
-
-
-def read_cell(path: Path) -> dict[str, Any]:
-    """Read what was written of a cell, its types checked."""
-    found = read_json(path, dict[str, Any])
-    check_format(found.get("format"), FORMAT, path)
-    typed = convert(found, CellFile, path)
-    if typed.kind in CELLS:
-        convert(typed.result, CELLS[typed.kind], path)
-    return found
 
 
 @cache

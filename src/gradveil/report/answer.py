@@ -8,6 +8,8 @@ from typing import Literal
 from gradveil.audits import AuditResult, CaseResult, Row
 from gradveil.audits.results import NO_BETTER, TOO_FEW
 from gradveil.core.errors import GradveilError
+from gradveil.defenses.chain import THEN
+from gradveil.defenses.registry import REGISTRY
 from gradveil.report.audit import ORIGINAL, USED, number
 
 Tone = Literal["leak", "unclear", "none"]
@@ -225,12 +227,37 @@ def untested_words(result: AuditResult) -> list[str]:
             left.setdefault(words, []).append(case.name)
     for words, names in left.items():
         said.append(words + ("." if len(names) == len(cases) else f" ({', '.join(names)})."))
+    for case in cases:
+        if missing := _breakers_not_run(case):
+            said.append(
+                f"{', '.join(missing)}: known to break {case.defense}, and not run "
+                f"({case.name}); --attack auto runs them."
+            )
     failed = sum(row.failed for case in cases for row in case.rows if _counts(row))
     if failed:
         said.append(
             f"{failed} reconstructions failed; they count as tested, and as not recognized."
         )
     return said
+
+
+def _breakers_not_run(case: CaseResult) -> list[str]:
+    """Return the attacks known to break the case's defense that were neither run nor left out.
+
+    The defense is looked up by its name: its text is a file's, and so is never parsed.
+    """
+    run = {
+        part
+        for name in (*(r.attack for r in case.of("attack")), *case.settings.get("left_out", {}))
+        for part in str(name).split("+")
+    }
+    known: dict[str, None] = {}
+    for text in case.defense.split(THEN):
+        name = text.strip().partition(":")[0]
+        kind = REGISTRY.get("policy" if name[:1].isdecimal() else name)
+        known |= dict.fromkeys(() if kind is None else kind.breakers)
+    skipped = case.clean or case.defense in BARE
+    return [] if skipped else [name for name in known if name not in run]
 
 
 def _counts(row: Row) -> bool:

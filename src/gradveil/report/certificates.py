@@ -1,13 +1,15 @@
-"""Certificates of an audit as a table and in sentences."""
+"""Certificates of an audit as a table, in sentences, and as a section of the page."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from rich.table import Table
 
-from gradveil.audits import CaseResult, Certificate
-from gradveil.audits.certificates import ANY, EACH, LEVEL, Bound
+from gradveil.audits import AuditResult, CaseResult, Certificate, Threshold, certify
+from gradveil.audits.certificates import ANY, EACH, LEVEL, LINEUP, Bound
 from gradveil.report.audit import ATTACKER, DEFENSE
 from gradveil.report.layout import Fitted
+from gradveil.report.markup import Html, breakable, element, joined
 
 UNKNOWN_LOSS = (
     "Gamma is unknown where the accuracy of the model, or of one trained without a defense and "
@@ -19,6 +21,28 @@ CLAIMED = (
 )
 UNITS = {"psnr": "PSNR {:g} dB or more", "ssim": "SSIM {:g} or more", "lineup": "rank {:g}"}
 CERTIFICATE_COLUMNS = ("defense", "attacker", "against", "reached", "delta\nat most")
+
+
+def certify_cases(
+    result: AuditResult, threshold: Threshold
+) -> list[tuple[CaseResult, Certificate]]:
+    """Return a certificate for each case that the threshold can be measured on.
+
+    The loss of accuracy is against the model of the same training step that was trained and
+    audited without a defense.
+    """
+    return [
+        (
+            case,
+            certify(
+                case,
+                threshold,
+                trained=case.trained_so,
+                baseline=result.baselines.get(case.asked_step),
+            ),
+        )
+        for case in result.cases
+    ]
 
 
 def certificate_table(certificates: Mapping[str, Certificate]) -> Table:
@@ -136,3 +160,82 @@ def _untested(case: CaseResult, certificate: Certificate) -> str:
     if batch > 1:
         said += f" Images of one batch of {batch} count as independent, which they are not quite."
     return said
+
+
+# The page
+
+HEADS = ("defense", "reached", "at most", "a blind guess", "accuracy lost")
+REACHED = {
+    "lineup": "A picture counts as reached if any attack brought it to rank 1 in its line-up.",
+    "psnr": "A picture counts as reached if any attack came as close as {:g} dB PSNR.",
+    "ssim": "A picture counts as reached if any attack came to an SSIM of {:g}.",
+}
+
+
+def certificate_section(
+    result: AuditResult, threshold: Threshold | None, name_of: Callable[[CaseResult], str]
+) -> Html | None:
+    """Return the certificates of an audit for the page; without a threshold those of the line-up.
+
+    None where no case has a line-up and no threshold was asked for.
+    """
+    cases = result.cases
+    if threshold is None:
+        cases = tuple(case for case in cases if _has_ranks(case))
+        threshold = Threshold(LINEUP)
+    if not cases:
+        return None
+    found = certify_cases(replace(result, cases=cases), threshold)
+    intro = (
+        f"{REACHED[threshold.metric].format(threshold.epsilon)} At most so large a share of all "
+        f"such pictures would be, by these attacks: the bound holds with {EACH:.1%} certainty, "
+        f"and together with that on the accuracy with {LEVEL:.0%}. It says nothing of other "
+        "attacks."
+    )
+    rows = [_page_row(name_of(case), made) for case, made in found]
+    heads = [element("th", head, scope="col") for head in HEADS]
+    table = element(
+        "table",
+        element("thead", element("tr", *heads)),
+        element("tbody", *rows),
+        class_="bounds",
+    )
+    region = element(
+        "div",
+        table,
+        class_="scroll",
+        tabindex="0",
+        role="region",
+        aria_label="Table of certificates",
+    )
+    names = [(name_of(case), _decision(made).strip()) for case, made in found]
+    words = [element("li", f"{name}: {said}") for name, said in names if said]
+    lines = element("ul", *words, class_="lines") if words else None
+    return joined([element("p", intro), region, lines])
+
+
+def _has_ranks(case: CaseResult) -> bool:
+    """Whether the case has line-ups; in records of format 2 there are no ranks."""
+    first = case.of("attack")[:1]
+    return bool(first and first[0].candidates and first[0].chance is None)
+
+
+def _page_row(name: str, certificate: Certificate) -> Html:
+    bound, loss = certificate.overall, certificate.loss
+    high = bound.upper if bound.upper_failed is None else bound.upper_failed
+    failed = f", {bound.failed} failed" if bound.failed else ""
+    blind = max(certificate.blind.bounds.values(), key=lambda found: found.hits)
+    lost = "not known"
+    if loss is not None:
+        lost = f"{loss.value:+.1%} ({loss.low:+.1%} to {loss.high:+.1%})"
+    cells = [
+        f"{bound.hits} of {bound.n}{failed}",
+        f"{high:.1%}",
+        f"{blind.hits} of {blind.n}",
+        lost,
+    ]
+    return element(
+        "tr",
+        element("th", breakable(name), scope="row"),
+        *(element("td", cell) for cell in cells),
+    )

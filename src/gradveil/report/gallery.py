@@ -113,9 +113,14 @@ def films(cases: Sequence[tuple[str, CaseResult]], budget: Budget) -> Html | Non
     records = [r for r in _worst_first(first, first.strongest.attack) if r.image in shots.rows]
     moving = [r for r in records if r.image in shots.frames] or records
     images = [record.image for record in moving[:FILMS]]
-    heads = [element("th", f"image {image}", scope="col") for image in images]
+    kinds = {record.image: first.class_of(record.label) for record in records}
+    heads = [
+        element("th", f"image {image}", element("small", kinds[image]), scope="col")
+        for image in images
+    ]
     originals = [
-        _still(shots.rows[image][0], f"original of image {image}", budget) for image in images
+        _still(shots.rows[image][0], f"original of image {image}, {kinds[image]}", budget)
+        for image in images
     ]
     rows = [
         element("tr", element("th", "private picture", scope="row"), *map(_cell, originals)),
@@ -131,6 +136,16 @@ def films(cases: Sequence[tuple[str, CaseResult]], budget: Budget) -> Html | Non
         class_="films",
     )
     return element("div", table, class_="scroll", tabindex="0", role="region", aria_label="films")
+
+
+def slider() -> Html:
+    """Return the control that moves through the iterations of the films beside it."""
+    control = element(
+        "input", type="range", min="0", max="100", value="100", step="1", class_="time"
+    )
+    words = element("output", "the result", class_="moment")
+    play = element("button", "Play", type="button", class_="play")
+    return element("div", play, element("label", "Iterations ", control), words, class_="slider")
 
 
 def _cell(inner: Html) -> Html:
@@ -230,7 +245,8 @@ class _Source:
             text, hit = caption_of(scored)
             src = budget.take(data_uri(shrunk(row[2]))) if scored.ok else None
             found.append({"src": src, "text": text, "hit": hit})
-        numbers = {"image": record.image, "label": record.label, "key": key}
+        name = self.case.class_of(record.label)
+        numbers = {"image": record.image, "class": name, "key": key}
         return numbers | {"used": used, "found": found}
 
 

@@ -1,5 +1,7 @@
 """The words of the page, explained to a reader who has never seen an audit."""
 
+from gradveil.report.markup import Html, element, joined
+
 GLOSSARY = {
     "Data reconstruction": "An attack that rebuilds training data from what is shared of a model "
     "(NIST AI 100-2). Here: pictures from the updates of a client.",
@@ -29,6 +31,17 @@ GLOSSARY = {
     "PSNR": "Closeness of two pictures in dB; higher is closer. Below the blind guess it shows "
     "nothing.",
     "SSIM": "Likeness of structure, 1 for equal pictures.",
+    "Certificate": "A bound on the share of all such pictures that these attacks would reach, from "
+    "the count among those attacked.",
+    "GradSim": "The cosine of the gradients of two pictures for one label; 1 where they are alike.",
     "Accuracy": "Share of test images that the audited weights classify correctly; with * the "
     "model was trained under another defense.",
 }
+
+
+def glossary_section() -> Html:
+    """Return the glossary as a list of terms."""
+    parts = [
+        joined([element("dt", term), element("dd", words)]) for term, words in GLOSSARY.items()
+    ]
+    return element("dl", *parts, class_="glossary")

@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any
 
 from gradveil import __version__
-from gradveil.audits import AuditResult, CaseResult
+from gradveil.audits import AuditResult, CaseResult, Threshold
 from gradveil.core.text import shortened
 from gradveil.report import meters, plots
 from gradveil.report.answer import (
@@ -21,8 +21,10 @@ from gradveil.report.answer import (
     untested_words,
 )
 from gradveil.report.audit import audit_in_words, lineup_head
-from gradveil.report.gallery import ALL_BYTES, Budget, films, gallery
-from gradveil.report.glossary import GLOSSARY
+from gradveil.report.certificates import certificate_section
+from gradveil.report.curves import Curves
+from gradveil.report.gallery import ALL_BYTES, Budget, films, gallery, slider
+from gradveil.report.glossary import glossary_section
 from gradveil.report.markup import Html, data_block, element, joined
 from gradveil.report.page_settings import settings_section
 from gradveil.report.page_table import figure_table
@@ -44,13 +46,16 @@ class Page:
     """The page of one run or of several side by side, by their names.
 
     `search` is the search that a single run confirms. `with_pictures` shows the pictures of a
-    user's own data too; those of published data sets are always shown.
+    user's own data too; those of published data sets are always shown. `threshold` is that of the
+    certificates, by default rank 1 in the line-up.
     """
 
     results: Mapping[str, AuditResult]
     decision: Decision
     search: SearchResult | None = None
     with_pictures: bool = False
+    threshold: Threshold | None = None
+    curves: Sequence[Curves] = ()
 
     @cached_property
     def runs(self) -> dict[str, AuditResult]:
@@ -133,12 +138,14 @@ class Page:
             ("leakage", "How much leaks", self._leakage()),
             ("accuracy", "Leakage against accuracy", plots.accuracy_plot(self.cases, self.ids)),
             ("training", "Leakage over training", self._training()),
+            ("bounds", "Certificates: what holds for all such pictures", self._bounds()),
             ("search", "The search: privacy against accuracy", self._search()),
+            ("gradients", "Gradients: how much alike they are", self._curves()),
             ("thresholds", "Thresholds", self._thresholds()),
             ("untested", "What was not tested", self._untested()),
             ("table", "Every figure", figure_table(self.runs, self.search is not None)),
             ("notes", "Notes on the figures", self._notes()),
-            ("glossary", "Glossary", _glossary()),
+            ("glossary", "Glossary", glossary_section()),
             ("provenance", "Settings, versions, and the command to run it again", settings),
         ]
         there = [(name, title, inner) for name, title, inner in sections if inner is not None]
@@ -224,7 +231,7 @@ class Page:
             if table is not None:
                 several = len(self.runs) > 1
                 head = element("h3", name) if several else None
-                parts.append(element("div", head, _slider(), table, class_="film-box"))
+                parts.append(element("div", head, slider(), table, class_="film-box"))
         data = gallery(self.cases, self.ids, budget)
         shown = [entry for entry in data["cases"] if entry["images"]]
         if not shown:
@@ -266,6 +273,22 @@ class Page:
     def _training(self) -> Html | None:
         made = [plots.training_plot(run, self.ids) for run in self.runs.values()]
         drawn = [plot for plot in made if plot is not None]
+        return joined(drawn) if drawn else None
+
+    def _bounds(self) -> Html | None:
+        made = {
+            name: certificate_section(run, self.threshold, self.name_of)
+            for name, run in self.runs.items()
+        }
+        there = {name: part for name, part in made.items() if part is not None}
+        heads = len(self.runs) > 1
+        parts = [
+            joined([element("h3", name) if heads else None, part]) for name, part in there.items()
+        ]
+        return joined(parts) if parts else None
+
+    def _curves(self) -> Html | None:
+        drawn = [plot for curves in self.curves for plot in curves.plots()]
         return joined(drawn) if drawn else None
 
     def _search(self) -> Html | None:
@@ -311,22 +334,6 @@ def _asset(name: str) -> str:
 def _section(name: str, title: str, inner: Html) -> Html:
     head = element("h2", title, id=f"{name}-title")
     return element("section", head, inner, id=name, aria_labelledby=f"{name}-title")
-
-
-def _slider() -> Html:
-    control = element(
-        "input", type="range", min="0", max="100", value="100", step="1", class_="time"
-    )
-    words = element("output", "the result", class_="moment")
-    play = element("button", "Play", type="button", class_="play")
-    return element("div", play, element("label", "Iterations ", control), words, class_="slider")
-
-
-def _glossary() -> Html:
-    parts = [
-        joined([element("dt", term), element("dd", words)]) for term, words in GLOSSARY.items()
-    ]
-    return element("dl", *parts, class_="glossary")
 
 
 def _sentence(words: str) -> str:

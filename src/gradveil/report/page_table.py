@@ -88,7 +88,7 @@ def figure_table(results: Mapping[str, AuditResult], with_folders: bool) -> Html
         class_="scroll figures",
         tabindex="0",
         role="region",
-        aria_label="Every figure",
+        aria_label="Table of figures",
     )
     return joined([tools, region])
 

@@ -31,6 +31,7 @@ ROWS = 100  # members of a policy that are drawn
 SHOWN = 8  # images of a grid
 CELL = 1.35  # inches
 LETTERS = 14  # of a title, to the inch
+TITLE = 18  # letters of a class above a picture
 TIMELINE = "training-time.png"
 LINES = ("-", "--", "-.", ":")
 MARKS = "osD^vPX*<>"
@@ -74,7 +75,8 @@ def draw_grid(case: CaseResult, attack: str, path: Path) -> None:
             _show(axis, image)
         axes[0].set_ylabel("reconstruction" if name == "found" else name, fontsize=9)
     for top, bottom, record in zip(grid[0], grid[-1], records, strict=True):
-        top.set_title(f"image {record.image}", fontsize=8)
+        name = shortened(on_one_line(case.class_of(record.label)), TITLE)
+        top.set_title(f"image {record.image}\n{name}", fontsize=8, parse_math=False)
         text, color = caption(record)
         bottom.set_xlabel(text, fontsize=8, color=color)
     save_figure(figure, path)

@@ -129,7 +129,7 @@ def _tick(words: str, style: str, axis: str) -> Html:
     return element("div", element("span", words), class_=f"tick {axis}", style=style)
 
 
-def _steps(low: float, high: float) -> list[float]:
+def round_steps(low: float, high: float) -> list[float]:
     """Return about five round numbers from low to high."""
     rough = (high - low) / 4 or 1.0
     size: float = 10 ** math.floor(math.log10(rough))
@@ -143,7 +143,7 @@ def _padded(values: Sequence[float], label: str, words: Callable[[float], str]) 
     low, high = min(values), max(values)
     room = 0.08 * (high - low) or max(0.05 * abs(high), 0.01)
     low, high = low - room, high + room
-    return Axis(label, low, high, [(value, words(value)) for value in _steps(low, high)])
+    return Axis(label, low, high, [(value, words(value)) for value in round_steps(low, high)])
 
 
 SHARE_AXIS = Axis("rank 1 in the line-up", -0.02, 1.02, [(k / 4, f"{k / 4:.0%}") for k in range(5)])

@@ -5,13 +5,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from gradveil.audits import AuditResult
+from gradveil.audits import AuditResult, Threshold
 from gradveil.core.boundary import public
+from gradveil.core.cell_files import CELL
 from gradveil.core.errors import GradveilError, kind_of
 from gradveil.core.files import shown, write_text
 from gradveil.core.formats import ThresholdsFile
 from gradveil.core.job_folder import SETTINGS
 from gradveil.core.locks import alone, held
+from gradveil.report.curves import Curves
 from gradveil.report.figures import draw_leakage
 from gradveil.report.page import Page
 from gradveil.report.pictures import SUFFIXES
@@ -50,13 +52,17 @@ def write_report(
     thresholds: str | Path | None = None,
     with_pictures: bool = False,
     save: Sequence[str | Path] = (),
+    certify: str | Threshold | None = None,
 ) -> Report:
     """Write index.html, verdict.json and audit.csv of a run, or of several side by side.
 
-    A run is the folder of an audit or a search. The files lie in its folder; those of several runs
-    in `out`, by default `gradveil-report`. `thresholds` is a TOML file that the run is decided by.
-    Pictures of a user's own images are shown only `with_pictures`; those of published data sets
-    always. Each path of `save` gets a figure (.png, .pdf, .svg) or a table (.tex, .csv).
+    A run is the folder of an audit or a search. The folder of a cell beside it, which `gradveil
+    reproduce` recorded, adds its curves of gradients. The files lie in the run's folder; those of
+    several runs in `out`, by default `gradveil-report`. `thresholds` is a TOML file that the run is
+    decided by. Pictures of a user's own images are shown only `with_pictures`; those of published
+    data sets always. `certify`, such as psnr=15, is the threshold of the page's certificates, by
+    default rank 1 in the line-up. Each path of `save` gets a figure (.png, .pdf, .svg) or a table
+    (.tex, .csv).
     """
     asked = None if thresholds is None else read_thresholds(Path(thresholds))
     paths = _paths(save, "save")
@@ -65,13 +71,23 @@ def write_report(
     folders = [Path(runs)] if isinstance(runs, str | Path) else _paths(runs, "runs")
     if not folders:
         raise GradveilError("no run was named: give the folder of an audit or of a search")
+    threshold = Threshold.parse(certify) if isinstance(certify, str) else certify
+    cells = [folder for folder in folders if (folder / CELL).is_file()]
+    curves = [Curves.read(folder) for folder in cells]
+    folders = [folder for folder in folders if folder not in cells]
+    if not folders:
+        raise GradveilError(
+            f"{shown(cells[0])} holds a cell alone: give the folder of an audit or a search too"
+        )
     search = None
     results = {}
     for name, folder in zip(_names(folders), folders, strict=True):
         results[name], search = _read(folder)
     target = Path(out) if out is not None else folders[0] if len(folders) == 1 else Path(SEVERAL)
     found = search if len(folders) == 1 else None
-    return write_files(results, target, asked, found, with_pictures, paths)
+    return write_files(
+        results, target, asked, found, with_pictures, paths, threshold=threshold, curves=curves
+    )
 
 
 def write_files(
@@ -81,10 +97,13 @@ def write_files(
     search: SearchResult | None = None,
     with_pictures: bool = False,
     save: Sequence[Path] = (),
+    *,
+    threshold: Threshold | None = None,
+    curves: Sequence[Curves] = (),
 ) -> Report:
     """Write the files of audits that have been read, by the names of their runs."""
     decision = decide(results, thresholds)
-    page = Page(results, decision, search, with_pictures)
+    page = Page(results, decision, search, with_pictures, threshold, curves)
     texts = {
         CSV: csv_text(page.runs),
         VERDICT: json.dumps(decision.plain(), indent=1, allow_nan=False) + "\n",

@@ -74,7 +74,7 @@
     const FIRST = innerWidth < 600 ? 4 : 12;
     let shown = FIRST;
     const picture = (src, alt) => src
-      ? make("img", { src, alt, className: "pixels", loading: "lazy", decoding: "async" })
+      ? make("img", { src, alt, className: "pixels", decoding: "async" })
       : make("div", { className: "lost" });
     const cell = (name, src, alt, text, hit) => {
       const parts = [picture(src, alt), make("small", {}, name)];
@@ -86,7 +86,7 @@
     const card = (entry, image) => {
       const strip = make("div", { className: "strip" });
       const original = originals[image.key];
-      strip.append(cell("private picture", original, `original of image ${image.image}`));
+      strip.append(cell("private picture", original, `original of image ${image.image}, ${image.class}`));
       if (image.used) strip.append(cell("as used", image.used, `image ${image.image} as used`));
       entry.attacks.forEach((attack, index) => {
         const { src, text, hit } = image.found[index];
@@ -94,7 +94,7 @@
       });
       const made = make("figure", { className: "card" });
       strip.dataset.count = strip.children.length;
-      made.append(make("figcaption", {}, `image ${image.image}, class ${image.label}`), strip);
+      made.append(make("figcaption", {}, `image ${image.image}, class ${image.class}`), strip);
       return made;
     };
     const draw = () => {

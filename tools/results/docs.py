@@ -1,24 +1,42 @@
-"""The figures of README.md: its table, and the sentence on the trained model."""
+"""The figures of the documentation: the table of an audit, and sentences on what was measured."""
+
+from collections.abc import Mapping
+from pathlib import Path
 
 from results import scores
-from results.records import audit, row
+from results.records import ROOT, audit, row
 
+AUDIT, SEARCH, MEASURED = "tutorials/audit.md", "tutorials/search.md", "measured.md"
 BEGIN, END = "<!-- made by make results -->\n```\n", "```\n<!-- end -->"
 NAMES = {"attack": "", "blind": "", "sham": "", "ceiling": "ceiling: ", "positive": "positive: "}
 
 
-def with_figures(text: str) -> str:
-    """Return README.md with the table of its audit, and check the figures of its sentence."""
-    before, rest = text.split(BEGIN)
+def pages() -> dict[Path, str]:
+    """Return the pages that have figures, as they are."""
+    return {(ROOT / "docs" / name): _read(name) for name in (AUDIT, SEARCH, MEASURED)}
+
+
+def _read(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def with_figures(texts: Mapping[Path, str]) -> dict[Path, str]:
+    """Return the pages with the table of their audit, and check the figures of their sentences."""
+    made = dict(texts)
+    folder = ROOT / "docs"
+    before, rest = made[folder / AUDIT].split(BEGIN)
     _, after = rest.split(END)
-    for part in [*sentence(), *why_ranked_so()]:
-        if part not in text:
-            raise SystemExit(f"README.md does not say {part!r}, as the records do")
-    return f"{before}{BEGIN}{block()}{END}{after}"
+    made[folder / AUDIT] = f"{before}{BEGIN}{block()}{END}{after}"
+    for name, parts in ((MEASURED, sentence()), (SEARCH, why_ranked_so())):
+        words = " ".join(made[folder / name].split())
+        for part in parts:
+            if part not in words:
+                raise SystemExit(f"docs/{name} does not say {part!r}, as the records do")
+    return made
 
 
 def block() -> str:
-    """Return the table of the audit in README.md, as an audit prints it."""
+    """Return the table of the tutorial's audit, as an audit prints it."""
     (case,) = audit("readme").cases
     lines = [
         f"{'':32} {'':>2} {'line-up':>7} {'':>14} {'':>6} {'worst':>5} {'over':>6}",
@@ -39,7 +57,7 @@ def block() -> str:
 
 
 def sentence() -> list[str]:
-    """Return the figures on the trained models that README.md must have."""
+    """Return the figures on the trained models that the documentation must have."""
     plain, hybrid = audit("raced-60-epochs").cases
     weak, strong = row(plain, "adam-cosine"), row(plain, "raced")
     sham, defended = row(plain, "sham", "sham"), row(hybrid, "raced")
@@ -55,7 +73,7 @@ def sentence() -> list[str]:
 
 
 def why_ranked_so() -> list[str]:
-    """Return the figures on the search's objective that README.md must have."""
+    """Return the figures on the search's objective that the documentation must have."""
     each = scores.foretold()
     ours, theirs = (
         " and ".join(f"{r:.2f}" for r in each[item]) for item in (scores.DEFAULT, scores.S_PRI)
