@@ -28,7 +28,7 @@ def job() -> AuditJob:
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """An iteration of an image takes a second, whatever the machine."""
     timing = "gradveil.audits.timing"
-    monkeypatch.setattr(f"{timing}._timed", lambda *_: 1.0)
+    monkeypatch.setattr(f"{timing}.time_iteration", lambda *_: 1.0)
     monkeypatch.setattr(f"{timing}._tried", lambda *_: False)
 
 
@@ -60,7 +60,7 @@ def test_in_a_budget_every_attack_makes_the_same_share_and_it_is_kept(
     assert found.settings["share"] == pytest.approx(0.25)
     assert "steps=10," in case.settings["attacks"]["adam-cosine"]
     assert "steps=6," in case.settings["attacks"]["raced"]
-    monkeypatch.setattr("gradveil.audits.timing._timed", lambda *_: 5.0)  # a busier machine
+    monkeypatch.setattr("gradveil.audits.timing.time_iteration", lambda *_: 5.0)  # a busier machine
     again = run_audit(replace(job, budget=budget), tmp_path / "run", progress=False)
     assert again.settings == found.settings
     with pytest.raises(GradveilError, match=r"with other settings \(budget"):
