@@ -45,7 +45,7 @@ def test_the_published_search_cannot_be_another(other: dict[str, Any]) -> None:
         ({"attack": find("dlg"), "attack_name": "../dlg"}, "attack name '../dlg'"),
         ({"data": [1, 2]}, "data of type list: give the name of a data set"),
         ({"data": (1, 2)}, "data of type tuple: give the name of a data set"),
-        ({"model": 3}, "model: a int; expected its name or a torch.nn.Module"),
+        ({"model": 3}, "model: a int; expected a torch.nn.Module or its name"),
         ({"race": True, "sampler": "nsga2"}, "race with sampler nsga2"),
         ({"race_confidence": 1.0}, "race confidence 1.0"),
         ({"images": 1}, "images 1: it must be at least 2"),
