@@ -11,10 +11,21 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from results import audits, docs, exact, reading, reproduce, scores, searches, speed, trained
+from results import (
+    audits,
+    docs,
+    exact,
+    federated,
+    reading,
+    reproduce,
+    scores,
+    searches,
+    speed,
+    trained,
+)
 from results.records import ROOT
 
-SECTIONS = (reading, trained, reproduce, exact, scores, audits, searches, speed)
+SECTIONS = (reading, trained, reproduce, exact, federated, scores, audits, searches, speed)
 TARGET = ROOT / "RESULTS.md"
 
 
