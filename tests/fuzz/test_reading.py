@@ -485,8 +485,11 @@ def read_packed(path: Path) -> None:
     for name in ("settings.json", "model.json"):
         (path.parent / name).write_bytes(kept(f"reproduce/audit-*/*/{name}"))
     read_case.cache_clear()
-    for record in read_case(path.parent).records:
+    case = read_case(path.parent)
+    for record in case.records:
         use_record(record)
+    for row in case.rows:
+        assert row.n >= 0 and f"{row.seconds:.3f}"
 
 
 WITH_FLOWER = (read_federation, read_federated, read_kept_state, read_spied)

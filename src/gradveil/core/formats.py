@@ -11,6 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 Count = Annotated[int, Meta(ge=0, le=2**62)]
 Positive = Annotated[int, Meta(ge=1, le=2**62)]
 Share = Annotated[float, Meta(ge=0, le=1)]
+Level = Annotated[float, Meta(ge=-1e100, le=1e100)]  # its square is a number too
 
 
 class AuditCase(Struct, frozen=True, forbid_unknown_fields=True):
@@ -179,12 +180,12 @@ class SearchSettings(Struct, frozen=True):
 class ImageScores(Struct, frozen=True, forbid_unknown_fields=True):
     """The scores of one image against one truth."""
 
-    mse: float
-    psnr: float
-    ssim: float
-    psnr_affine: float
-    over_blind: float
-    identified: float | UnsetType = UNSET  # format 2
+    mse: Level
+    psnr: Level
+    ssim: Level
+    psnr_affine: Level
+    over_blind: Level
+    identified: Level | UnsetType = UNSET  # format 2
     rank: Positive | UnsetType = UNSET  # where there is a line-up
 
 
@@ -213,10 +214,10 @@ class RecordLine(Struct, frozen=True, forbid_unknown_fields=True):
     status: str
     label: int
     label_found: int | None
-    distance: float | None
+    distance: Level | None
     candidates: Count
     scores: Truths
-    seconds: float
+    seconds: Level
     update: Count | None = None
     chance: Chances | None = None  # format 2
     certain: bool | None = None
