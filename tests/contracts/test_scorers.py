@@ -68,11 +68,13 @@ def scorer(make: Callable[[int], Scorer]) -> Scorer:
     return make(5)
 
 
-def test_every_scorer_of_the_package_is_here() -> None:
-    for package in (gradveil.scores, gradveil.search):
+def test_every_scorer_of_policies_is_here() -> None:
+    packages = (gradveil.scores, gradveil.search)
+    for package in packages:
         for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
             importlib.import_module(module.name)
-    defined = {kind for kind in Scorer.__subclasses__() if kind.__module__.startswith("gradveil.")}
+    homes = tuple(f"{package.__name__}." for package in packages)
+    defined = {kind for kind in Scorer.__subclasses__() if kind.__module__.startswith(homes)}
     assert {type(make(0)) for make in SCORERS.values()} == defined
 
 

@@ -127,6 +127,12 @@ ABOUT: Mapping[str, About] = {
     ),
     "iga": About("the first with more smoothness", "to compare", ONE, GEIPING),
     "raced": About("many starts, the best go on", "trained models: the strongest", "4", OURS),
+    "features": About(
+        "matches an image's features at the last dense layer too",
+        "batches with known labels, fewer images than classes",
+        "1.5 to 3",
+        OURS,
+    ),
     "closed-form": About(
         "divides two gradients of a linear first layer",
         "one image, and a linear first layer with a bias",
