@@ -32,6 +32,8 @@ JOB = AuditJob(
     images=4,
     victims_at_once=2,
     steps=8,
+    positive=False,
+    sham=False,
     seed=5,
 )
 

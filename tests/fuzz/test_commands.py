@@ -24,7 +24,7 @@ from fuzz.hostile import COMMANDS, Command, make_files, values
 from gradveil.models import build
 from gradveil.models.checkpoints import save_checkpoint
 
-QUICK, LONG = 16, 1_000  # runs with hostile arguments
+QUICK, LONG = 10, 1_000  # runs with hostile arguments
 FOLDERS = (6, 150)  # runs on folders with a changed file
 SECONDS = 300.0  # after which a run is ended: the machine may do other work too
 REFUSED_IN = 10.0  # seconds of processor time

@@ -51,7 +51,7 @@ from gradveil.search.space import POLICIES
 from gradveil.search.study import Study
 from gradveil.transforms import Policy
 
-QUICK, LONG = 60, 1_000  # files of each format
+QUICK, LONG = 40, 1_000  # files of each format
 SECONDS = 2.0  # of processor time for one file
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
