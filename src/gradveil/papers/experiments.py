@@ -27,6 +27,7 @@ RACED = 32  # images of a cell whose attack is raced, where none was published
 SEEDS = 3  # trainings of a row whose accuracy decides
 OPTIONAL_DATA = ("cifar10",)  # PRECODE's rows on it are run where a user has the official files
 LONG = 200  # epochs, as the paper trains
+MOST = {"images": 10_000, "seeds": 100}  # of an experiment: each seed is a training
 
 
 @dataclass(frozen=True)
@@ -42,10 +43,10 @@ class Size:
     quick: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("images", "seeds"):
+        for name, most in MOST.items():
             value = getattr(self, name)
-            if value is not None and value < 1:
-                raise GradveilError(f"{name} {value}: it must be at least 1")
+            if value is not None and not 1 <= value <= most:
+                raise GradveilError(f"{name} {value}: it must be from 1 to {most:,}")
 
     def count(self, switches: Switches, most: int = USUAL) -> int:
         """Return the images of a cell, by default at most `most`."""
