@@ -46,7 +46,8 @@ def test_without_records_or_data_all_is_missing(gradveil: Any) -> None:
         ("exp1 --engine slurm", "unknown engine 'slurm': choose from local, ray"),
         ("--all --minutes 0", "minutes 0: it must be above 0"),
         ("exp1 --switch loss=third", "'third': choose from whole, halved"),
-        ("exp1 --images 0", "images 0: it must be at least 1"),
+        ("exp1 --images 0", "images 0: it must be from 1 to 10,000"),
+        ("--list --seeds 99999999999999999999", "it must be from 1 to 100"),
         ("exp1 --device gpu", "unknown device 'gpu': choose from auto, cpu, cuda"),
     ],
 )

@@ -166,7 +166,7 @@ def test_the_number_of_images_and_seeds_can_be_chosen() -> None:
     found = [entry.cell for entry in experiment.entries(OURS, Size(images=7, seeds=2))]
     assert {each.images for each in found if isinstance(each, Audited)} == {7}
     assert {each.training.seed for each in found} == {0, 1}
-    with pytest.raises(GradveilError, match="images 0: it must be at least 1"):
+    with pytest.raises(GradveilError, match="images 0: it must be from 1 to 10,000"):
         Size(images=0)
 
 
