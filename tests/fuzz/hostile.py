@@ -173,6 +173,8 @@ COMMANDS = {
     "version": Command(("--version",), {"": ("text", "")}),
     "no command": Command((), {"": ("text", "nonsense")}),
     "defenses list": Command(("defenses", "list"), {"": ("text", "")}),
+    "attacks list": Command(("attacks", "list"), {"": ("text", "")}),
+    "policies list": Command(("policies", "list"), {"": ("text", "")}),
     "data list": Command(("data", "list"), SHARED),
     "data verify": Command(("data", "verify"), {"": ("data", "fashion-mnist-mini")} | SHARED),
     "data fetch": Command(("data", "fetch"), {"": ("data", "fashion-mnist-mini")} | SHARED),
@@ -220,9 +222,21 @@ COMMANDS = {
             "--local-batch-size": ("number", ""),
             "--client-momentum": ("number", ""),
             "--client-weight-decay": ("number", ""),
+            "--client-optimizer": ("text", ""),
             "--local-lr": ("number", ""),
             "--image-size": ("number", ""),
+            "--normalize": ("text", ""),
+            "--channels": ("number", ""),
         },
+    ),
+    "assess": Command(
+        ("assess",),
+        MODEL
+        | SHARED
+        | {"--out": ("path", "out"), "--checkpoint": ("path", "missing.safetensors")}
+        | {"--images": ("number", "2"), "--epochs": ("work", "1"), "--defense": ("defense", "")}
+        | {"--lr": ("number", ""), "--budget": ("number", ""), "--most-loss": ("number", "")}
+        | {"--batch-size": ("number", ""), "--labels": ("text", ""), "--normalize": ("text", "")},
     ),
     "doctor": Command(
         ("doctor",),

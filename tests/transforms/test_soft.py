@@ -53,7 +53,7 @@ def test_crop_and_flip_are_known_too(text: str, padding: int, flip: bool) -> Non
 
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_the_slopes_of_stand_ins_are_their_finite_differences(name: str) -> None:
-    exact = pictures(2)[:, :, 8:18, 8:17]
+    exact = pictures(2)[:, :, 8:14, 8:13]
     soft = exact.double().requires_grad_()
     signs = torch.tensor([1, -1])
     assert torch.autograd.gradcheck(

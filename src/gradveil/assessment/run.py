@@ -17,7 +17,7 @@ from gradveil.checks import Diagnosis
 from gradveil.checks.doctor import doctor
 from gradveil.core.boundary import public
 from gradveil.core.errors import GradveilError
-from gradveil.core.files import write_text
+from gradveil.core.files import shown, write_text
 from gradveil.core.job_folder import SETTINGS, claim
 from gradveil.core.locks import alone, refuse_held
 from gradveil.core.progress import Bar, spoken
@@ -115,11 +115,11 @@ def run_assessment(
     refuse_held(out, ASSESSING)
     settings = job.settings() | {"fraction": _fraction_kept(out)}
     ASSESSMENT.refuse_other(out, settings)
-    bar.say(f"checking {plain_name(job.model)} and {_title(job)}")
     diagnosis = _diagnose(job, root, device)
     if diagnosis.errors:
         first = next(found for found in diagnosis.everything if found.level == "error")
         raise GradveilError(f"the doctor found an error: {first}")
+    bar.say(f"checked {shown(plain_name(job.model))} and {shown(_title(job))}")
     if settings["fraction"] is None:
         settings["fraction"] = _fitting_fraction(job, root, where)
     fraction = float(settings["fraction"])
