@@ -86,13 +86,8 @@ def audit_command(
             "so well; lineup: with rank 1."
         ),
     ] = None,
-    delta: Annotated[
-        float | None, typer.Option(help="For --certify: decide whether that share is at most this.")
-    ] = None,
-    gamma: Annotated[
-        float | None,
-        typer.Option(help="For --certify: decide whether the loss of accuracy is below this."),
-    ] = None,
+    delta: options.Delta = None,
+    gamma: options.Gamma = None,
     steps: Annotated[
         int | None, typer.Option(help="Iterations of each attack. Default: as published.")
     ] = None,

@@ -66,6 +66,13 @@ Augment = Annotated[
 ]
 
 # The protocol of a client.
+Delta = Annotated[
+    float | None, typer.Option(help="For --certify: decide whether that share is at most this.")
+]
+Gamma = Annotated[
+    float | None,
+    typer.Option(help="For --certify: decide whether the loss of accuracy is below this."),
+]
 BatchSize = Annotated[
     int, typer.Option(help="Images of one victim, whose gradient is of their mean loss.")
 ]

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradveil.cli.options import Json, examples, say
+from gradveil.cli.options import Delta, Gamma, Json, examples, say
 from gradveil.core.errors import GradveilError
 
 if TYPE_CHECKING:
@@ -53,13 +53,8 @@ def report_command(
             "so well. Default: lineup."
         ),
     ] = None,
-    delta: Annotated[
-        float | None, typer.Option(help="For --certify: decide whether that share is at most this.")
-    ] = None,
-    gamma: Annotated[
-        float | None,
-        typer.Option(help="For --certify: decide whether the loss of accuracy is below this."),
-    ] = None,
+    delta: Delta = None,
+    gamma: Gamma = None,
     save: Annotated[
         list[Path] | None,
         typer.Option(
