@@ -66,6 +66,10 @@ Augment = Annotated[
 ]
 
 # The protocol of a client.
+RayAddress = Annotated[
+    str | None,
+    typer.Option(help="The cluster's address. Default: $RAY_ADDRESS, else one on this machine."),
+]
 Delta = Annotated[
     float | None, typer.Option(help="For --certify: decide whether that share is at most this.")
 ]

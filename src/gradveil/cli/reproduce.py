@@ -96,12 +96,7 @@ def reproduce_command(
     at_once: Annotated[
         int, typer.Option(help="Processes that work side by side; they may share a GPU.")
     ] = 1,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(
-            help="The cluster's address. Default: $RAY_ADDRESS, else one on this machine."
-        ),
-    ] = None,
+    ray_address: options.RayAddress = None,
     data_root: options.DataRoot = None,
     as_json: options.Json = False,
     device: options.Device = "auto",

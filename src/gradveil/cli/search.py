@@ -113,12 +113,7 @@ def search_command(
     engine: Annotated[
         str, typer.Option(help="local, or ray: scores and audits on a Ray cluster.")
     ] = "local",
-    ray_address: Annotated[
-        str | None,
-        typer.Option(
-            help="The cluster's address. Default: $RAY_ADDRESS, else one on this machine."
-        ),
-    ] = None,
+    ray_address: options.RayAddress = None,
     with_pictures: WithPictures = False,
     data_root: options.DataRoot = None,
     as_json: options.Json = False,

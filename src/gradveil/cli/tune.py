@@ -71,12 +71,7 @@ def tune_command(
     ] = None,
     study: Annotated[str, typer.Option(help="The study's name in the storage.")] = "gradveil",
     engine: Annotated[str, typer.Option(help="local, or ray: trials on a Ray cluster.")] = "local",
-    ray_address: Annotated[
-        str | None,
-        typer.Option(
-            help="The cluster's address. Default: $RAY_ADDRESS, else one on this machine."
-        ),
-    ] = None,
+    ray_address: options.RayAddress = None,
     image_size: options.ImageSize = None,
     data_root: options.DataRoot = None,
     as_json: options.Json = False,
