@@ -17,6 +17,7 @@ from gradveil.papers.claims import (
     decide_all,
     decide_infeasible,
     decide_loss,
+    decide_search,
     together,
 )
 from gradveil.papers.experiments import Size
@@ -24,6 +25,7 @@ from gradveil.papers.queue import make_parts
 from gradveil.papers.records import Records
 from gradveil.papers.summaries import correlation_table, correlations, lowest, overlap
 from gradveil.papers.switches import VARIANTS
+from gradveil.search.confirm import Comparison
 
 
 @pytest.mark.parametrize(
@@ -51,6 +53,22 @@ def test_verdicts_of_parts_are_joined() -> None:
     assert together([UNTOLD, MISSING]) == f"{UNTOLD}, so far"
     assert together([HOLDS, MISSING]) == f"{HOLDS}, so far"
     assert together([MISSING]) == MISSING and together([]) == MISSING
+
+
+@pytest.mark.parametrize(
+    ("less", "more", "verdict"),
+    [
+        ((0.001, 0.002), (1.0, 1.0), HOLDS),
+        ((0.001, 0.02), (1.0, 0.9), IN_PART),  # 0.02 is too much of two tests in two directions
+        ((0.3, 0.2), (0.7, 0.8), UNTOLD),
+        ((0.001, 1.0), (1.0, 0.001), FAILS),
+    ],
+)
+def test_a_search_is_judged_against_none_and_against_random_policies(
+    less: tuple[float, float], more: tuple[float, float], verdict: str
+) -> None:
+    tests = [Comparison("lineup", 64, 0.1, 0.2, *p) for p in zip(less, more, strict=True)]
+    assert decide_search(tests) == verdict
 
 
 def test_a_loss_of_accuracy_is_decided_over_trainings_or_test_images() -> None:

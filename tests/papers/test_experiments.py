@@ -18,7 +18,11 @@ from gradveil.papers.experiments import HYBRID, Entry, Experiment, Size
 from gradveil.papers.networks import with_constants
 from gradveil.papers.precode import GRID
 from gradveil.papers.published import SOURCES, figure, published, table_rows
+from gradveil.papers.queue import make_parts
+from gradveil.papers.records import Records
+from gradveil.papers.searched import Searched
 from gradveil.papers.switches import AS_PUBLISHED, CHOICES, OURS, VARIANTS, Switches, switched
+from gradveil.papers.tables import compare
 
 WHOLE = Size()
 SECTION_8 = [*(f"exp{number}" for number in range(1, 11)), "ext1", "ext2"]
@@ -197,3 +201,35 @@ def test_a_gradient_defense_meets_its_breaker_raced() -> None:
         if entry.row == "prune:0.95" and isinstance(entry.cell, Audited)
     ]
     assert found == ["adam-cosine", "raced+masked"]
+
+
+def test_a_search_is_confirmed_on_images_that_no_score_has_seen(tmp_path: Path) -> None:
+    found = {entry.row: entry.cell for entry in entries(EXPERIMENTS["searches"], OURS)}
+    workspace = Workspace(tmp_path)
+    published = found["S_pri, as published"]
+    assert isinstance(published, Searched)
+    job = published.job(workspace)
+    assert (job.score, job.race, job.images, job.trials, job.audit_images) == (
+        *("privacy", False, 100, 1_500, 64),
+    )
+    ours = found["the probe"]
+    assert isinstance(ours, Searched) and ours.job(workspace).race
+    assert ours.training.key == published.training.key  # trained once
+
+
+@pytest.mark.slow
+def test_a_quick_search_is_measured_kept_and_read_back(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path / "work", tmp_path / "no-data")
+    records = Records((tmp_path / "records",))
+    parts = make_parts([EXPERIMENTS["searches"]], {"ours": OURS}, Size(quick=True), workspace)
+    chosen = parts[0].entries[1].cell
+    assert isinstance(chosen, Searched)
+    chosen.training.run(workspace)
+    records.write(chosen, workspace, chosen.measure(workspace), 1.0)
+    found = records.confirmed(chosen)
+    assert {*found} == {"semi-trained", "untrained"}
+    assert {*found["untrained"]} >= {"none", "random", "single"}
+    head, body = compare({"ours": parts[0]}, records)
+    rows = [row for row in body if row[0] == parts[0].entries[1].row]
+    assert len(rows) == sum(map(len, found.values())) and all(len(row) == len(head) for row in rows)
+    assert str(tmp_path) not in (tmp_path / "records").joinpath(chosen.key, "cell.json").read_text()

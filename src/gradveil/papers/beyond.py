@@ -1,4 +1,4 @@
-"""Experiments beyond the papers: leakage during training, and of clients as they really train."""
+"""Experiments beyond the papers: leakage during training, of real clients, and after a search."""
 
 from dataclasses import dataclass, replace
 
@@ -14,7 +14,9 @@ from gradveil.papers.experiments import (
     Setting,
     Size,
     audit,
+    semi_trained,
 )
+from gradveil.papers.searched import Searched
 from gradveil.papers.switches import Switches
 
 EARLY = 4  # epochs: those of the stages, at the same rate and with the same draws as of 60
@@ -101,3 +103,21 @@ class RealClients(Ours):
                         if not (batch == 1 and train_mode):  # no statistics of one image
                             found.append(Entry(row, cell))
         return tuple(found)
+
+
+@dataclass(frozen=True)
+class Searches(Ours):
+    """Searches by the published score and by ours, each with the audits that confirm it."""
+
+    small_lr: float = 0.01  # of lenet: the published rate is that of the residual network
+
+    def entries(self, switches: Switches, size: Size) -> tuple[Entry, ...]:
+        large = semi_trained("cifar100", switches)
+        small = replace(semi_trained("fashion-mnist", switches, model="lenet"), lr=self.small_lr)
+        images = size.count(switches)
+        cells = {
+            "S_pri, as published": Searched(large, "privacy", 100, images),
+            "the probe": Searched(large, images=images),
+            "the probe, Fashion-MNIST, lenet": Searched(small, images=images),
+        }
+        return tuple(Entry(row, cell) for row, cell in cells.items())

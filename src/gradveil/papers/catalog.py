@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from gradveil.core.errors import unknown
-from gradveil.papers.beyond import OverTraining, RealClients
+from gradveil.papers.beyond import OverTraining, RealClients, Searches
 from gradveil.papers.experiments import (
     BEYOND,
     HYBRID,
@@ -217,6 +217,12 @@ EXPERIMENTS: dict[str, Experiment] = {
             (PRECODE,),
             "k does not matter; beta = 0.1 and more than one module cost accuracy.",
             "Accuracies differ by at most 1 point over k, and fall at beta = 0.1 and with modules.",
+        ),
+        Searches(
+            "searches",
+            (BEYOND,),
+            "A search finds policies that leak less than none and than random policies.",
+            "On the semi-trained model the policy found has fewer images with rank 1 than both.",
         ),
         OverTraining(
             "over-training",

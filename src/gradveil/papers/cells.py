@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from gradveil.attacks import find
 from gradveil.audits.job import AuditJob, Case, slug
@@ -34,6 +34,9 @@ from gradveil.papers.costs import (
 )
 from gradveil.papers.networks import OF_DATA, with_constants
 from gradveil.training.job import FINAL, Recipe, TrainingJob, step_path
+
+if TYPE_CHECKING:
+    from gradveil.audits.results import CaseResult
 
 STAGES = (0, 1, 10, 50, 500)
 """Steps of a training whose weights are attacked on the way."""
@@ -283,6 +286,20 @@ class Trained(Cell):
         }
 
 
+def keep_file(path: Path, source: Path, workspace: Workspace, target: Path) -> None:
+    """Copy a settings file; a checkpoint is named by its path below the folder of work."""
+    text = path.read_bytes().replace(f'"{workspace.work}/'.encode(), b'"')
+    write_bytes(target / path.relative_to(source), text)
+
+
+def keep_case(case: "CaseResult", source: Path, workspace: Workspace, target: Path) -> None:
+    """Copy an audit of the folder `source` to the folder of records, its records packed."""
+    for path in (case.out / SETTINGS, case.out / MODEL):
+        keep_file(path, source, workspace, target)
+    packed = gzip.compress((case.out / RECORDS).read_bytes(), mtime=0)
+    write_bytes(target / case.out.relative_to(source) / PACKED, packed)
+
+
 @dataclass(frozen=True)
 class Audited(Cell):
     """An attack on victims of a model, under a defense, with its controls.
@@ -375,12 +392,8 @@ class Audited(Cell):
 
         source = workspace.folder(self)
         (case,) = AuditResult.read(source).cases
-        for path in (source / SETTINGS, case.out / SETTINGS, case.out / MODEL):
-            # A checkpoint is named by its path below the folder of work, the same on any machine.
-            text = path.read_bytes().replace(f'"{workspace.work}/'.encode(), b'"')
-            write_bytes(target / path.relative_to(source), text)
-        packed = gzip.compress((case.out / RECORDS).read_bytes(), mtime=0)
-        write_bytes(target / case.out.name / PACKED, packed)
+        keep_file(source / SETTINGS, source, workspace, target)
+        keep_case(case, source, workspace, target)
         if self.grid:
             from gradveil.report.pictures import draw_grid
 

@@ -26,6 +26,7 @@ from gradveil.papers.precode import (
 from gradveil.papers.published import claim, published
 from gradveil.papers.queue import Part
 from gradveil.papers.records import Records
+from gradveil.papers.searched import Searched
 from gradveil.papers.summaries import correlation_table, lowest, overlap
 from gradveil.papers.tables import (
     accuracies,
@@ -34,8 +35,11 @@ from gradveil.papers.tables import (
     attacks_of,
     count_tested,
     rank_one,
+    rank_tests,
     rows_of,
 )
+from gradveil.search.confirm import Comparison
+from gradveil.search.job import SEMI_TRAINED
 from gradveil.stats import clopper_pearson, difference, mean_interval, summary
 
 HOLDS, IN_PART, FAILS = "holds", "holds in part", "does not hold"
@@ -43,6 +47,7 @@ UNTOLD, MISSING = "cannot be told at this n", "not measured yet"
 SO_FAR = ", so far"
 INFEASIBLE = 0.10  # the largest share of images with rank 1 that "infeasible" allows
 POINT = 0.01  # of accuracy: what "almost nothing" allows
+TEST = 0.05 / 4  # level of each of a search's two tests in two directions
 SOME = 3  # of the paper's five best transformations: "in part"
 
 
@@ -329,6 +334,39 @@ def best_defense(evidence: Evidence) -> Decision:
     return Decision("defenses", table.claim, together(verdicts), text)
 
 
+def decide_search(tests: Sequence[Comparison]) -> str:
+    """Decide on a search's policy by two tests, against none and random, in both directions.
+
+    It holds where both show that it leaks less. It does not where one shows that it leaks more.
+    """
+    if any(test.more < TEST for test in tests):
+        return FAILS
+    less = [test.less < TEST for test in tests]
+    return HOLDS if all(less) else IN_PART if any(less) else UNTOLD
+
+
+def search_finds(evidence: Evidence) -> Decision:
+    """Decide whether the policies of searches leak less than none and than random, by rank 1."""
+    experiment = EXPERIMENTS["searches"]
+    part = evidence.parts.get((experiment.id, "ours"))
+    verdicts, figures = [], []
+    for entry in () if part is None else part.entries:
+        assert isinstance(entry.cell, Searched)
+        rows = evidence.records.confirmed(entry.cell).get(SEMI_TRAINED)
+        if rows is None:
+            verdicts.append(MISSING)
+            continue
+        name = "hybrid" if "hybrid" in rows else "single"
+        tests = rank_tests(rows, name)
+        verdicts.append(decide_search([*tests.values()]))
+        told = ", ".join(
+            f"{other} {test.theirs:.0%} (p = {test.less:.2g})" for other, test in tests.items()
+        )
+        ours = tests["none"].ours
+        figures.append(f"{entry.row}: `{rows[name].defense}` {ours:.0%} with rank 1, {told}")
+    return Decision("searches", experiment.claim, together(verdicts), "; ".join(figures))
+
+
 def precode_protects(evidence: Evidence, way: str) -> Decision:
     """Decide whether PRECODE makes attacks infeasible: the plain one, or its breakers too."""
     experiment = EXPERIMENTS["precode-rec"]
@@ -404,6 +442,7 @@ def decide_all(parts: Sequence[Part], records: Records) -> list[Decision]:
         score_foretells(evidence),
         later_rise(evidence),
         best_defense(evidence),
+        search_finds(evidence),
         protects(evidence, ("table5",), "extension 1", EXPERIMENTS["table5"].claim),
         best_transformations(evidence, "ext2", "extension 2", 3),
         costs_nothing(evidence, "PRECODE's accuracy", accuracy.claim, pairs),

@@ -302,9 +302,11 @@ class Pictures(Experiment):
         return tuple(found)
 
 
-def semi_trained(data: str, switches: Switches, fraction: float = 0.1) -> Training:
+def semi_trained(
+    data: str, switches: Switches, fraction: float = 0.1, model: str = "resnet20-4"
+) -> Training:
     """Return the model of the scores: 10% of the training images, 50 epochs."""
-    full = Setting(data, "resnet20-4").training(NONE, switches, epochs=50)
+    full = Setting(data, model).training(NONE, switches, epochs=50)
     return replace(full, fraction=fraction)
 
 

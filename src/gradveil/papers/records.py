@@ -30,6 +30,8 @@ from gradveil.core.job_folder import PARTS
 from gradveil.core.locks import held
 from gradveil.engine.device import find_device
 from gradveil.papers.cells import PACKED, Audited, Cell, Workspace
+from gradveil.papers.searched import Searched
+from gradveil.search.confirm import CONFIRM
 
 COMMITTED = Path("benchmarks") / "results" / "reproduce"
 """Where records lie in the repository."""
@@ -67,10 +69,23 @@ class Records:
     def case(self, cell: Audited) -> CaseResult | None:
         """Return the audit of a cell; None where it is not done."""
         result = self.result(cell)
-        for folder in self.folders:
-            if result is not None and (folder / cell.key / CELL).is_file():
-                return read_case(folder / cell.key / str(result["case"]))
-        return None
+        return None if result is None else read_case(self._folder(cell) / str(result["case"]))
+
+    def confirmed(self, cell: Searched) -> dict[str, dict[str, CaseResult]]:
+        """Return the audits of a search by model and row; empty where it is not done."""
+        result = self.result(cell)
+        if result is None:
+            return {}
+        folder = self._folder(cell) / CONFIRM
+        return {
+            str(model): {str(row): read_case(folder / f"{model}-{row}") for row in rows}
+            for model, rows in result["cases"].items()
+        }
+
+    def _folder(self, cell: Cell) -> Path:
+        """Return the folder of a cell that is done."""
+        folders = (folder / cell.key for folder in self.folders)
+        return next(folder for folder in folders if (folder / CELL).is_file())
 
     def write(
         self, cell: Cell, workspace: Workspace, result: dict[str, Any], seconds: float

@@ -4,14 +4,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from gradveil.audits.records import Record
-from gradveil.audits.results import Row, make_row
+from gradveil.audits.results import CaseResult, Row, make_row
 from gradveil.papers.cells import Audited, Trained
 from gradveil.papers.experiments import STANDARD, STRONGEST, Entry, PolicyTable
 from gradveil.papers.measurements import Correlated, Layers, Lines, Singles
 from gradveil.papers.published import SOURCES, figure
 from gradveil.papers.queue import Part
 from gradveil.papers.records import Records
+from gradveil.papers.searched import Searched
 from gradveil.papers.summaries import measurement_lines
+from gradveil.search.confirm import AGAINST, Comparison, confirmation
+from gradveil.search.confirm import compare as compare_audits
 from gradveil.stats import clopper_pearson
 
 APART = 10**9  # between the numbers of images of two cells that are pooled
@@ -74,6 +77,8 @@ def compare(ways: Mapping[str, Part], records: Records) -> tuple[list[str], list
     part = next(iter(ways.values()))
     if any(isinstance(e.cell, Lines | Layers | Singles | Correlated) for e in part.entries):
         return _compare_measurements(ways, records)
+    if any(isinstance(e.cell, Searched) for e in part.entries):
+        return _compare_searches(part, records)
     return _compare_rows(ways, records)
 
 
@@ -158,3 +163,36 @@ def _compare_measurements(
         for entry in part.entries:
             body += [[_way(way), *line] for line in measurement_lines(entry, records)]
     return ["way", "quantity", "value"], body
+
+
+SEARCHED = ["search", "model", "policy", "PSNR dB, SSIM, n", "line-up", "p of fewer, of more"]
+
+
+def _compare_searches(part: Part, records: Records) -> tuple[list[str], list[list[str]]]:
+    """Return a row for each audit of a search, with the tests of its policies against others."""
+    body = []
+    for entry in part.entries:
+        assert isinstance(entry.cell, Searched)
+        for model, rows in records.confirmed(entry.cell).items():
+            for name, case in rows.items():
+                row = next(r for r in case.rows if (r.kind, r.truth) == ("attack", "used"))
+                tests = {} if name in AGAINST else rank_tests(rows, name)
+                told = "; ".join(
+                    f"{other}: {test.less:.2g}, {test.more:.2g}" for other, test in tests.items()
+                )
+                wide = "" if row.psnr.std is None else f" ± {row.psnr.std:.2f}"
+                like = "-" if row.ssim.mean is None else f"{row.ssim.mean:.2f}"
+                level = "-" if row.psnr.mean is None else f"{row.psnr.mean:.2f}{wide}"
+                defense = name if name in AGAINST else case.defense
+                figures = [f"{level}, {like}, {row.n}", rank_one(row)]
+                body.append([entry.row, model, defense, *figures, told])
+    return SEARCHED, body
+
+
+def rank_tests(rows: Mapping[str, CaseResult], name: str) -> dict[str, Comparison]:
+    """Compare rank 1 of a search's policy with that of none and of random policies."""
+    found = {}
+    for other in AGAINST:
+        both = compare_audits(confirmation(rows[name]), confirmation(rows[other]))
+        found[other] = next(test for test in both if test.measure == "lineup")
+    return found

@@ -159,7 +159,11 @@ def _confirmation(found: Mapping[str, CaseResult], model: str, row: str) -> Conf
     name = f"{model}-{row}"
     if name not in found:
         raise GradveilError(f"the audit of {name} is missing")
-    case = found[name]
+    return confirmation(found[name])
+
+
+def confirmation(case: CaseResult) -> Confirmation:
+    """Return what the audit of one defense of a search says."""
     return Confirmation(
         next(iter(case.settings["attacks"])),
         case.defense,
