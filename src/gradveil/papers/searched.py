@@ -69,12 +69,12 @@ class Searched(Cell):
 
     def job(self, workspace: Workspace) -> SearchJob:
         """Return the job that searches."""
-        make = SearchJob.as_published if self.score == "privacy" else SearchJob
-        race = {} if self.score == "privacy" else {"race": True}
-        return make(
+        return SearchJob(
             data=self.training.data,
             model=self.training.network,
             checkpoint=self.training.checkpoint(workspace),
+            score=self.score,
+            race=self.score == "probe",  # the published search has none
             trials=self.trials,
             keep=self.keep_best,
             threshold=self.threshold,
@@ -84,7 +84,6 @@ class Searched(Cell):
             audit_steps=self.steps,
             image_size=self.training.image_size,
             seed=self.seed,
-            **race,
         )
 
     def measure(self, workspace: Workspace) -> dict[str, Any]:
