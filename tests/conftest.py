@@ -8,11 +8,13 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Callable, Iterator
+from functools import cache
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 PRELOADED = [
     *("gradveil.search.run", "gradveil.search.study", "gradveil.training.lightning"),
@@ -21,6 +23,7 @@ PRELOADED = [
 PRELUDE = """
 import os, sys, warnings
 import torch
+os.environ.clear()  # the server keeps the variables of the test that started it
 os.environ.update(environment)
 torch.set_num_threads(1)
 warnings.simplefilter(warned)
@@ -39,6 +42,27 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         import torch  # slow to import: workers would start later
 
         torch.set_num_threads(1)
+
+
+class Scheduler(LoadScopeScheduling):
+    """Modules go to the workers whole; those that start processes go to one worker, together.
+
+    So the server that starts their processes imports the package once, and not in every worker.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:  # what pytest-xdist tells schedulers to override
+        module = nodeid.partition("::")[0]
+        return "processes" if starts_processes(self.config.rootpath / module) else module
+
+
+@cache
+def starts_processes(module: Path) -> bool:
+    return "start_process" in module.read_text()
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling | None:
+    return Scheduler(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -5,6 +5,7 @@ import io
 import multiprocessing
 import os
 from collections.abc import Callable
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -151,28 +152,26 @@ def test_a_cache_that_is_a_file_is_one_line(photos: Path, cache: Path) -> None:
         load(str(photos))
 
 
-def build(photos: str, environment: dict[str, str], gate: Any, results: Any) -> None:
-    # The server of forked processes keeps the variables of the test that started it.
-    os.environ.clear()
-    os.environ.update(environment)
-    gate.wait(30)
-    results.put(load(photos).images.sum().item())
+BUILD = """
+from gradveil.data import load
+
+photos, gate, sums = arguments
+gate.wait(60)
+sums.put(load(photos).images.sum().item())
+"""
 
 
-def test_two_processes_that_build_at_once_are_both_right(photos: Path, cache: Path) -> None:
+def test_two_processes_that_build_at_once_are_both_right(
+    photos: Path, cache: Path, start_process: Callable[..., BaseProcess]
+) -> None:
     context = multiprocessing.get_context("forkserver")
-    gate, results = context.Barrier(2), context.Queue()
-    workers = [
-        context.Process(target=build, args=(str(photos), dict(os.environ), gate, results))
-        for _ in range(2)
-    ]
-    for worker in workers:
-        worker.start()
-    sums = {results.get(timeout=60) for _ in workers}
+    gate, sums = context.Barrier(2), context.Queue()
+    workers = [start_process(BUILD, str(photos), gate, sums) for _ in range(2)]
+    found = {sums.get(timeout=60) for _ in workers}
     for worker in workers:
         worker.join(60)
     assert [worker.exitcode for worker in workers] == [0, 0]
-    assert sums == {load(str(photos)).images.sum().item()} and len(stamps(cache)) == 3
+    assert found == {load(str(photos)).images.sum().item()} and len(stamps(cache)) == 3
 
 
 def test_the_cache_folder_follows_the_variables(

@@ -1,15 +1,13 @@
 """Runs the command line many times from one process that has imported everything already.
 
-Each line of JSON on the standard input asks for one run, and is answered by one line: the run's
-status, what it wrote to both streams, its seconds of processor time and the most memory it took.
-Each run is a fork.
+Each message asks for one run, and is answered by one: the run's status, what it wrote to both
+streams, its seconds of processor time and the most memory it took. Each run is a fork.
 """
 
 import contextlib
 import gc
 import importlib
 import io
-import json
 import os
 import resource
 import signal
@@ -18,10 +16,10 @@ import tempfile
 import time
 import traceback
 import warnings
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from breaking import STAND_INS
 
 HEAVY = (
@@ -38,19 +36,16 @@ GROWTH = 2 << 30  # bytes of memory a run may take more than this process has
 KEPT = 1 << 20  # bytes of a stream that are answered
 
 
-def serve() -> None:
-    import torch
-
-    torch.set_num_threads(1)
+def serve(messages: Connection) -> None:
+    """Answer each message, until the other end is closed."""
     for name in HEAVY:
         importlib.import_module(name)
-    answers = os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     importlib.import_module("gradveil.cli").run(["policy", "show", "3"])  # typer's own imports
     gc.freeze()  # or every fork copies the memory that the collector touches
-    print(json.dumps({"ready": True}), file=answers, flush=True)
-    for line in sys.stdin:
-        print(json.dumps(run(json.loads(line))), file=answers, flush=True)
+    with contextlib.suppress(EOFError):
+        while True:
+            messages.send(run(messages.recv()))
 
 
 def run(asked: dict[str, Any]) -> dict[str, Any]:
@@ -162,7 +157,3 @@ def program(arguments: list[str]) -> int:
     with contextlib.suppress(Exception):
         sys.stderr.flush()
     return status
-
-
-if __name__ == "__main__":
-    serve()

@@ -6,12 +6,15 @@ folder leaves it as it is. Runs are forks of a process that has imported everyth
 
 import hashlib
 import json
+import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +56,7 @@ class Ended:
 class Program:
     """The command line, in a folder of its own."""
 
-    process: "subprocess.Popen[str]"
+    server: Connection
     folder: Path
     runs: int = 0
     seen: dict[int, int] = field(default_factory=dict)
@@ -77,10 +80,8 @@ class Program:
             "job": job,
             "environment": {"GRADVEIL_CACHE": str(self.folder.parent / "cache")},
         }
-        assert self.process.stdin is not None and self.process.stdout is not None
-        self.process.stdin.write(json.dumps(asked) + "\n")
-        self.process.stdin.flush()
-        found = json.loads(self.process.stdout.readline())
+        self.server.send(asked)
+        found = self.server.recv()
         for stream in ("shown", "said"):
             found[stream] = found[stream].encode("latin1").decode(errors="replace")
         ended = Ended(**found)
@@ -102,23 +103,24 @@ def remove(path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
+def program(
+    tmp_path_factory: pytest.TempPathFactory, start_process: Callable[..., BaseProcess]
+) -> Iterator[Program]:
     folder = tmp_path_factory.mktemp("fuzz") / "work"
     folder.mkdir()
-    environment = os.environ | {"COLUMNS": "100", "OMP_NUM_THREADS": "1", "TERM": "xterm"}
-    environment |= {"XDG_DATA_HOME": str(folder / "no-data")}
-    environment.pop("GRADVEIL_DATA", None)
-    with subprocess.Popen(
-        [sys.executable, Path(__file__).with_name("server.py")],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env=environment,
-    ) as process:
-        assert process.stdout is not None and "ready" in process.stdout.readline()
-        yield Program(process, folder)
-        assert process.stdin is not None
-        process.stdin.close()
+    ours, theirs = multiprocessing.Pipe()
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("COLUMNS", "100"), ("TERM", "xterm")):
+            patch.setenv(name, value)
+        patch.setenv("XDG_DATA_HOME", str(folder / "no-data"))
+        patch.delenv("GRADVEIL_DATA", raising=False)
+        code = "from fuzz import server\nserver.serve(*arguments)"
+        process = start_process(code, theirs, warned="ignore")
+    theirs.close()  # a server that ends is an error here, and not waited for
+    yield Program(ours, folder)
+    ours.close()
+    process.join(60)
+    assert process.exitcode == 0
 
 
 @pytest.fixture(scope="module")

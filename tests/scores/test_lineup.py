@@ -19,9 +19,9 @@ from gradveil.scores.lineup import (
     replay,
 )
 
-TRIALS = 2_000
 SIZE = 20
-AT_ONCE = 10  # trials that are compared in one call
+AT_ONCE = 4  # trials that are compared in one call
+POLICY = "3-1-7+43-18-18"
 
 
 @pytest.fixture(scope="module")
@@ -58,18 +58,23 @@ def beside(images: Images, victim: int, rng: Generator) -> tuple[Tensor, int]:
     return candidates, int((order == SIZE - 1).nonzero()[0, 0])
 
 
-@pytest.fixture(scope="module", params=["none", "3-1-7+43-18-18"])
-def wins(request: pytest.FixtureRequest, small: Images) -> dict[str, int]:
-    """How often the true picture has rank 1 when each guess stands for the reconstruction.
+@pytest.fixture(
+    scope="module",
+    params=[("none", 1_000), (POLICY, 1_000), pytest.param((POLICY, 4_000), marks=pytest.mark.slow)],
+    ids=lambda param: f"{param[0]}-{param[1]}",
+)
+def wins(request: pytest.FixtureRequest, small: Images) -> tuple[dict[str, int], int]:
+    """How often the true picture has rank 1 when each guess stands for it, and of how many trials.
 
     A guess may know the other pictures, the victim's class and its draws, but not its picture. All
     guesses are taken through the draws at once, and compared with the candidates of several trials
     (of which only their own count): it is quicker.
     """
-    rng, defense = generator(0, "rate"), parse(request.param)
+    (text, trials), rng = request.param, generator(0, "rate")
+    defense = parse(text)
     flat = torch.full((1, 1, 12, 12), 0.4)
     guesses, line_ups, where = [], [], []
-    for trial in range(TRIALS):
+    for trial in range(trials):
         victim = trial % len(small.images)
         candidates, true = beside(small, victim, rng)
         mine = small.images[[victim]].float() / 255
@@ -83,23 +88,23 @@ def wins(request: pytest.FixtureRequest, small: Images) -> dict[str, int]:
         line_ups.append(shown[:SIZE])
         where.append(true)
     won, lots = dict.fromkeys(GUESSES, 0), generator(0, "lots")
-    for start in range(0, TRIALS, AT_ONCE):
+    for start in range(0, trials, AT_ONCE):
         some = slice(start, start + AT_ONCE)
         every = likeness_each(torch.cat(guesses[some]), torch.cat(line_ups[some]))
         each = every.view(AT_ONCE, len(GUESSES), AT_ONCE, SIZE)
         for number, true in enumerate(where[some]):
             for guess, alike in zip(GUESSES, each[number, :, number], strict=True):
                 won[guess] += rank_among(alike, true, lots) == 1
-    return won
+    return won, trials
 
 
 @pytest.mark.parametrize("guess", GUESSES)
 def test_what_does_not_depend_on_the_picture_wins_no_more_than_one_in_n(
-    guess: str, wins: dict[str, int]
+    guess: str, wins: tuple[dict[str, int], int]
 ) -> None:
     """Twelve tests at 1 in 1,000 each: a right line-up fails one of them in 1.2% of seeds."""
-    found = wins[guess]
-    assert binomtest(found, TRIALS, 1 / SIZE, alternative="greater").pvalue > 1e-3, found / TRIALS
+    found, trials = wins[0][guess], wins[1]
+    assert binomtest(found, trials, 1 / SIZE, alternative="greater").pvalue > 1e-3, found / trials
 
 
 def test_the_rank_is_that_by_the_likeness_of_the_best_reconstruction(small: Images) -> None:
@@ -114,7 +119,7 @@ def test_the_rank_is_that_by_the_likeness_of_the_best_reconstruction(small: Imag
 
 
 def test_every_candidate_goes_through_the_draws_of_the_victim(small: Images) -> None:
-    defense = parse("3-1-7+43-18-18")
+    defense = parse(POLICY)
     batch = Batch(small.images[:3].float() / 255, small.labels[:3])
     draws = defense.reveal(batch.images, generator(4, "draw"))
     used = defense.protect_batch(batch, generator(4, "draw")).images

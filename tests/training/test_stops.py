@@ -5,12 +5,11 @@ import errno
 import importlib
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from gradveil.defenses import parse
 from gradveil.training import Recipe, TrainingJob, TrainingResult, train
 from gradveil.training import lightning as callbacks
 
+Start = Callable[..., BaseProcess]
 StopAt = Callable[..., None]
 
 
@@ -273,35 +273,31 @@ def test_a_damaged_point_to_go_on_from_is_told(
 FED_BACK = "prune-feedback:0.99,then,gaussian:1e-3"
 ARGUMENTS = (
     "train --data fashion-mnist-mini --model lenet --epochs 4 --lr 0.02 --fraction 0.2 "
-    f"--batch-size 50 --seed 5 --save-at 0,30 --device cpu --defense {FED_BACK}"
+    f"--batch-size 50 --seed 5 --save-at 0,30 --device cpu --json --defense {FED_BACK}"
 )
 
 
-def stopped(out: Path, how: signal.Signals) -> tuple[int, str, str]:
+def stopped(start: Start, folder: Path, how: signal.Signals) -> tuple[int, str, str]:
     """Run the command until another epoch's line is in metrics.csv, then send the signal."""
-    before = len(metrics(out)) if (out / "metrics.csv").exists() else 0
-    words = f"{ARGUMENTS} --out {out} --json".split()
-    command = [sys.executable, "-m", "gradveil", *words]
-    with subprocess.Popen(
-        command,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    ) as process:
-        deadline = time.monotonic() + 60
-        while not (out / "metrics.csv").exists() or len(metrics(out)) <= before:
-            assert process.poll() is None and time.monotonic() < deadline, (
-                "it ended, or never came to an epoch"
-            )
-            time.sleep(0.005)
-        process.send_signal(how)
-        shown, said = process.communicate(timeout=60)
-    return process.returncode, shown, said
+    table, log = folder / "run" / "metrics.csv", folder / "log"
+    before = len(metrics(table.parent)) if table.exists() else 0
+    code = "import breaking\nbreaking.run(*arguments)"
+    process = start(code, "whole", 0, [*ARGUMENTS.split(), "--out", "run"], log, folder)
+    deadline = time.monotonic() + 60
+    while not table.exists() or len(metrics(table.parent)) <= before:
+        assert process.is_alive() and time.monotonic() < deadline, (
+            "it ended, or never came to an epoch"
+        )
+        time.sleep(0.005)
+    assert process.pid is not None
+    os.kill(process.pid, how)
+    process.join(60)
+    assert process.exitcode is not None
+    return process.exitcode, (log / "out").read_text(), (log / "err").read_text()
 
 
 def test_killed_and_interrupted_while_it_feeds_back_it_gives_the_weights_and_metrics_of_one_run(
-    tmp_path: Path,
+    tmp_path: Path, start_process: Start
 ) -> None:
     recipe = Recipe(epochs=4, lr=0.02, batch_size=50)
     job = TrainingJob(
@@ -315,9 +311,9 @@ def test_killed_and_interrupted_while_it_feeds_back_it_gives_the_weights_and_met
     )
     whole: TrainingResult = train(job, tmp_path / "whole", device="cpu", progress=False)
 
-    status, shown, _ = stopped(tmp_path / "run", signal.SIGKILL)
+    status, shown, _ = stopped(start_process, tmp_path, signal.SIGKILL)
     assert status == -signal.SIGKILL and not shown
-    status, shown, said = stopped(tmp_path / "run", signal.SIGINT)
+    status, shown, said = stopped(start_process, tmp_path, signal.SIGINT)
     assert status == 130 and not shown
     assert [line for line in said.splitlines() if not line.startswith("training ")] == [
         "error: stopped; run the same command again to go on"

@@ -6,7 +6,7 @@ import re
 import sys
 import traceback
 import warnings
-from functools import partial
+from functools import cache, partial
 from typing import Annotated, Any
 
 import typer
@@ -136,9 +136,8 @@ def run(arguments: list[str] | None = None) -> int:
         if not given and COMPLETES not in os.environ:
             print_line(START)
             return 0
-        command = _strict(typer.main.get_command(app))
         words = [word for word in given if word != DEBUG]
-        status = command(words, prog_name=app.info.name, standalone_mode=False)
+        status = _command()(words, prog_name=app.info.name, standalone_mode=False)
         if status == INTERRUPTED:  # what typer makes of KeyboardInterrupt
             raise KeyboardInterrupt
         if sys.stdout is not None:
@@ -160,6 +159,12 @@ def run(arguments: list[str] | None = None) -> int:
             line = shortened(" ".join(message.split()), LONGEST)
             print_line(f"error: {printable(line)}", error=True)
         return status
+
+
+@cache
+def _command() -> Any:
+    """Return all commands; to make them takes longer than most of them take to refuse a value."""
+    return _strict(typer.main.get_command(app))
 
 
 def _strict(command: Any) -> Any:

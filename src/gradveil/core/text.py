@@ -16,6 +16,8 @@ def printable(text: str) -> str:
     A terminal would obey some of them: they move the cursor, change the window's title or reverse
     the direction of writing. Line ends are kept.
     """
+    if text.replace("\n", "").isprintable():  # nearly always, and much quicker than by letters
+        return text
     return "".join(
         letter if letter == "\n" or letter.isprintable() else _escaped(letter) for letter in text
     )

@@ -8,6 +8,7 @@ picture is picked out in 1 of N line-ups, N being the number of candidates.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 import torch.nn.functional as F
@@ -69,14 +70,14 @@ def draw_victims(labels: Tensor, count: int, allowed: Tensor, seed: int) -> Tens
     `allowed` says which images of the split may be drawn; there must be `count` of them.
     """
     rng = generator(seed, "victims")
-    members: list[Tensor] = []
+    members: list[list[int]] = []
     for label in labels[allowed].unique().tolist():
         there = ((labels == label) & allowed).nonzero().flatten()
-        members.append(there[torch.randperm(len(there), generator=rng)])
+        members.append(there[torch.randperm(len(there), generator=rng)].tolist())
     order = torch.randperm(len(members), generator=rng).tolist()
     deepest = max(map(len, members), default=0)
     rounds = (members[k][r] for r in range(deepest) for k in order if r < len(members[k]))
-    found = torch.stack([image for image, _ in zip(rounds, range(count), strict=False)])
+    found = torch.tensor(list(islice(rounds, count)))
     if len(found) < count:
         raise GradveilError(f"{count} images to attack: there are {len(found)}")
     return found[torch.randperm(count, generator=rng)]
