@@ -112,7 +112,28 @@ def _add_experiment() -> None:
     catalog.EXPERIMENTS["small"] = Small("small", ("paper",), "a claim", "it agrees")
 
 
-STAND_INS = {"federate": _call_clients_here, "reproduce": _add_experiment}
+def _fix_timing() -> None:
+    """Let an assessment find the same times whenever it is run: they decide how much it does.
+
+    As if a training step took 100 seconds and an iteration of an image one: both make a few. The
+    doctor would tell the seconds of its self-check.
+    """
+    from gradveil.assessment import run
+    from gradveil.audits import timing
+    from gradveil.checks import Finding, doctor
+
+    works = Finding("note", "self-check", "attacks work on this machine", "nothing to do")
+    doctor.self_check = lambda *_: works
+    run.step_seconds = lambda *_: 100.0
+    timing.time_iteration = lambda *_: 1.0
+    timing._tried = lambda *_: False
+
+
+STAND_INS = {
+    "assess": _fix_timing,
+    "federate": _call_clients_here,
+    "reproduce": _add_experiment,
+}
 """What a command gets before it runs, so that it takes a second."""
 
 

@@ -125,7 +125,7 @@ def test_an_assessment_goes_from_the_doctor_to_the_page_and_is_read_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # As if an iteration of an image took a second: attacks then make a few, on any machine.
-    monkeypatch.setattr("gradveil.audits.timing._timed", lambda *_: 1.0)
+    monkeypatch.setattr("gradveil.audits.timing.time_iteration", lambda *_: 1.0)
     monkeypatch.setattr("gradveil.audits.timing._tried", lambda *_: False)
     train, test = toys.split(60, 1, 8, 2, part="train"), toys.split(80, 1, 8, 2, seed=1)
     model = toys.lenet(1, 8, 2).float()

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from rich.table import Table
 
-from gradveil import __version__, cli
-from gradveil.cli import main, run
+from gradveil import __version__, attacks, cli, models
+from gradveil.cli import completion, main, run
 from gradveil.cli.options import say, table
 from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.streams import HANDLER, Messages
+from gradveil.data import catalog
+from gradveil.defenses.registry import REGISTRY
 
 COMMANDS = [
     "train",
@@ -126,6 +128,32 @@ def test_a_shell_can_complete_commands(gradveil: Any, monkeypatch: pytest.Monkey
     monkeypatch.setenv("_TYPER_COMPLETE_ARGS", "gradveil as")
     outcome = gradveil("")
     assert outcome.status == 0 and "assess" in outcome.shown and not outcome.said
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("audit --attack mask", ["masked", "masked-rounds"]),
+        ("assess --defense prune:", ["prune:0.95"]),
+        ("tune --model convn", ["convnet", "convnet-9"]),
+        ("search --data medi", ["medical-mnist"]),
+        ("doctor --attack my_module:", []),
+    ],
+)
+def test_a_shell_can_complete_names(
+    gradveil: Any, monkeypatch: pytest.MonkeyPatch, typed: str, offered: list[str]
+) -> None:
+    monkeypatch.setenv("_GRADVEIL_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", f"gradveil {typed}")
+    monkeypatch.setenv("COMP_CWORD", str(len(typed.split())))
+    assert gradveil("").shown.split() == offered
+
+
+def test_completion_offers_every_name_there_is() -> None:
+    assert ["auto", *attacks.presets.names()] == completion.ATTACKS
+    assert [kind.example for kind in REGISTRY.values()] == completion.DEFENSES
+    assert [*models.names()] == completion.MODELS
+    assert [dataset.name for dataset in catalog()] == completion.DATA_SETS
 
 
 @pytest.mark.parametrize("width", ["80", "200"])

@@ -19,7 +19,7 @@ def run(gradveil: Any, tmp_path: Path) -> Path:  # noqa: ARG001  # it makes the 
 @pytest.mark.usefixtures("run")
 def test_people_get_the_answer_and_the_files(gradveil: Any) -> None:
     outcome = gradveil("report run")
-    assert outcome.status == 0 and outcome.shown.startswith("Without a defense, the attack, dlg,")
+    assert outcome.status == 0 and outcome.shown.startswith("Without a defense, dlg attacked")
     for name in ("index.html", "verdict.json", "audit.csv"):
         assert f"wrote run/{name}" in outcome.shown and Path("run", name).is_file()
 

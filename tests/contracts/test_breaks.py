@@ -43,6 +43,7 @@ COMMANDS = {
     "reproduce": "reproduce small --device cpu --json --records run/records "
     "--archive run/records.tar.gz",
     "tune": f"tune {COMMON} --images 2 --held-out 2 --trials 3 --work 42",
+    "assess": f"assess {COMMON} --images 2 --epochs 1 --defense prune:0.5 --budget 10",
 }
 
 
@@ -215,6 +216,28 @@ def test_broken_at_write_after_write_a_long_job_goes_on_to_the_same_result(
             left.get(kind, set()).discard(passed[kind])
             passed[kind] += 1
     check_same(runner, name, out, how)
+
+
+@pytest.mark.slow
+def test_an_assessment_killed_in_each_of_its_parts_goes_on_to_the_same_result(
+    runner: Runner, tmp_path: Path
+) -> None:
+    """One run, which each time goes on to the next part: a run takes ten seconds."""
+    out = tmp_path / "run"
+    parts = {
+        "named settings.json": 0,
+        "written doctor.json": 0,
+        "named resume.ckpt": 0,  # a training is at its end
+        "named metrics.csv": 0,
+        "half written records.jsonl": 4,
+        "written records.jsonl": 8,
+        "to be named index.html": 0,
+        "written assessment.json": 0,
+    }
+    for kind, number in parts.items():
+        broken = runner("assess", out, "kill", {kind: [number]})
+        check_end(broken, "kill", out, kind)
+    check_same(runner, "assess", out, "each of its parts")
 
 
 @pytest.mark.slow

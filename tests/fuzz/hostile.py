@@ -261,7 +261,9 @@ COMMANDS = {
         | {"--images": ("work", "2"), "--trials": ("work", "1"), "--held-out": ("number", "1")}
         | {"--work": ("number", ""), "--budget": ("number", ""), "--defense": ("defense", "")}
         | {"--public": ("data", ""), "--space": ("text", ""), "--storage": ("url", "")}
-        | {"--labels": ("text", ""), "--batch-size": ("number", ""), "--engine": ("text", "")},
+        | {"--labels": ("text", ""), "--batch-size": ("number", ""), "--engine": ("text", "")}
+        | {"--normalize": ("text", ""), "--channels": ("number", "")}
+        | {"--client-optimizer": ("text", "")},
     ),
     "report": Command(
         ("report",),

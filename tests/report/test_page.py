@@ -163,6 +163,13 @@ def test_the_answer_has_the_figures_of_the_records(five: Path) -> None:
     assert first in parsed.texts and second in parsed.texts
 
 
+def test_defenses_that_leak_no_less_are_not_said_to_leak_least(tmp_path: Path) -> None:
+    leaking = {"none": {"dlg": 8}, "prune:0.9": {"dlg": 8}, "3-1-7": {"dlg": 9}}
+    run = make_audit(tmp_path / "run", leaking, 16)
+    second = make_answer(AuditResult.read(run)).sentences[1]
+    assert second.startswith("None of 2 defenses leaked less; under prune:0.9 it was 8 of 16 (")
+
+
 def test_a_defense_is_judged_by_its_worst_step(tmp_path: Path) -> None:
     run = make_audit(
         tmp_path / "run", {"none": {"dlg": 8}, "prune:0.9": {"dlg": 6}}, steps=("0", "400")

@@ -237,6 +237,18 @@ def test_public_images_take_the_labels_of_the_data_by_the_names_of_their_classes
     assert torch.equal(setup.pool.labels, 9 - POOL.labels[: len(setup.pool)])
 
 
+def test_a_model_of_a_user_is_tuned_behind_its_normalization_on_images_it_can_take() -> None:
+    model = gv.normalized("breaking:linear", 0.5, 0.25)
+    assert isinstance(model, gv.models.NormalizedName)
+    job = replace(JOB, model=model, data="fashion-mnist-mini", channels=3)
+    assert {"normalize": "0.5,0.25", "channels": 3}.items() <= job.settings().items()
+    setup = Setup.of(job, None, torch.device("cpu"))
+    assert setup.pool.channels == 3
+    assert setup.stage.client.model.get_submodule("normalize").get_buffer("mean").numel() == 3
+    said = toys.refused(replace, JOB, channels=3)
+    assert said == "channels 3: only named data sets are converted; convert your own images first"
+
+
 def test_gains_are_tested_update_by_update() -> None:
     ours = {"lineup": [1.0] * 6 + [0.0], "ssim": [0.5, 0.6, 0.7, 0.6, 0.5, 0.4, 0.3]}
     theirs = {"lineup": [0.0] * 6 + [1.0], "ssim": [0.4, 0.4, 0.4, 0.2, 0.0, 0.1, 0.1]}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.table import Table
 
-from gradveil.cli import options
+from gradveil.cli import completion, options
 from gradveil.cli.options import examples, say, table
 from gradveil.cli.report import WithPictures
 
@@ -35,6 +35,7 @@ def assess_command(
         list[str] | None,
         typer.Option(
             "--defense",
+            autocompletion=completion.defenses,
             help="A defense to try; several times for several. Default: a few, at sensible "
             "settings.",
         ),

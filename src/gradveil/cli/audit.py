@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradveil.cli import options
+from gradveil.cli import completion, options
 from gradveil.cli.options import examples, say
 from gradveil.cli.report import Thresholds, WithPictures, read_certify
 from gradveil.core.errors import GradveilError
@@ -38,6 +38,7 @@ def audit_command(
         list[str],
         typer.Option(
             "--attack",
+            autocompletion=completion.attacks,
             help="Such as adam-cosine or dlg, or auto: the standard attack and the defense's "
             "breakers. Several times for several.",
         ),
@@ -55,6 +56,7 @@ def audit_command(
         list[str] | None,
         typer.Option(
             "--defense",
+            autocompletion=completion.defenses,
             help="Of the clients, see `gradveil defenses list`: a policy, prune:0.95, ... "
             "Several times: a table of them.",
         ),

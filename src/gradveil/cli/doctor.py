@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from gradveil.cli import options
+from gradveil.cli import completion, options
 from gradveil.cli.options import examples, progress, say
 from gradveil.core.errors import GradveilError, unknown
 
@@ -30,10 +30,19 @@ EXAMPLES = examples(
 def doctor_command(
     data: Annotated[
         str | None,
-        typer.Option("--data", help="A data set of `gradveil data list`, or folder:PATH."),
+        typer.Option(
+            "--data",
+            autocompletion=completion.data_sets,
+            help="A data set of `gradveil data list`, or folder:PATH.",
+        ),
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", help="As `gradveil audit --model` takes it.")
+        str | None,
+        typer.Option(
+            "--model",
+            autocompletion=completion.models,
+            help="As `gradveil audit --model` takes it.",
+        ),
     ] = None,
     flower: Annotated[
         Path | None,
@@ -48,7 +57,11 @@ def doctor_command(
     ] = None,
     defense: Annotated[
         str,
-        typer.Option("--defense", help="As `gradveil defenses list` shows, or a policies.toml."),
+        typer.Option(
+            "--defense",
+            autocompletion=completion.defenses,
+            help="As `gradveil defenses list` shows, or a policies.toml.",
+        ),
     ] = "none",
     batch_size: options.BatchSize = 1,
     labels: options.Labels = "known",
@@ -64,6 +77,7 @@ def doctor_command(
         str,
         typer.Option(
             "--attack",
+            autocompletion=completion.attacks,
             help="Tried on 4 images, beside blind guesses: a name, package.module:NAME, or auto, "
             "the standard attack.",
         ),

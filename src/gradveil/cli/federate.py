@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gradveil.cli import options
+from gradveil.cli import completion, options
 from gradveil.cli.options import examples, say, table
 from gradveil.core.errors import GradveilError
 from gradveil.core.stopping import end, signaled
@@ -33,6 +33,7 @@ def federate_command(
         str | None,
         typer.Option(
             "--defense",
+            autocompletion=completion.defenses,
             help="A defense of `gradveil defenses list`, such as prune:0.95, in every client; "
             "several joined by ,then,.",
         ),
@@ -82,7 +83,11 @@ def federate_command(
     ] = None,
     attack: Annotated[
         list[str] | None,
-        typer.Option("--attack", help="auto, or an attack of `gradveil audit`; may be repeated."),
+        typer.Option(
+            "--attack",
+            autocompletion=completion.attacks,
+            help="auto, or an attack of `gradveil audit`; may be repeated.",
+        ),
     ] = None,
     steps: Annotated[int | None, typer.Option(help="Iterations of every attack.")] = None,
     audited: Annotated[int, typer.Option(help="Images attacked in a round, at most.")] = 32,

@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from gradveil.cli import completion
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.streams import print_line
 from gradveil.core.text import SafeConsole, on_one_line, read_number
@@ -36,12 +37,18 @@ DataRoot = Annotated[
 ]
 
 Data = Annotated[
-    str, typer.Option("--data", help="A data set of `gradveil data list`, or folder:PATH.")
+    str,
+    typer.Option(
+        "--data",
+        autocompletion=completion.data_sets,
+        help="A data set of `gradveil data list`, or folder:PATH.",
+    ),
 ]
 Model = Annotated[
     str,
     typer.Option(
         "--model",
+        autocompletion=completion.models,
         help="resnet20-4, convnet, convnet-9, lenet, mlp, vit, or package.module:factory.",
     ),
 ]

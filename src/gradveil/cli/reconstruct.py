@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gradveil.cli import options
+from gradveil.cli import completion, options
 from gradveil.cli.options import examples, say
 from gradveil.core.errors import GradveilError
 
@@ -25,6 +25,7 @@ def reconstruct_command(
         str,
         typer.Option(
             "--data",
+            autocompletion=completion.data_sets,
             help="The data set whose image shape, classes and normalization the model has.",
         ),
     ],
@@ -52,7 +53,12 @@ def reconstruct_command(
         typer.Option("--client", help="A client of that round; may be repeated. Default: all."),
     ] = None,
     attack: Annotated[
-        str, typer.Option("--attack", help="Such as dlg or adam-cosine, or package.module:NAME.")
+        str,
+        typer.Option(
+            "--attack",
+            autocompletion=completion.attacks,
+            help="Such as dlg or adam-cosine, or package.module:NAME.",
+        ),
     ] = "dlg",
     size: Annotated[
         int | None,

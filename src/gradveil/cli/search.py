@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gradveil.cli import options
+from gradveil.cli import completion, options
 from gradveil.cli.options import examples, say
 from gradveil.cli.report import WithPictures
 
@@ -81,7 +81,11 @@ def search_command(
         ),
     ] = None,
     attack: Annotated[
-        str, typer.Option(help="Attack of the probe and of the confirming audits.")
+        str,
+        typer.Option(
+            autocompletion=completion.attacks,
+            help="Attack of the probe and of the confirming audits.",
+        ),
     ] = "adam-cosine",
     probe_steps: Annotated[int, typer.Option(help="Iterations of the probe.")] = 400,
     hybrid: Annotated[int, typer.Option(help="Members of the hybrid, at most.")] = 2,

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from gradveil.cli import options
+from gradveil.cli import completion, options
 from gradveil.cli.options import examples, say
 from gradveil.core.errors import GradveilError
 from gradveil.core.text import read_number
@@ -43,6 +43,7 @@ def train_command(
         str | None,
         typer.Option(
             "--defense",
+            autocompletion=completion.defenses,
             help="A defense of `gradveil defenses list`, such as prune:0.95; a policy, such as "
             "3-1-7, or the policies.toml of a search; a class of yours, package.module:Class(4); "
             "several joined by ,then,.",

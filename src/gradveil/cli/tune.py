@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from gradveil.cli import options
+from gradveil.cli import completion, options
 from gradveil.cli.options import examples, say
 
 EXAMPLES = examples(
@@ -29,7 +29,10 @@ def tune_command(
         Path | None, typer.Option(help="The clients' weights. Untrained without.")
     ] = None,
     defense: Annotated[
-        str, typer.Option(help="Of the clients, see `gradveil defenses list`.")
+        str,
+        typer.Option(
+            autocompletion=completion.defenses, help="Of the clients, see `gradveil defenses list`."
+        ),
     ] = "none",
     public: Annotated[
         str | None,
@@ -64,6 +67,7 @@ def tune_command(
     local_batch_size: options.LocalBatchSize = None,
     client_momentum: options.ClientMomentum = 0.0,
     client_weight_decay: options.ClientWeightDecay = 0.0,
+    client_optimizer: options.ClientOptimizer = None,
     train_mode: options.TrainMode = False,
     storage: Annotated[
         str | None,
@@ -73,6 +77,8 @@ def tune_command(
     engine: Annotated[str, typer.Option(help="local, or ray: trials on a Ray cluster.")] = "local",
     ray_address: options.RayAddress = None,
     image_size: options.ImageSize = None,
+    channels: options.Channels = None,
+    normalize: options.Normalization = None,
     data_root: options.DataRoot = None,
     as_json: options.Json = False,
     seed: options.Seed = 0,
@@ -89,15 +95,18 @@ def tune_command(
     from gradveil.tuning import TuningJob, run_tuning  # torch and scipy take seconds to import
     from gradveil.tuning.space import find_space
 
+    client_momentum, client_weight_decay = options.client_optimizer(
+        client_optimizer, client_momentum, client_weight_decay
+    )
     more = {} if work is None else {"work": work}
     job = TuningJob(
-        model=model,
+        model=options.normalized_model(model, normalize),
         data=data,
         images=images,
         trials=trials,
         public=None
         if public is None
-        else load(public, "train", root=data_root, image_size=image_size),
+        else load(public, "train", root=data_root, image_size=image_size, channels=channels),
         checkpoint=checkpoint,
         defense=parse(defense),
         space=None if space is None else find_space(space),
@@ -115,6 +124,7 @@ def tune_command(
         ),
         budget=budget,
         image_size=image_size,
+        channels=channels,
         seed=seed,
         **more,
     )

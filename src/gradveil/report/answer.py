@@ -62,7 +62,7 @@ def make_answer(result: AuditResult) -> Answer:
     tone: Tone = "leak" if row.doubt is None else "unclear"
     if row.doubt == NO_BETTER and _works(worst, cases[0]):
         tone = "none"
-    second = _best_words(best, len(others), bool(bare))
+    second = _best_words(best, len(others), worst if bare else None)
     return Answer(tone, (_worst_words(worst, cases[0]), second), worst, best)
 
 
@@ -76,10 +76,12 @@ def leakage(case: CaseResult) -> tuple[float, float]:
 def _worst_words(case: CaseResult, first: CaseResult) -> str:
     row = case.strongest
     attacks = len({r.attack for r in case.of("attack")})
-    strongest = "the attack" if attacks == 1 else f"the strongest of {attacks} attacks"
+    strongest = row.attack
+    if attacks > 1:
+        strongest = f"the strongest of {attacks} attacks, {row.attack},"
     under = BARE.get(case.defense, f"Under {case.name}")
     step = "" if case.asked_step is None or case.defense not in BARE else f" ({_step(case)})"
-    said = f"{under}{step}, {strongest}, {row.attack}, {_result(row)}"
+    said = f"{under}{step}, {strongest} {_result(row)}"
     if row.doubt == NO_BETTER:
         said += f"; {_not_clearly(row)} a guess that never looked at an update"
         if not _works(case, first):
@@ -119,26 +121,31 @@ def _few(expected: float) -> str:
     return f"{expected:.0f}" if expected >= 3 else f"{expected:.2g}"
 
 
-def _best_words(best: CaseResult | None, count: int, compared: bool) -> str:
+def _best_words(best: CaseResult | None, count: int, bare: CaseResult | None) -> str:
+    """Say how little the best of `count` defenses leaked, beside the case without a defense."""
     if best is None:
         return "No defense was audited beside it."
     row = best.strongest
-    least = f"Of {count} defenses {best.name} leaked least" if count > 1 else f"Under {best.name}"
-    if not compared and count == 1:
+    if count == 1:
+        least = f"Under {best.name} it was"
+    elif bare is not None and row.candidates and leakage(best)[0] >= leakage(bare)[0]:
+        least = f"None of {count} defenses leaked less; under {best.name} it was"
+    else:
+        least = f"Of {count} defenses {best.name} leaked least:"
+    if bare is None and count == 1:
         return "The same was not measured without a defense."
     if not row.candidates:
         figures = f"{number(row.over_blind.mean, '+.1f')} dB over a blind guess"
     else:
         low, high = row.identified_bounds
         figures = f"{row.identified} of {row.n} ({low:.0%} to {high:.0%})"
-    colon = ": " if count > 1 else " it was "
     cost = _cost(best)
     doubt = {
         NO_BETTER: ", not clearly more than luck",
         TOO_FEW: ", too few images to tell from luck",
         None: ", still more than luck",
     }[row.doubt]
-    return f"{least}{colon}{figures} by {row.attack}{doubt}{cost}."
+    return f"{least} {figures} by {row.attack}{doubt}{cost}."
 
 
 def _cost(case: CaseResult) -> str:
@@ -229,9 +236,10 @@ def untested_words(result: AuditResult) -> list[str]:
         said.append(words + ("." if len(names) == len(cases) else f" ({', '.join(names)})."))
     for case in cases:
         if missing := _breakers_not_run(case):
+            where = "" if case.name == case.defense else f" ({case.name})"
             said.append(
-                f"{', '.join(missing)}: known to break {case.defense}, and not run "
-                f"({case.name}); --attack auto runs them."
+                f"{', '.join(missing)}: known to break {case.defense}, and not run{where}; "
+                "--attack auto runs them."
             )
     failed = sum(row.failed for case in cases for row in case.rows if _counts(row))
     if failed:

@@ -313,7 +313,7 @@ def _strongest_table(result: AuditResult) -> Table:
         row = case.strongest
         attacker = [row.attack, *([] if row.truth == USED else [" (original image)"])]
         psnr = number(row.psnr.mean, ".1f")
-        made.row(_on_lines(case), _accuracy(case), attacker, _mark(row), psnr, *_scores(row))
+        made.row(_on_lines(case), accuracy_words(case), attacker, _mark(row), psnr, *_scores(row))
     return made
 
 
@@ -357,7 +357,7 @@ def _on_lines(case: CaseResult) -> list[str]:
     return case.name.split(", ")
 
 
-def _accuracy(case: CaseResult) -> str:
+def accuracy_words(case: CaseResult) -> str:
     """Write the accuracy, marked where the model was trained under another defense."""
     if case.model is None:
         return "-"

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from gradveil.audits import CaseResult, Row
 from gradveil.report.answer import leakage, truth_words
-from gradveil.report.audit import CONTROLS, chosen_blind, number, titled
+from gradveil.report.audit import CONTROLS, accuracy_words, chosen_blind, number, titled
 from gradveil.report.markup import Html, breakable, element
 
 OPEN = 6  # cases up to which every attack and control is shown at once
@@ -31,7 +31,7 @@ def _case(name: str, case: CaseResult, is_open: bool) -> Html:
     attacks.sort(key=lambda row: -row.identified / row.n)
     blind = [chosen_blind(rows)] if any(row.kind == "blind" for row in rows) else []
     controls = blind + [row for row in rows if row.kind in (*CONTROLS, "positive")]
-    accuracy = "" if case.model is None else f"accuracy {case.model.accuracy:.1%}"
+    accuracy = "" if case.model is None else f"accuracy {accuracy_words(case)}"
     against = f"against {truth_words(best.truth)}" if len(case.truths) > 1 else ""
     head = element(
         "summary",

@@ -18,8 +18,9 @@ from gradveil.core.types import Protocol
 from gradveil.data import Images
 from gradveil.defenses import Defense
 from gradveil.defenses.applied import check_defense
+from gradveil.models import NormalizedName
 from gradveil.models.factories import check_weights_exist
-from gradveil.models.normalized import plain_name
+from gradveil.models.normalized import constants_setting, plain_name
 from gradveil.tuning.space import AttackSpace
 
 FOLDER = Kind("a tuning", "tuning")
@@ -51,9 +52,10 @@ class TuningJob:
     the work is made as small as that needs. A trial is dropped after the first images where it is
     clearly worse than the best so far, by a test of this `confidence`. The best attack is compared
     with the standard attack on `held_out` further images. `at_once` trials are drawn together.
+    `channels` 3 makes gray images color, 1 the reverse.
     """
 
-    model: str | nn.Module
+    model: str | nn.Module | NormalizedName
     data: str | Images
     images: int = 16
     trials: int = 40
@@ -70,6 +72,7 @@ class TuningJob:
     confidence: float = 0.95
     at_once: int = 4
     image_size: int | None = None
+    channels: int | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -103,6 +106,11 @@ class TuningJob:
                 f"image size {self.image_size}: only named data sets are resized; "
                 "resize your own images first"
             )
+        if isinstance(self.data, Images) and self.channels is not None:
+            raise GradveilError(
+                f"channels {self.channels}: only named data sets are converted; "
+                "convert your own images first"
+            )
 
     @property
     def case(self) -> Case:
@@ -112,6 +120,7 @@ class TuningJob:
     def settings(self) -> dict[str, Any]:
         """Return plain values for the JSON files; own models and images have digests."""
         left_out = {"model", "data", "public", "defense", "checkpoint", "protocol", "space"}
+        left_out |= {"channels"} if self.channels is None else set()
         plain = {each.name: getattr(self, each.name) for each in fields(self)}
         plain = {name: value for name, value in plain.items() if name not in left_out}
         named = {
@@ -120,6 +129,7 @@ class TuningJob:
             "public": None if self.public is None else self.public.name,
             "defense": str(self.defense),
             "checkpoint": None if self.checkpoint is None else str(self.checkpoint),
+            **constants_setting(self.model),
         }
         space = USUAL if self.space is None else self.space.plain()
         return plain | named | self.protocol.settings() | {"space": space} | self._digests

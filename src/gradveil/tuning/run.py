@@ -18,6 +18,7 @@ from gradveil.core.types import Protocol
 from gradveil.data import Images, load
 from gradveil.defenses import Defense, as_defense
 from gradveil.engine.device import find_device
+from gradveil.models import NormalizedName
 from gradveil.search.engine import Engine
 from gradveil.search.services import (
     check_engine,
@@ -44,7 +45,7 @@ NOT_TOLD = ("space", "budget")  # settings that attack.toml does not repeat
 
 @public
 def tune(
-    model: nn.Module | str,
+    model: nn.Module | str | NormalizedName,
     data: Images | str,
     *,
     out: str | Path,
@@ -61,6 +62,7 @@ def tune(
     work: int = adam_cosine.steps,
     budget: float | None = None,
     image_size: int | None = None,
+    channels: int | None = None,
     seed: int = 0,
     data_root: str | Path | None = None,
     device: str = "auto",
@@ -75,7 +77,7 @@ def tune(
     """
     root = None if data_root is None else Path(data_root)
     if isinstance(public, str):
-        public = load(public, "train", root=root, image_size=image_size)
+        public = load(public, "train", root=root, image_size=image_size, channels=channels)
     job = TuningJob(
         model=model,
         data=data,
@@ -92,6 +94,7 @@ def tune(
         work=work,
         budget=budget,
         image_size=image_size,
+        channels=channels,
         seed=seed,
     )
     return run_tuning(job, out, root=root, device=device, progress=progress)

@@ -230,7 +230,7 @@ def _make_stage(
 def find_images(job: TuningJob, root: Path | None) -> tuple[Images, Images]:
     """Return images of the clients' kind, and those of the public that are tuned on."""
     if isinstance(job.data, str):
-        data = load(job.data, "train", root=root, image_size=job.image_size)
+        data = load(job.data, "train", root=root, image_size=job.image_size, channels=job.channels)
     else:
         data = job.data
     public = data if job.public is None else _like(job.public, data)
