@@ -11,7 +11,8 @@ that an audit of them needs. `leakage` attacks that with all that `auto` has; it
 Flower nor the data sets, skips what FILE holds already, and goes on where it was stopped. `guard`
 lets clients check updates that an attack identifies, and others that it does not; it goes on too.
 `speed` times rounds of 10 and 100 clients on Ray, and in one process, with and without a defense
-and a spy. `accuracy` trains on real images with ten clients, and at one site by as many steps.
+and a spy. `accuracy` trains on real images with ten clients, and at one site by as many steps;
+it goes on where it was stopped.
 """
 
 import argparse
@@ -407,8 +408,8 @@ def accuracy(asked: argparse.Namespace) -> None:
     images, test = some_of(splits[0], asked.images), splits[1]
     epochs, size, clients = asked.epochs, 80, 10
     rounds = epochs * len(images) // size
-    rows = []
-    for seed in range(asked.seeds):
+    rows = json.loads(asked.json.read_text()) if asked.json.is_file() else []
+    for seed in range(len(rows), asked.seeds):
         job = FederationJob(
             images,
             make_net(images),
@@ -421,20 +422,18 @@ def accuracy(asked: argparse.Namespace) -> None:
         )
         recipe = replace(job.recipe, epochs=epochs, batch_size=size)
         here = replace(job.training, recipe=recipe, augment=False)
-        with tempfile.TemporaryDirectory() as out:
-            many, many_seconds = spent(
-                partial(federate, job, Path(out) / "many", progress=False, engine=in_this_process)
-            )
-            one, one_seconds = spent(partial(train, here, Path(out) / "one", device="cpu"))
+        one = train(here, asked.work / f"one-site-{seed}", device="cpu")
+        many = federate(job, asked.work / f"ten-{seed}", progress=False, engine=in_this_process)
         rows.append(
             {
                 "seed": seed,
                 "images": len(images),
+                "test_images": len(test),
+                "clients": clients,
                 "steps": rounds,
                 "federated": many.accuracy,
                 "one_site": one.accuracy,
-                "federated_seconds": many_seconds,
-                "one_site_seconds": one_seconds,
+                "seconds_a_round": sum(row["seconds"] for row in many.history) / rounds,
             }
         )
         print(rows[-1], flush=True)
@@ -473,7 +472,8 @@ def main() -> None:
     command = commands.add_parser("accuracy")
     command.add_argument("--json", type=Path, required=True)
     command.add_argument("--seeds", type=int, default=3)
-    command.add_argument("--images", type=int, default=4_000)
+    command.add_argument("--images", type=int, default=2_000)
+    command.add_argument("--work", type=Path, default=Path("runs/federated-accuracy"))
     command.add_argument("--epochs", type=int, default=8)  # decays fall between epochs
     command.add_argument("--data-root", type=Path)
     command.set_defaults(run=accuracy)

@@ -129,12 +129,21 @@ def prune(values: Tensor, share: float) -> None:
         values[values.abs() <= least] = 0
 
 
-def honest(part: str, splits: Callable[[str, int], tuple[Images, Images]]) -> Iterator[Any]:
-    """Give the honest models of a part, with what they are."""
+Splits = Callable[[str, int], tuple[Images, Images]]
+Done = Callable[[dict[str, Any]], bool]
+
+
+def honest(part: str, splits: Splits, done: Done) -> Iterator[Any]:
+    """Give the honest models of a part that are not done, with what they are."""
     for data, size, name, training, stages, seed in HONEST[part]:
+        about = {"part": part, "data": data, "size": size, "model": name, "training": training}
+        about |= {"planted": ""}
+        left = tuple(step for step in stages if not done(about | {"steps": step}))
+        if not left:
+            continue
         images, test = splits(data, size)
         model = make_model(name, images, seed)
-        for step in train(model, images, training, stages, seed):
+        for step in train(model, images, training, left, seed):
             shown = model
             if training == "pruned weights":
                 shown = make_model(name, images, seed)
@@ -143,8 +152,7 @@ def honest(part: str, splits: Callable[[str, int], tuple[Images, Images]]) -> It
                     for parameter in shown.parameters():
                         if parameter.ndim > 1:
                             prune(parameter, 0.8)
-            about = {"data": data, "size": size, "model": name, "training": training}
-            yield about | {"steps": step, "planted": ""}, shown, test
+            yield about | {"steps": step}, shown, test
 
 
 def first_linear(model: nn.Module) -> nn.Linear:
@@ -256,8 +264,8 @@ def evasions() -> dict[str, Change]:
     }
 
 
-def planted(part: str, splits: Callable[[str, int], tuple[Images, Images]]) -> Iterator[Any]:
-    """Give planted models of a part, with what they are; some had been trained before."""
+def planted(part: str, splits: Splits, done: Done) -> Iterator[Any]:
+    """Give planted models of a part that are not done; some had been trained before."""
     seed, names = (0, ("mlp-256-128",)) if part == "chosen" else (7, ("mlp-300-100", "quickstart"))
     for data in ("fashion-mnist", "cifar100"):
         for name in names:
@@ -270,12 +278,14 @@ def planted(part: str, splits: Callable[[str, int], tuple[Images, Images]]) -> I
                 start = make_model(name, images, seed)
                 *_, step = train(start, images, "sgd", (trained,), seed)
                 for kind, (change, counted) in kinds.items():
+                    about = {"part": part, "data": data, "size": size, "model": name}
+                    about |= {"training": "sgd", "steps": step, "planted": kind}
+                    if done(about):
+                        continue
                     model = make_model(name, images, seed)
                     model.load_state_dict(start.state_dict())
                     change(model, test)
-                    about = {"data": data, "size": size, "model": name, "training": "sgd"}
-                    about |= {"steps": step, "planted": kind, "counted": counted}
-                    yield about, model, test
+                    yield about | {"counted": counted}, model, test
 
 
 def exposed(model: nn.Module, test: Images) -> float:
@@ -320,17 +330,18 @@ def main() -> None:
             kept[data, size] = some_of(train, IMAGES), some_of(test, 1_000)
         return kept[data, size]
 
+    def done(about: dict[str, Any]) -> bool:
+        return any(about.items() <= row.items() for row in rows)
+
     for part in asked.part:
         for make in (honest, planted):
-            for about, model, test in make(part, splits):
-                key = {"part": part} | about
-                if any(key.items() <= row.items() for row in rows):
-                    continue
+            for about, model, test in make(part, splits, done):
                 began = time.perf_counter()
                 refused = suspicion(model, test.images[:64].float() / 255)
                 seconds = time.perf_counter() - began
                 rows.append(
-                    key | {"refused": refused, "exposed": exposed(model, test), "seconds": seconds}
+                    about
+                    | {"refused": refused, "exposed": exposed(model, test), "seconds": seconds}
                 )
                 print(rows[-1], flush=True)
                 write_bytes(asked.json, (json.dumps(rows, indent=1) + "\n").encode())

@@ -85,9 +85,15 @@ def _crowded(rows: Tensor) -> float | None:
 
 
 def _without_negative_inputs(model: nn.Module, images: Tensor) -> Iterator[tuple[str, nn.Linear]]:
-    """Give the linear layers that get no negative number from these images, with their names."""
+    """Give the larger linear layers that get no negative number from these images, by name."""
     lowest: dict[str, float] = {}
-    layers = {name: each for name, each in model.named_modules() if isinstance(each, nn.Linear)}
+    layers = {
+        name: module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module.out_features >= ENOUGH
+    }
+    if not layers:
+        return
     example = next(model.parameters())
     with ExitStack() as hooks, torch.no_grad():
         for name, layer in layers.items():
