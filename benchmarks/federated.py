@@ -9,14 +9,15 @@
 `record` trains with Flower's apps and keeps what a spy got of two rounds, beside the few images
 that an audit of them needs. `leakage` attacks that with all that `auto` has; it needs neither
 Flower nor the data sets, skips what FILE holds already, and goes on where it was stopped. `guard`
-lets clients check updates that an attack identifies, and others that it does not, and shows models
-to the guard that a server trained or planted. `speed` times rounds of 10 and 100 clients on Ray,
-and in one process, with and without a defense and a spy. `accuracy` trains on real
-images with ten clients, and at one site by as many steps.
+lets clients check updates that an attack identifies, and others that it does not; it goes on too.
+`speed` times rounds of 10 and 100 clients on Ray, and in one process, with and without a defense
+and a spy. `accuracy` trains on real images with ten clients, and at one site by as many steps;
+it goes on where it was stopped.
 """
 
 import argparse
 import json
+import logging
 import os
 import sys
 import tempfile
@@ -31,7 +32,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from gradveil.attacks.presets import adam_cosine
+from gradveil.attacks.presets import adam_cosine, likelihood
 from gradveil.audits import run_audit
 from gradveil.audits.results import AUDIT
 from gradveil.clients import Client
@@ -242,8 +243,9 @@ def leakage(asked: argparse.Namespace) -> None:
 
 UPDATES, STAGES = 40, (0, 10, 50, 200)  # updates of a kind; training steps before them
 SIDE = 16  # pixels: smaller images make the attacks cheaper
-SELF_ATTACK = replace(adam_cosine, steps=60)
+SECONDS = 10.0  # that the guard's search has
 KINDS = {"none": "identified", "gaussian:1": "hidden"}
+AUDITS = {"none": replace(adam_cosine, steps=150), "gaussian:1": replace(likelihood, steps=150)}
 
 
 def trained_models(name: str, images: Images, stages: Sequence[int], seed: int) -> Iterator[Any]:
@@ -276,7 +278,7 @@ def guard_updates(asked: argparse.Namespace, found: dict[str, Any]) -> None:
     from flwr.supercore.task_identity import TaskIdentity
 
     from gradveil.federated.guards import guard
-    from gradveil.federated.messages import as_record
+    from gradveil.federated.messages import LOG, as_record
 
     TaskIdentity.run_id = TaskIdentity.task_id = TaskIdentity.node_id = 1  # as in a run
     train, test = (load("fashion-mnist-mini", split, image_size=SIDE) for split in SPLITS)
@@ -288,6 +290,10 @@ def guard_updates(asked: argparse.Namespace, found: dict[str, Any]) -> None:
         for seed in range(UPDATES // len(STAGES))
         for weights in trained_models("lenet", train, STAGES, seed)
     ]
+    said: list[str] = []  # what the guard says of updates that it sends
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
+    LOG.addHandler(handler)
     rows: list[dict[str, Any]] = found.setdefault("updates", [])
     for number, weights in enumerate(models[: asked.updates]):
         for defense, kind in KINDS.items():
@@ -299,19 +305,20 @@ def guard_updates(asked: argparse.Namespace, found: dict[str, Any]) -> None:
                 canaries,
                 lambda _, mine=mine: (mine.images, mine.labels),  # type: ignore[misc]
                 defense=defense,
-                attack=SELF_ATTACK,
+                seconds=SECONDS,
                 seed=number,
             )
             content = RecordDict({"arrays": as_record(weights), "config": ConfigRecord()})
             message = Message(content, dst_node_id=1, message_type="train")
             context = Context(1, 1, {"partition-id": number}, RecordDict(), {})
+            said.clear()
             reason, check = spent(partial(mod.problem, message, context))
             model.load_state_dict(weights)
             client = Client(model, 10, defense=as_defense(defense))
             (shared,), training = spent(
                 partial(client.share_batches, [mine], generator(number), tell_defense=True)
             )
-            (made,) = replace(SELF_ATTACK, steps=150)([shared.seen], generator(number, "audit"))
+            (made,) = AUDITS[defense]([shared.seen], generator(number, "audit"))
             images = made.images.detach().double().clamp(0, 1)
             rank = int(rank_among(images, known, torch.tensor([number])))
             rows.append(
@@ -321,6 +328,7 @@ def guard_updates(asked: argparse.Namespace, found: dict[str, Any]) -> None:
                     "kind": kind,
                     "steps": STAGES[number % len(STAGES)],
                     "withheld": reason,
+                    "said": reason or said[-1],
                     "rank": rank,
                     "candidates": len(known),
                     "guard_seconds": check,
@@ -331,55 +339,12 @@ def guard_updates(asked: argparse.Namespace, found: dict[str, Any]) -> None:
             write_bytes(asked.json, (json.dumps(found, indent=1) + "\n").encode())
 
 
-def plant(model: nn.Module) -> None:
-    """Make a linear layer leak: each unit measures the brightness against another threshold."""
-    layer = next(module for module in model.modules() if isinstance(module, nn.Linear))
-    with torch.no_grad():
-        layer.weight.fill_(1 / layer.in_features)
-        layer.bias.copy_(-torch.linspace(0, 1, layer.out_features))
-
-
-def set_traps(model: nn.Module) -> None:
-    """Make units fire for few images: half of their weights negative and a little larger."""
-    layer = next(module for module in model.modules() if isinstance(module, nn.Linear))
-    with torch.no_grad():
-        values = layer.weight.abs()
-        signs = torch.rand(values.shape, generator=generator(0, "traps")) < 0.5
-        layer.weight.copy_(torch.where(signs, -values, 0.95 * values))
-
-
-def guard_models() -> list[dict[str, Any]]:
-    """Show honest models at several stages to the guard, and planted ones."""
-    from gradveil.federated.guards import suspicion
-
-    train = load("fashion-mnist-mini", "train", image_size=SIDE)
-    rows = []
-    stages = (0, 3, 10, 30)
-    for name in ("lenet", "mlp", "convnet", "resnet20-4", "vit"):
-        model = build(name, channels=1, size=SIDE, classes=10, seed=0)
-        trained = zip(stages, trained_models(name, train, stages, 0), strict=True)
-        for steps, weights in trained:
-            model.load_state_dict(weights)
-            found = {"model": name, "steps": steps, "planted": "", "refused": suspicion(model)}
-            rows.append(found)
-            print(found, flush=True)
-    for kind, change in (("brightness thresholds", plant), ("trap weights", set_traps)):
-        model = build("mlp", channels=1, size=SIDE, classes=10, seed=0)
-        change(model)
-        rows.append({"model": "mlp", "steps": 0, "planted": kind, "refused": suspicion(model)})
-        print(rows[-1], flush=True)
-    return rows
-
-
 def guards(asked: argparse.Namespace) -> None:
     """Measure the guard, and write what it decided."""
     torch.set_num_threads(1)
-    found: dict[str, Any] = {"attack": repr(SELF_ATTACK), "canaries": 59, "threads": 1}
+    found: dict[str, Any] = {"attack": "auto", "seconds": SECONDS, "canaries": 59, "threads": 1}
     if asked.json.is_file():
         found = json.loads(asked.json.read_text())
-    if "models" not in found:
-        found["models"] = guard_models()
-        write_bytes(asked.json, (json.dumps(found, indent=1) + "\n").encode())
     guard_updates(asked, found)
     for kind in KINDS.values():
         rows = [row for row in found["updates"] if row["kind"] == kind]
@@ -443,8 +408,8 @@ def accuracy(asked: argparse.Namespace) -> None:
     images, test = some_of(splits[0], asked.images), splits[1]
     epochs, size, clients = asked.epochs, 80, 10
     rounds = epochs * len(images) // size
-    rows = []
-    for seed in range(asked.seeds):
+    rows = json.loads(asked.json.read_text()) if asked.json.is_file() else []
+    for seed in range(len(rows), asked.seeds):
         job = FederationJob(
             images,
             make_net(images),
@@ -457,20 +422,18 @@ def accuracy(asked: argparse.Namespace) -> None:
         )
         recipe = replace(job.recipe, epochs=epochs, batch_size=size)
         here = replace(job.training, recipe=recipe, augment=False)
-        with tempfile.TemporaryDirectory() as out:
-            many, many_seconds = spent(
-                partial(federate, job, Path(out) / "many", progress=False, engine=in_this_process)
-            )
-            one, one_seconds = spent(partial(train, here, Path(out) / "one", device="cpu"))
+        one = train(here, asked.work / f"one-site-{seed}", device="cpu")
+        many = federate(job, asked.work / f"ten-{seed}", progress=False, engine=in_this_process)
         rows.append(
             {
                 "seed": seed,
                 "images": len(images),
+                "test_images": len(test),
+                "clients": clients,
                 "steps": rounds,
                 "federated": many.accuracy,
                 "one_site": one.accuracy,
-                "federated_seconds": many_seconds,
-                "one_site_seconds": one_seconds,
+                "seconds_a_round": sum(row["seconds"] for row in many.history) / rounds,
             }
         )
         print(rows[-1], flush=True)
@@ -509,7 +472,8 @@ def main() -> None:
     command = commands.add_parser("accuracy")
     command.add_argument("--json", type=Path, required=True)
     command.add_argument("--seeds", type=int, default=3)
-    command.add_argument("--images", type=int, default=4_000)
+    command.add_argument("--images", type=int, default=2_000)
+    command.add_argument("--work", type=Path, default=Path("runs/federated-accuracy"))
     command.add_argument("--epochs", type=int, default=8)  # decays fall between epochs
     command.add_argument("--data-root", type=Path)
     command.set_defaults(run=accuracy)

@@ -33,6 +33,7 @@ from gradveil.federated.job import SPY, FederationJob, make_model, make_shares
 from gradveil.federated.messages import as_record, as_tensors
 from gradveil.federated.partition import ByClass, Dirichlet, parse_graph, parse_partition
 from gradveil.federated.run import FederationResult, federate
+from gradveil.models.checkpoints import read_settings
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:the spy's files:gradveil.core.errors.GradveilWarning"
@@ -338,6 +339,23 @@ def test_processes_of_clients_that_ended_are_started_again_after_their_round(
     found = federate(make_job(), tmp_path, engine=engine, progress=False)
     assert len(starts) == 2
     assert [row["clients"] for row in found.history] == [CLIENTS, CLIENTS - 1, CLIENTS]
+
+
+@pytest.mark.parametrize("defense", ["none", "precode:k=4"])
+def test_a_training_starts_from_the_weights_of_a_file(defense: str, tmp_path: Path) -> None:
+    given = {
+        name: value + 0.01 for name, value in make_model(make_job(), images()).state_dict().items()
+    }
+    torch.save(given, tmp_path / "given.pt")
+    job = make_job(rounds=1, start=tmp_path / "given.pt", spy_rounds=(1,), defense=parse(defense))
+    found = run(job, tmp_path / "run")
+    sent = spied.read_round(tmp_path / "run" / SPY, 1)[0].before
+    inner = "" if defense == "none" else "inner."  # PRECODE puts its layers before the head
+    for name in given.keys() - ({"head.weight", "head.bias"} if inner else set()):
+        assert torch.equal(sent[f"{inner}{name}"], given[name]), name
+    assert read_settings(found.checkpoint)["start"] == str(tmp_path / "given.pt")
+    with pytest.raises(GradveilError, match="other start"):
+        run(replace(job, start=None), tmp_path / "run")
 
 
 def test_a_part_of_the_clients_takes_part_in_each_round() -> None:

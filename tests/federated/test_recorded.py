@@ -28,6 +28,7 @@ from gradveil.federated.job import SPY, FederationJob, make_model
 from gradveil.federated.partition import parse_graph
 from gradveil.federated.recorded import as_recorded, batch_digest, choose_victims, make_audit
 from gradveil.federated.run import FederationResult, federate
+from gradveil.models import build
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:the spy's files:gradveil.core.errors.GradveilWarning",
@@ -280,6 +281,7 @@ def test_averages_of_clients_that_draw_are_not_attacked(tmp_path: Path) -> None:
 def test_the_command_trains_and_audits_on_flowers_simulation(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    start = tmp_path / "w.pt"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from gradveil.cli import run as command
@@ -287,14 +289,15 @@ def test_the_command_trains_and_audits_on_flowers_simulation(
         monkeypatch.setenv("PYTHONWARNINGS", "ignore")  # in the processes of clients
         words = "federate --data fashion-mnist-mini --model lenet --clients 2 --rounds 2 --lr 0.05"
         words += " --batch-size 1 --defense prune:0.5 --spy-rounds 2 --attack dlg --steps 1"
-        words += f" --audited 2 --json --out {tmp_path / 'run'}"
+        words += f" --audited 2 --json --out {tmp_path / 'run'} --checkpoint {start}"
+        torch.save(build("lenet", channels=1, size=28, classes=10, seed=5).state_dict(), start)
         assert command(words.split()) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["rounds"] == 2 and [row["clients"] for row in found["history"]] == [2, 2]
     assert [row["round"] for row in found["audits"]] == [2]
     assert all(row["attack"] == "dlg" and row["n"] == 2 for row in found["audits"])
     job = FederationJob(
-        "fashion-mnist-mini", "lenet", 2, 2, parse("prune:0.5"), batch_size=1, lr=0.05
+        "fashion-mnist-mini", "lenet", 2, 2, parse("prune:0.5"), batch_size=1, lr=0.05, start=start
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

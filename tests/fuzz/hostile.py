@@ -297,7 +297,8 @@ COMMANDS = {
         | {"--clients": ("number", "1000000"), "--rounds": ("number", ""), "--out": ("path", "out")}
         | {"--split": ("text", ""), "--graph": ("text", ""), "--spy-rounds": ("text", "")}
         | {"--batch-size": ("number", ""), "--local-epochs": ("number", ""), "--lr": ("number", "")}
-        | {"--fraction": ("number", ""), "--defense": ("defense", ""), "--attack": ("text", "")},
+        | {"--fraction": ("number", ""), "--defense": ("defense", ""), "--attack": ("text", "")}
+        | {"--checkpoint": ("path", "")},
     ),
     "reconstruct": Command(
         ("reconstruct",),

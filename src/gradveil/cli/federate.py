@@ -41,6 +41,9 @@ def federate_command(
     policy: Annotated[
         str | None, typer.Option("--policy", help="Another spelling of --defense.")
     ] = None,
+    checkpoint: Annotated[
+        Path | None, typer.Option(help=f"Start from these weights. {options.CHECKPOINT}")
+    ] = None,
     split: Annotated[
         str,
         typer.Option(help="How images are shared out: equal, dirichlet:0.3, or classes:2."),
@@ -141,6 +144,7 @@ def federate_command(
         image_size,
         channels,
         seed=seed,
+        start=checkpoint,
     )
     try:
         found = federate(job, out, root=data_root, device=device)

@@ -1,23 +1,26 @@
 """A client that attacks its own update before it sends it, and looks at the model it was given."""
 
 import math
+import time
 import warnings
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from flwr.app import ConfigRecord, Context, Message
 from flwr.clientapp.typing import ClientAppCallable
 from torch import Generator, Tensor, nn
 
-from gradveil.attacks import Attack
-from gradveil.attacks.presets import find_attack
-from gradveil.clients import Client, check_batch, check_weights
+from gradveil.attacks import Attack, GradientMatching
+from gradveil.attacks.presets import find, find_attack
+from gradveil.audits.attackers import AUTO, RACED, STANDARD, automatic, granted
+from gradveil.clients import Client, check_batch
 from gradveil.core.boundary import public
 from gradveil.core.errors import GradveilError, GradveilWarning, one_line
 from gradveil.core.importing import contained, user_code
 from gradveil.core.seeds import as_generator, drawn_seed, generator
-from gradveil.core.types import Batch, Loss, Protocol
+from gradveil.core.types import Batch, Loss, Observation, Protocol
 from gradveil.defenses import Defense, as_defense
 from gradveil.engine.gradients import cross_entropy
 from gradveil.federated.messages import (
@@ -28,17 +31,18 @@ from gradveil.federated.messages import (
     refusal,
     round_of,
 )
+from gradveil.federated.received import suspicion
 from gradveil.scores.identification import rank_among, signatures
 from gradveil.stats import upper_bound
 from gradveil.transforms import Policy
 
 LOSSES = "gradveil.guard"  # in the client's state, the losses of the models it received
-ALIKE = 0.9999  # cosine of the weights of two units that are copies of each other
-COPIES = 0.25  # share of a layer's units that may be copies, or dead
 FIRST = 8  # canaries that are tried before all others
-FEW = 8  # units of a layer that is too small to judge
 LUCK = 0.1  # chance of a hit in a round that is no reason to say anything
 PATIENCE = 10  # rounds that a loss has, to fall below that of the first of them
+LOOKED_AT = 64  # canaries that the layers of a received model are looked at with
+TIMED = 10  # iterations that tell how long one takes
+LEAST = 10  # iterations below which a search finds nothing
 
 GetBatch = Callable[[Context], tuple[Tensor, Tensor]]
 
@@ -52,7 +56,8 @@ def guard(
     max_identified: float = 0.05,
     count: int = 59,
     defense: Defense | Policy | str = "none",
-    attack: Attack | str = "closed-form",
+    attack: Attack | str = AUTO,
+    seconds: float = 30.0,
     loss: Loss = cross_entropy,
     local_steps: int = 1,
     local_lr: float = 0.01,
@@ -73,13 +78,20 @@ def guard(
     share of images that this attack identifies must be at most `max_identified`: 5% needs 0 of 59.
     Else the reply is an error with the reason, and the round goes on without this client.
 
-    That is an exact bound for this attack and canaries like the client's images, and no proof:
-    another attack may do better. Withholding by what the data show tells something of the data, so
-    it voids a guarantee of differential privacy.
+    The attack `auto` is the exact one for such batches, and after it the search that an audit with
+    `auto` has for the defense, with as many iterations as `seconds` allow. A canary that either
+    identifies counts. Where neither can run, nothing is sent.
+
+    That is an exact bound for these attacks and canaries like the client's images, and no proof:
+    another attack, or a longer one, may do better. Withholding by what the data show tells
+    something of the data, so it voids a guarantee of differential privacy.
 
     The model that was received is looked at too. Weights that no honest training gives are refused:
-    layers of copied or dead units, values that are not finite, a loss that does not fall.
+    layers of copied or dead units, trap weights, values that are not finite, a loss that does not
+    fall.
     """
+    if not 0 < seconds < math.inf:
+        raise GradveilError(f"seconds {seconds:g}: they must be above 0")
     if not 0 < max_identified < 1:
         raise GradveilError(f"max identified {max_identified:g}: choose between 0 and 1")
     least = math.ceil(math.log(0.05) / math.log(1 - max_identified))
@@ -121,21 +133,44 @@ def guard(
         batch,
         max_identified,
         count,
-        find_attack(attack),
+        None if attack == AUTO else _named(attack),
+        seconds,
         drawn_seed(as_generator(seed, "guard")),
     )
 
 
+def _named(attack: Attack | str) -> "Attempt":
+    name = attack if isinstance(attack, str) else type(attack).__name__
+    return Attempt(name, find_attack(attack))
+
+
+class Attempt(NamedTuple):
+    """An attack, and what it is called in reasons."""
+
+    name: str
+    attack: Attack
+
+
+class Outcome(NamedTuple):
+    """How many canaries came back, of how many, from which attacks; and which could not run."""
+
+    hits: int
+    tried: int
+    by: str = ""
+    left_out: str = ""
+
+
 @dataclass(frozen=True, eq=False)
 class Guard:
-    """A mod made by `guard`."""
+    """A mod made by `guard`; without an `attack` it chooses one for the model and the defense."""
 
     client: Client
     canaries: Batch
     batch: GetBatch
     max_identified: float
     count: int
-    attack: Attack
+    attack: Attempt | None
+    seconds: float
     seed: int
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -159,22 +194,28 @@ class Guard:
         self.client.model.load_state_dict(as_tensors(record))
         with user_code("the function that gives the client's batch failed"):
             images, labels = self.batch(context)
-        if (found := suspicion(self.client.model)) is not None:
+        looked_at = self.canaries.images[:LOOKED_AT]
+        if (found := suspicion(self.client.model, looked_at)) is not None:
             return f"no honest training gives such a model: {found}"
         if (found := self._loss_stands(Batch(images, labels), context)) is not None:
             return found
         rng = generator(self.seed, "round", client_of(context), round_of(message) or 0)
-        hits, tried = self.identified(Batch(images, labels), rng)
-        bound = upper_bound(hits, tried)
+        made = self.identified(Batch(images, labels), rng)
+        bound = upper_bound(made.hits, made.tried)
+        said = (
+            f"{made.hits} of {made.tried} planted images were picked out of a line-up of "
+            f"{len(self.canaries)} by {made.by}"
+        )
+        but = f" ({made.left_out})" if made.left_out else ""
         if bound <= self.max_identified:
+            LOG.info("gradveil: client %s sends its update: %s%s", client_of(context), said, but)
             return None
         return (
-            f"{hits} of {tried} planted images were picked out of a line-up of "
-            f"{len(self.canaries)}; with 95% confidence up to {bound:.1%} are identified, at most "
-            f"{self.max_identified:g} may be"
+            f"{said}; with 95% confidence up to {bound:.1%} are identified, at most "
+            f"{self.max_identified:g} may be{but}"
         )
 
-    def identified(self, batch: Batch, rng: Generator) -> tuple[int, int]:
+    def identified(self, batch: Batch, rng: Generator) -> Outcome:
         """Count the canaries that come back from updates of copies of the batch, and those tried.
 
         A few are tried first: where these are too many already, the others are left out.
@@ -194,17 +235,79 @@ class Guard:
             images[place] = self.canaries.images[number].to(images)
             labels[place] = self.canaries.labels[number]
             planted.append(Batch(images, labels))
-        hits, tried, known = 0, 0, signatures(self.canaries.images.double())
-        for some in (planted[:FIRST], planted[FIRST:]):
-            shared = client.share_batches(some, rng, tell_defense=True)
-            for found in self.attack([each.seen for each in shared], rng) if shared else ():
-                images = found.images.detach().cpu().double().clamp(0, 1)
-                index = torch.full((len(images),), int(chosen[tried]))
-                hits += bool((rank_among(images, known, index) == 1).any())
-                tried += 1
-            if upper_bound(hits, self.count) > self.max_identified:
+        hits, tried, known = set[int](), 0, signatures(self.canaries.images.double())
+        attempts = None if self.attack is None else [self.attack]
+        left_out: list[str] = []
+        ran: list[str] = []
+        for some in filter(None, (planted[:FIRST], planted[FIRST:])):
+            shared = client.share_batches(
+                some, rng, tell_defense=True, tell_draws=self.attack is None
+            )
+            seen = [each.seen for each in shared]
+            if attempts is None:
+                attempts, left_out = self._automatic(seen, rng)
+            for name, attack in attempts:
+                ran += [name] if name not in ran else []
+                told = seen if self.attack else [granted(each, attack, None) for each in seen]
+                for row, found in enumerate(attack(told, rng), tried):
+                    images = found.images.detach().cpu().double().clamp(0, 1)
+                    index = torch.full((len(images),), int(chosen[row]))
+                    if bool((rank_among(images, known, index) == 1).any()):
+                        hits.add(row)
+                if upper_bound(len(hits), self.count) > self.max_identified:
+                    return Outcome(len(hits), tried + len(some), name, "; ".join(left_out))
+            tried += len(some)
+        return Outcome(len(hits), tried, " and ".join(ran), "; ".join(left_out))
+
+    def _automatic(
+        self, seen: Sequence[Observation], rng: Generator
+    ) -> tuple[list[Attempt], list[str]]:
+        """Return the attacks of `auto` that suit these updates, and why others could not run.
+
+        The search comes last, with the iterations that all canaries have time for.
+        """
+        client, size = self.client, seen[0].size
+        *names, exact = automatic(client.defense, seen[0].model, client.protocol.train_mode, size)
+        strongest = {name for part in client.defense.parts() for name in part.strongest}
+        searches = [name for name in names if RACED not in name.split("+")]
+        searches.sort(key=lambda name: (name == STANDARD, "+" not in name, name not in strongest))
+        found: list[Attempt] = []
+        left_out: list[str] = []
+        for name in (exact, *searches):
+            attack = find(name)
+            told = [granted(each, attack, None) for each in seen]
+            try:
+                if isinstance(attack, GradientMatching):
+                    return [*found, self._fitted(name, attack, told, rng)], left_out
+                attack(told[:1], rng)
+            except GradveilError as error:
+                left_out.append(f"{name} could not run: {error}")
+            else:
+                found.append(Attempt(name, attack))
+        if not found:
+            raise GradveilError("; ".join(left_out))
+        return found, left_out
+
+    def _fitted(
+        self, name: str, attack: GradientMatching, seen: Sequence[Observation], rng: Generator
+    ) -> Attempt:
+        """Return a search with as many iterations as there is time for, from timed ones."""
+        each = math.inf  # seconds; the first iteration warms up
+        for steps in (1, TIMED):
+            if steps * each * len(seen) > self.seconds and steps > 1:
                 break
-        return hits, tried
+            began = time.perf_counter()
+            replace(attack, steps=steps)(seen, rng)
+            each = (time.perf_counter() - began) / steps / len(seen)
+        steps = min(attack.steps, int(self.seconds / each / self.count))
+        if steps < LEAST:
+            raise GradveilError(
+                f"{self.seconds:g} s are time for {steps} of its iterations on {self.count} "
+                f"canaries, and fewer than {LEAST} find nothing; give more seconds"
+            )
+        return Attempt(
+            f"{name} ({steps} iterations, for {self.seconds:g} s)", replace(attack, steps=steps)
+        )
 
     def _loss_stands(self, batch: Batch, context: Context) -> str | None:
         """Say that the model's loss on the client's images does not fall, after enough rounds."""
@@ -228,33 +331,3 @@ class Guard:
             f"the loss of the models that were received does not fall: {first[PATIENCE // 2]:.3g} "
             f"at first, {last[PATIENCE // 2]:.3g} in the last {PATIENCE} rounds"
         )
-
-
-def suspicion(model: nn.Module) -> str | None:
-    """Say what of a model's weights no honest training gives; None where nothing is found.
-
-    Attacks of a dishonest server need layers whose units are copies with different biases, or
-    units that are dead for all images but one.
-    """
-    try:
-        check_weights(model)
-    except GradveilError as error:
-        return str(error)
-    for name, module in model.named_modules():
-        if not isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            continue
-        rows = module.weight.detach().flatten(1).double()
-        if len(rows) < FEW:
-            continue
-        norms = rows.norm(dim=1)
-        dead = norms <= 1e-6 * norms.max()
-        if int(dead.sum()) > COPIES * len(rows):
-            return f"{int(dead.sum())} of {len(rows)} units of layer {name!r} are dead"
-        if rows.shape[1] < 2:
-            continue  # units of one weight all point the same way
-        unit = rows[~dead] / norms[~dead, None]
-        likeness = (unit @ unit.T).fill_diagonal_(0).amax(1)
-        copies = int((likeness > ALIKE).sum())
-        if copies > COPIES * len(rows):
-            return f"{copies} of {len(rows)} units of layer {name!r} are copies of others"
-    return None

@@ -18,6 +18,7 @@ from gradveil.core.seeds import generator
 from gradveil.data import Images
 from gradveil.defenses import Defense, chain
 from gradveil.defenses.applied import check_defense, protected_model
+from gradveil.defenses.weights import load_weights
 from gradveil.federated.partition import Equal, Graph, Partition
 from gradveil.models import NormalizedName
 from gradveil.training.job import Recipe, TrainingJob
@@ -35,7 +36,7 @@ PLAIN = (
 )
 """Settings that are written as they are."""
 
-LATER = ("test", "channels", "normalize")
+LATER = ("test", "channels", "normalize", "start")
 """Settings of the training that are written only where they are set."""
 
 
@@ -55,7 +56,8 @@ class FederationJob:
     participant `spy`, keeps what it gets. These updates are attacked when the training is done: by
     `attacks`, and with `auto` by the strongest known for the defense, with `steps` iterations
     where they have such a setting, on at most `audited` images a round. With `average_of` the spy
-    has the averages of so many clients alone.
+    has the averages of so many clients alone. `start` is a file of weights that the training starts
+    from.
     """
 
     data: Images | str
@@ -84,6 +86,7 @@ class FederationJob:
     channels: int | None = None
     test: Images | str | None = None
     seed: int = 0
+    start: Path | None = None
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -155,6 +158,7 @@ class FederationJob:
             channels=self.channels,
             seed=self.seed,
             test=self.test,
+            start=self.start,
         )
 
     @property
@@ -220,9 +224,19 @@ class FederationJob:
 
 
 def make_model(job: FederationJob, train: Images) -> nn.Module:
-    """Return the model before its first round, with the layers that the defense puts into it."""
+    """Return the untrained model, with the layers that the defense puts into it."""
     shape = train.channels, train.size, train.size
     return protected_model(job.inside, candidate(job.model, train, job.seed), shape)
+
+
+def make_first_model(job: FederationJob, train: Images) -> nn.Module:
+    """Return the model before the first round: untrained, or with the weights to start from."""
+    if job.start is None:
+        return make_model(job, train)
+    shape = train.channels, train.size, train.size
+    plain = candidate(job.model, train, job.seed)
+    model, protected = load_weights(job.start, plain, job.inside, shape)
+    return model if protected else protected_model(job.inside, model, shape)
 
 
 def make_shares(job: FederationJob, train: Images) -> list[Tensor]:

@@ -41,6 +41,7 @@ from gradveil.federated.job import (
     RESUME,
     SPY,
     FederationJob,
+    make_first_model,
     make_model,
     make_shares,
 )
@@ -123,7 +124,7 @@ def federate(
     refuse_held(out, FEDERATING)
     splits = job.splits(place)
     train, test = splits
-    model = make_model(job, train)
+    model = make_first_model(job, train)
     make_shares(job, train)  # a division that cannot be is refused before anything starts
     try_defense(job.training, model, train)
     with alone(out, FEDERATING):
@@ -239,6 +240,7 @@ def _train(
         "step": job.rounds,
         "test_accuracy": history[-1]["test_accuracy"],
         "history": history,
+        **({} if job.start is None else {"start": str(job.start)}),
     }
     save_checkpoint(out / FINAL, model, facts)
 
