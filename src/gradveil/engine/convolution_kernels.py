@@ -25,6 +25,7 @@ LEAST = 16  # entries on each side of a block that the GPU multiplies
 DEPTH = 64  # entries summed by one product of blocks
 WIDEST = 128  # rows or columns of a block
 TAPS = 3  # of one kernel row, that share a block of the blame
+STAGES = 3  # of loads that run ahead of the products
 
 
 class Tile(NamedTuple):
@@ -51,7 +52,7 @@ def weight_products(
     if tile is None:
         positions = count // layout.victims * out_h * out_w
         taps = 1 if flat else min(TAPS, kernel_w)
-        tile = _shape(outputs, min(entries if flat else channels, 64), positions, taps)
+        tile = choose_tile(outputs, entries if flat else channels, positions, taps)
     if flat:
         parts = triton.cdiv(entries, tile.columns)
     else:
@@ -89,7 +90,7 @@ def blame_slope(
     positions = count // victims * out[0] * out[1]
     flat = channels < LEAST
     if tile is None:
-        tile = _shape(positions, outputs, area * channels if flat else channels)
+        tile = choose_tile(positions, outputs, area * channels if flat else channels)
     found = _maps((count, outputs, *out), inputs)
     tiles = triton.cdiv(positions, tile.rows) * triton.cdiv(outputs, tile.columns)
     _blame_slope[(victims * tiles,)](
@@ -119,7 +120,7 @@ def input_slope(
     (stride_h, stride_w), (step_h, step_w) = layout.stride, layout.dilation
     positions = count // victims * triton.cdiv(size[0], stride_h) * triton.cdiv(size[1], stride_w)
     if tile is None:
-        tile = _shape(positions, channels, outputs)
+        tile = choose_tile(positions, channels, outputs)
     found = _maps((count, channels, *size), blame)
     tiles = triton.cdiv(positions, tile.rows) * triton.cdiv(channels, tile.columns)
     _input_slope[(victims * tiles * stride_h * stride_w,)](
@@ -131,11 +132,12 @@ def input_slope(
     return found
 
 
-def _shape(rows: int, columns: int, depth: int, taps: int = 1) -> Tile:
+def choose_tile(rows: int, columns: int, depth: int, taps: int = 1) -> Tile:
     """Return the tile for a product of this size. All tuning is here and in the constants."""
-    high, wide = _power(rows, WIDEST), _power(columns, WIDEST)
-    warps = 8 if high * wide * taps > 128 * 128 else 4
-    return Tile(high, wide, _power(depth, DEPTH), warps, 3, taps)
+    high = _power(rows, WIDEST)
+    wide = _power(columns, WIDEST if taps == 1 else WIDEST // 2)  # a sum for each tap is held
+    warps = 8 if high * wide * taps > WIDEST**2 else 4
+    return Tile(high, wide, _power(depth, DEPTH), warps, STAGES, taps)
 
 
 def _power(size: int, most: int) -> int:
