@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gradveil.engine import convolutions
 from gradveil.engine.batched import BatchedGradients
 from gradveil.engine.device import load_kernels, suits, tf32
 from gradveil.engine.gradients import cross_entropy, loop_gradients
@@ -79,7 +80,11 @@ def test_patches_with_channels_last_are_those_of_unfold_and_their_adjoint_is_gat
 
 @pytest.mark.parametrize("name", ["lenet", "convnet", "resnet20-4", "vit"])
 @pytest.mark.parametrize("batch", [1, 3])
-def test_short_formats_on_a_gpu_are_near_the_loop(name: str, batch: int) -> None:
+@pytest.mark.parametrize("in_place", [False, True])
+def test_short_formats_on_a_gpu_are_near_the_loop(
+    name: str, batch: int, in_place: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(convolutions, "IN_PLACE", in_place)
     model = build(name, channels=3, size=32, classes=10).cuda().eval()
     images = torch.rand(4, batch, 3, 32, 32, device="cuda", requires_grad=True)
     labels = torch.arange(4 * batch, device="cuda").view(4, batch) % 10

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from gradveil.engine.device import load_kernels, suits
+from gradveil.engine.device import load_convolution_kernels, load_kernels, suits
 from gradveil.engine.each import Moves, convolve_one_by_one
 from gradveil.engine.patches import (
     PatchLayout,
@@ -29,6 +29,7 @@ from gradveil.engine.patches import (
 from gradveil.engine.products import multiply
 
 MANY_PATCHES = 200_000  # numbers in one image's patches
+IN_PLACE = False  # on a GPU, multiply maps where they lie, or patches laid out in memory
 
 # Torch's public `torch.nn.grad` wraps this operator, but hides which memory format it works in.
 _convolution_backward = torch.ops.aten.convolution_backward
@@ -40,7 +41,8 @@ def convolution_weight(layer: nn.Conv2d, inputs: Tensor, blame: Tensor, victims:
     found: Tensor
     outputs, channels, *kernel = layer.weight.shape
     if suits(blame) and blame.dtype == torch.bfloat16 and layer.groups == 1:
-        found = _LastProducts.apply(inputs, blame, layout)  # type: ignore[no-untyped-call]
+        products = _InPlaceProducts if IN_PLACE else _LastProducts
+        found = products.apply(inputs, blame, layout)  # type: ignore[no-untyped-call]
         return found.view(victims, outputs, *kernel, channels).permute(0, 1, 4, 2, 3)
     found = _PatchProducts.apply(inputs, blame, layout)  # type: ignore[no-untyped-call]
     return found.view(victims, *layer.weight.shape)
@@ -209,6 +211,28 @@ class _LastProducts(torch.autograd.Function):
 def _last(maps: Tensor, layout: PatchLayout) -> Tensor:
     """Return (victims, positions of all rows, channels); no copy where channels are last."""
     return maps.permute(0, 2, 3, 1).reshape(layout.victims, -1, maps.shape[1])
+
+
+class _InPlaceProducts(torch.autograd.Function):
+    """The products of `_LastProducts`, by kernels that write no patches."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, blame: Tensor, layout: PatchLayout) -> Tensor:
+        ctx.save_for_backward(inputs, blame)
+        ctx.layout = layout
+        found: Tensor = load_convolution_kernels().weight_products(inputs, blame, layout)
+        return found.flatten(2)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, None]:
+        inputs, blame = ctx.saved_tensors
+        layout: PatchLayout = ctx.layout
+        kernels = load_convolution_kernels()
+        slope = slope.reshape(*slope.shape[:2], -1, inputs.shape[1])
+        to_inputs = kernels.input_slope(blame, slope, tuple(inputs.shape[2:]), layout)
+        to_blame = kernels.blame_slope(inputs, slope, tuple(blame.shape[2:]), layout)
+        return to_inputs, to_blame, None
 
 
 class _PatchProducts(torch.autograd.Function):

@@ -126,6 +126,13 @@ def load_kernels() -> ModuleType:
     return kernels
 
 
+def load_convolution_kernels() -> ModuleType:
+    """Import the Triton kernels of convolutions."""
+    from gradveil.engine import convolution_kernels as kernels
+
+    return kernels
+
+
 @cache
 def _has_triton() -> bool:
     return find_spec("triton") is not None
