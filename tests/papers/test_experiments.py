@@ -1,5 +1,6 @@
 """The experiments: complete, with published figures, and made of cells that they share."""
 
+import json
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from gradveil.core.cell_files import FORMAT
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Protocol
 from gradveil.data.cifar import CIFAR10
@@ -215,6 +217,20 @@ def test_a_search_is_confirmed_on_images_that_no_score_has_seen(tmp_path: Path) 
     ours = found["the probe"]
     assert isinstance(ours, Searched) and ours.job(workspace).race
     assert ours.training.key == published.training.key  # trained once
+
+
+@pytest.mark.parametrize("row", ["../../elsewhere", "", "a" * 21])
+def test_a_record_of_a_search_names_no_folder_elsewhere(tmp_path: Path, row: str) -> None:
+    chosen = entries(EXPERIMENTS["searches"])[0].cell
+    assert isinstance(chosen, Searched)
+    result = {"states": {}, "kept": ["3"], "best": "3", "hybrid": None}
+    facts = {"format": FORMAT, "key": chosen.key, "kind": "search", "cell": {}, "n": 1}
+    path = tmp_path / chosen.key / "cell.json"
+    path.parent.mkdir()
+    written = {**facts, "seconds": 1.0, "result": {**result, "cases": {"untrained": [row]}}}
+    path.write_text(json.dumps(written))
+    with pytest.raises(GradveilError, match="cell.json"):
+        Records((tmp_path,)).confirmed(chosen)
 
 
 @pytest.mark.slow

@@ -633,6 +633,20 @@ class CorrelationCell(Struct, frozen=True):
     attack: Values
 
 
+Row = Annotated[str, Meta(pattern=r"^[a-z-]{1,20}$")]
+"""The name of a model or a row of a search's audits, which is a part of a folder's name."""
+
+
+class SearchCell(Struct, frozen=True):
+    """The result of a cell that is a search; `cases` are its audits, rows by model."""
+
+    states: dict[str, Count]
+    kept: list[str]
+    best: str
+    hybrid: str | None
+    cases: dict[Row, list[Row]]
+
+
 CELLS: dict[str, type[Struct]] = {
     "training": TrainingCell,
     "audit": AuditCell,
@@ -640,6 +654,7 @@ CELLS: dict[str, type[Struct]] = {
     "lines": LinesCell,
     "layers": LayersCell,
     "correlation": CorrelationCell,
+    "search": SearchCell,
 }
 """The types of results, by the kind of the cell."""
 

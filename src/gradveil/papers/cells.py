@@ -341,8 +341,9 @@ class Audited(Cell):
     def seconds(self) -> float:
         model = self.training.model
         scale = area(self.data, self.training.image_size)
-        found = attack_seconds(self.attack, self.images, model, scale, self.steps)
-        found += sham_seconds(self.attack, self.images, model, scale, self.steps) * self.sham
+        settings = model, scale, self.steps, self.restarts
+        found = attack_seconds(self.attack, self.images, *settings)
+        found += sham_seconds(self.attack, self.images, *settings) * self.sham
         return STARTING + found * client_factor(self.local_steps, self.train_mode)
 
     @property

@@ -44,7 +44,12 @@ def training_seconds(
 
 
 def attack_seconds(
-    attack: str, victims: int, model: str, scale: float = 1.0, steps: int | None = None
+    attack: str,
+    victims: int,
+    model: str,
+    scale: float = 1.0,
+    steps: int | None = None,
+    restarts: int | None = None,
 ) -> float:
     """Estimate an attack on single images; `scale` is `area` of them."""
     chosen = find(attack)
@@ -54,7 +59,7 @@ def attack_seconds(
     inner, slow = 1, 1.0
     if isinstance(chosen.optimizer, LBFGS):
         inner, slow = chosen.optimizer.inner, SLOW
-    stages = chosen.race.stages(chosen.restarts, steps or chosen.steps)
+    stages = chosen.race.stages(restarts or chosen.restarts, steps or chosen.steps)
     return sum(
         some * inner * slow * (ITERATION * max(0.5, weight) + ROW * rows * victims * weight)
         for rows, some in stages
@@ -62,10 +67,15 @@ def attack_seconds(
 
 
 def sham_seconds(
-    attack: str, victims: int, model: str, scale: float = 1.0, steps: int | None = None
+    attack: str,
+    victims: int,
+    model: str,
+    scale: float = 1.0,
+    steps: int | None = None,
+    restarts: int | None = None,
 ) -> float:
     """Estimate the sham of an attack on so many images."""
-    return attack_seconds(attack, min(victims, SHAM), model, scale, steps)
+    return attack_seconds(attack, min(victims, SHAM), model, scale, steps, restarts)
 
 
 def client_factor(local_steps: int, train_mode: bool) -> float:
