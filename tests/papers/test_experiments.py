@@ -229,7 +229,7 @@ def test_a_record_of_a_search_names_no_folder_elsewhere(tmp_path: Path, row: str
     path.parent.mkdir()
     written = {**facts, "seconds": 1.0, "result": {**result, "cases": {"untrained": [row]}}}
     path.write_text(json.dumps(written))
-    with pytest.raises(GradveilError, match="cell.json"):
+    with pytest.raises(GradveilError, match=r"cell\.json"):
         Records((tmp_path,)).confirmed(chosen)
 
 
