@@ -228,6 +228,7 @@ def tiles(layer: Layer, product: str) -> list[Any]:
         taps = 1 if few else min(load_convolution_kernels().TAPS, layer.kernel)
         chosen = choose(layer.outputs, entries, layer.out**2, taps)
         others = [
+            chosen._replace(stages=1),  # plain loads, which go through the nearest cache
             chosen._replace(stages=4),
             chosen._replace(warps=12 - chosen.warps),
             choose(layer.outputs, entries, layer.out**2)._replace(warps=8),
@@ -238,6 +239,7 @@ def tiles(layer: Layer, product: str) -> list[Any]:
         else:
             chosen = choose(layer.out**2, layer.channels, layer.outputs)
         others = [
+            chosen._replace(stages=1),
             chosen._replace(stages=4),
             chosen._replace(warps=8),
             chosen._replace(rows=64, columns=min(64, chosen.columns), stages=4),
