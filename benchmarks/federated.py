@@ -243,7 +243,7 @@ def leakage(asked: argparse.Namespace) -> None:
 
 UPDATES, STAGES = 40, (0, 10, 50, 200)  # updates of a kind; training steps before them
 SIDE = 16  # pixels: smaller images make the attacks cheaper
-SECONDS = 10.0  # that the guard's search has
+SECONDS = 60.0  # that the guard's search has, on a busy machine
 KINDS = {"none": "identified", "gaussian:1": "hidden"}
 AUDITS = {"none": replace(adam_cosine, steps=150), "gaussian:1": replace(likelihood, steps=150)}
 

@@ -9,6 +9,9 @@ call in a CUDA graph, over several copies of the data, so that these do not lie 
 Every result is compared with that of the patches. A tile that fails is reported, and the others go
 on; those that are left when the seconds are over are not measured. All layers are measured with
 the chosen tiles first.
+
+Before that, pruning's masks of all gradients of resnet20-4 (`defenses/pruning.py`): each tensor
+sorted, and all selected together; as launched one by one, as in training, and on the GPU alone.
 """
 
 import argparse
@@ -25,13 +28,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gradveil.defenses import pruning
 from gradveil.engine.device import load_convolution_kernels, load_kernels
 from gradveil.engine.patches import PatchLayout
+from gradveil.models import build
 
 DEVICE = "cuda"
 PRODUCTS = ("weight_products", "blame_slope", "input_slope")
 CACHE = 128 * 2**20  # bytes that hold more than the GPU keeps at hand
 CALLS, REPLAYS = 8, 5
+SHARE = 0.95  # pruned
 ERROR = 1e-2  # of a result, relative: both are rounded to bf16
 Work = Callable[[int], Tensor]
 
@@ -164,6 +170,55 @@ def microseconds(work: Work, copies: int) -> float:
     return float(statistics.median(taken))
 
 
+def compare_pruning() -> dict[str, Any]:
+    """Print and return microseconds of the masks of all gradients, sorted and selected."""
+    model = build("resnet20-4", channels=3, size=32, classes=100)
+    gradients = {
+        name: torch.randn(parameter.shape, device=DEVICE)
+        for name, parameter in model.named_parameters()
+    }
+    lines: dict[str, Any] = {}
+    wanted = None
+    for name, together in (("sorted", False), ("selected together", True)):
+        pruning.TOGETHER = together
+        try:
+            masks = pruning.kept_each(gradients, SHARE)
+            wanted = wanted or masks
+            if not all(torch.equal(masks[key], wanted[key]) for key in gradients):
+                raise ArithmeticError("another mask than by sorting")
+            lines[name] = {
+                "launched_us": launched(lambda: pruning.kept_each(gradients, SHARE)),
+                "gpu_us": microseconds(
+                    lambda _: next(iter(pruning.kept_each(gradients, SHARE).values())), 1
+                ),
+            }
+            print(
+                f"masks {name}: {lines[name]['launched_us']:.0f} us launched one by one, "
+                f"{lines[name]['gpu_us']:.0f} us on the GPU"
+            )
+        except Exception as error:  # the kernels are still to come
+            lines[name] = {"failed": _first_line(error)}
+            print(f"masks {name}: {lines[name]['failed']}")
+    pruning.TOGETHER = False
+    return lines
+
+
+def launched(work: Callable[[], object]) -> float:
+    """Return microseconds of a call as seen from outside, the GPU's work included."""
+    work()
+    torch.cuda.synchronize()
+    start = time.perf_counter()
+    for _ in range(CALLS):
+        work()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - start) / CALLS * 1e6
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"
+
+
 def tiles(layer: Layer, product: str) -> list[Any]:
     """Return the tile that is chosen for the layer, then others worth a try."""
     choose = load_convolution_kernels().choose_tile
@@ -173,6 +228,7 @@ def tiles(layer: Layer, product: str) -> list[Any]:
         taps = 1 if few else min(load_convolution_kernels().TAPS, layer.kernel)
         chosen = choose(layer.outputs, entries, layer.out**2, taps)
         others = [
+            chosen._replace(stages=1),  # plain loads, which go through the nearest cache
             chosen._replace(stages=4),
             chosen._replace(warps=12 - chosen.warps),
             choose(layer.outputs, entries, layer.out**2)._replace(warps=8),
@@ -183,6 +239,7 @@ def tiles(layer: Layer, product: str) -> list[Any]:
         else:
             chosen = choose(layer.out**2, layer.channels, layer.outputs)
         others = [
+            chosen._replace(stages=1),
             chosen._replace(stages=4),
             chosen._replace(warps=8),
             chosen._replace(rows=64, columns=min(64, chosen.columns), stages=4),
@@ -211,8 +268,7 @@ def measure(layer: Layer, product: str, tile: Any | None, rows: list[int]) -> di
                 _ = case.patches
             line["us"][count] = microseconds(work, case.copies)
     except Exception as error:  # whatever a compiler or driver raises: the other tiles go on
-        lines = str(error).strip().splitlines()
-        line["failed"] = f"{type(error).__name__}: {lines[0] if lines else ''}"
+        line["failed"] = _first_line(error)
     return line
 
 
@@ -287,6 +343,7 @@ def main() -> None:
         raise SystemExit("benchmarks/kernels.py needs a GPU: this torch sees none")
     start = time.perf_counter()
     torch.manual_seed(0)
+    masks = compare_pruning()
     lines = measure_all(options.rows, options.seconds)
     sums = show(lines, options.rows)
     taken = time.perf_counter() - start
@@ -297,7 +354,7 @@ def main() -> None:
         "seconds": round(taken, 1),
     }
     if options.json:
-        found = {"facts": facts, "sums": sums, "rows": lines}
+        found = {"facts": facts, "pruning": masks, "sums": sums, "rows": lines}
         options.json.write_text(json.dumps(found, indent=1) + "\n")
     print(json.dumps(facts))
 

@@ -44,7 +44,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
         torch.set_num_threads(1)
 
 
-class Scheduler(LoadScopeScheduling):
+class Scheduler(LoadScopeScheduling):  # type: ignore[misc]  # it has no types
     """Modules go to the workers whole; those that start processes go to one worker, together.
 
     So the server that starts their processes imports the package once, and not in every worker.

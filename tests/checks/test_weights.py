@@ -1,6 +1,7 @@
 """Weights that seem to be made for other images are told, and little trained ones are not."""
 
 import copy
+import re
 from collections.abc import Callable
 
 import pytest
@@ -93,6 +94,16 @@ def test_another_normalization_than_that_of_the_loader_is_told(
     wrong = wrapped(loader_normalizes, -KNOWN["mnist"][0][0], 2.0)
     found = looked_at(wrong).finding
     assert found is not None and found.name == "normalization"
+
+
+def test_constants_that_nobody_else_has_are_found() -> None:
+    model = trained(small(4, norm=True), lambda images: (images - 0.1) / 0.05)[-1]
+    found = looked_at(model)
+    assert found.finding is not None and found.finding.name == "normalization"
+    told = re.search(r"normalized by about (\S+),(\S+) on", found.finding.means)
+    assert told is not None
+    right = looked_at(wrapped(model, float(told[1]), float(told[2])))
+    assert right.finding is None and right.accuracy > found.accuracy + 0.25
 
 
 def test_images_that_are_normalized_twice_are_told() -> None:

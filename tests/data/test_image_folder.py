@@ -160,7 +160,7 @@ def test_one_class_or_none_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(GradveilError, match="has 0 class folders: at least 2"):
         load(f"folder:{tmp_path}")
     fill(tmp_path / "only/one", 3)
-    with pytest.raises(GradveilError, match="has 1 class folders: at least 2"):
+    with pytest.raises(GradveilError, match="has 1 class folder: at least 2"):
         load(f"folder:{tmp_path / 'only'}")
 
 

@@ -2,7 +2,6 @@
 
 import io
 import json
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -293,11 +292,7 @@ def test_a_folder_with_another_training_is_refused(tmp_path: Path) -> None:
         run(make_job(rounds=2), tmp_path)
 
 
-def test_rounds_go_on_without_a_client_that_dies_or_sends_nan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-
+def test_rounds_go_on_without_a_client_that_dies_or_sends_nan(tmp_path: Path, log: Any) -> None:
     def faulty(app: Any) -> Callable[..., Any]:
         def call(message: Any, context: Any) -> Any:
             reply = app(message, context)
@@ -314,7 +309,7 @@ def test_rounds_go_on_without_a_client_that_dies_or_sends_nan(
 
     found = run(make_job(rounds=1), tmp_path, faulty)
     assert all(bool(value.isfinite().all()) for value in found.model.state_dict().values())
-    assert "values that are not finite" in caplog.text and str(flower.NODE + 1) in caplog.text
+    assert "values that are not finite" in log.text and str(flower.NODE + 1) in log.text
 
 
 def test_processes_of_clients_that_ended_are_started_again_after_their_round(

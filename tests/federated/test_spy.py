@@ -1,6 +1,5 @@
 """The curious server, and the one that leaves broken replies out."""
 
-import logging
 import stat
 from pathlib import Path
 from typing import Any
@@ -96,16 +95,15 @@ def test_a_spy_goes_around_a_strategy_of_differential_privacy(tmp_path: Path) ->
 
 
 def test_a_full_disk_ends_the_keeping_and_not_the_round(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Any
 ) -> None:
     def full(*_: Any) -> None:
         raise GradveilError("no space left on the disk")
 
     monkeypatch.setattr(spied, "_write", full)
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
     found = start(Spy(plain(), out=tmp_path), Clients())
     torch.testing.assert_close(found, start(plain(), Clients()))
-    assert "the spy keeps nothing more of round 2: no space left on the disk" in caplog.text
+    assert "the spy keeps nothing more of round 2: no space left on the disk" in log.text
 
 
 @pytest.mark.parametrize(
@@ -141,15 +139,12 @@ def test_a_round_goes_on_without_a_client_whose_reply_is_broken(
     broken: Any,
     said: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    log: Any,
 ) -> None:
-    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
-    caplog.set_level(logging.INFO, "flwr")
     found = start(Spy(Screen(plain()), out=tmp_path), Clients(broken), rounds=1)
     mean = sum(number * (number + 1) for number in range(1, 5)) / (2 + 3 + 4 + 5)
     torch.testing.assert_close(found["head.weight"], arrays()["head.weight"] + mean)
-    assert said in caplog.text and str(flower.NODE) in caplog.text
+    assert said in log.text and str(flower.NODE) in log.text
 
 
 def test_a_reply_that_differs_from_most_is_left_out_of_gradients_too() -> None:

@@ -29,6 +29,8 @@ MOST_CLASSES = 0.5  # share of the classes of which it must then be right on mor
 
 TRAINED = 0.5  # share of log(classes), the loss of random answers, that trained weights stay below
 SEVERAL = 4  # classes below which no normalization is judged: two may be told apart in a few steps
+FITTED_ON = 60  # images that constants are fitted on, where none of the known ones is right
+ROUNDS = 4  # of the fit: the steps begin at 0.1 and a factor of 1.4, and are halved in each
 STALE = 0.01  # share of the first values in running statistics above which nothing is concluded
 
 Change = Callable[[Tensor], Tensor]
@@ -58,7 +60,7 @@ def look_at_weights(
     images, labels = images[chosen], labels[chosen].cpu()
     images = images if images.is_floating_point() else images.float() / 255
 
-    def answers(change: Change) -> Tensor:
+    def answers(change: Change, images: Tensor = images) -> Tensor:
         """Return the logits of the images after a change, (N, classes)."""
         like = next(model.parameters())
         with (
@@ -80,15 +82,69 @@ def look_at_weights(
     found = _wrong_order(given, labels, accuracy)
     if found is None and classes >= SEVERAL:
         tried = {name: answers(change) for name, change in _changes(model, images)}
-        shares = {
-            name: _share(logits.argmax(1), labels)
-            for name, logits in tried.items()
-            if _knows(logits, labels)
-        }
-        best = max(shares, key=lambda name: shares[name], default=None)
-        if best is not None and shares[best] >= accuracy + GAIN:
-            found = _wrong_input(best, shares[best], accuracy)
+        shares = {name: _share(logits.argmax(1), labels) for name, logits in tried.items()}
+        sure = [name for name, logits in tried.items() if _knows(logits, labels)]
+        best = max(sure or shares, key=lambda name: shares[name])
+        if shares[best] >= accuracy + GAIN:
+            if sure:
+                found = _wrong_input(best, shares[best], accuracy)
+            elif best != COLORS:  # the constants are near these, and others
+                start = _constants(images)[best]
+                found = _fit_normalization(model, answers, images, labels, accuracy, start)
     return Weights(accuracy, count, found)
+
+
+def _fit_normalization(
+    model: nn.Module,
+    answers: Callable[[Change, Tensor], Tensor],
+    images: Tensor,
+    labels: Tensor,
+    accuracy: float,
+    start: Constants,
+) -> Finding | None:
+    """Look for a mean and a std, the same for all channels, with which the weights do far better.
+
+    They are fitted from `start` by the loss on some of the images, and judged by the others.
+    """
+    frame = pixel_frame(model, (images.shape[1], images.shape[2], images.shape[3]))
+    shuffled = torch.randperm(len(labels), generator=generator(0, "normalization"))
+    size = min(FITTED_ON, len(labels) // 2)
+    ours, others = shuffled[:size], shuffled[size:]
+
+    def logits(constants: tuple[float, float], which: Tensor) -> Tensor:
+        mean, std = (torch.tensor(value).to(frame[0]) for value in constants)
+        return answers(partial(_normalized_anew, mean, std, *frame), images[which])
+
+    def loss(constants: tuple[float, float]) -> float:
+        return float(F.cross_entropy(logits(constants, ours), labels[ours]))
+
+    best = sum(start[0]) / len(start[0]), sum(start[1]) / len(start[1])
+    reached = loss(best)
+    for number in range(ROUNDS):
+        step, factor = 0.1 / 2**number, 1.4 ** (0.5**number)
+        better = True
+        while better:
+            mean, std = best
+            near = [
+                (mean - step, std),
+                (mean + step, std),
+                (mean, std / factor),
+                (mean, std * factor),
+            ]
+            least, nearest = min((loss(constants), constants) for constants in near)
+            better = least < reached - 1e-3
+            if better:
+                reached, best = least, nearest
+    found = logits(best, others)
+    share = _share(found.argmax(1), labels[others])
+    if share < accuracy + GAIN or not _knows(found, labels[others]):
+        return None
+    text = f"{best[0]:.2g},{best[1]:.2g}"
+    means = (
+        f"this looks like a wrong normalization: the weights are right on {accuracy:.1%} of the "
+        f"test images, and with images normalized by about {text} on {share:.1%}"
+    )
+    return Finding("warning", "normalization", means, "give normalize MEAN,STD as your loader has")
 
 
 def _share(guesses: Tensor, labels: Tensor) -> float:
@@ -124,18 +180,22 @@ def _changes(model: nn.Module, images: Tensor) -> Iterator[tuple[str, Change]]:
     """
     channels, height, width = images.shape[1:]
     mean, std = pixel_frame(model, (channels, height, width))
+    for name, constants in _constants(images).items():
+        means, stds = (_for_channels(values, channels).to(mean) for values in constants)
+        yield name, partial(_normalized_anew, means, stds, mean, std)
+    if channels == 3:
+        yield COLORS, lambda x: x.flip(1)
+
+
+def _constants(images: Tensor) -> dict[str, Constants]:
+    """Return means and stds that images like these are often normalized by, by their names."""
     theirs = images.mean(dim=(0, 2, 3)), images.std(dim=(0, 2, 3)).clamp_min(1e-3)
-    known: dict[str, Constants] = {
+    return {
         **KNOWN,
         DATA: (tuple(theirs[0].tolist()), tuple(theirs[1].tolist())),
         PIXELS: ((0.0,), (1.0,)),
         BYTES: ((0.0,), (1 / 255,)),
     }
-    for name, constants in known.items():
-        means, stds = (_for_channels(values, channels).to(mean) for values in constants)
-        yield name, partial(_normalized_anew, means, stds, mean, std)
-    if channels == 3:
-        yield COLORS, lambda x: x.flip(1)
 
 
 def _normalized_anew(m: Tensor, s: Tensor, mean: Tensor, std: Tensor, pixels: Tensor) -> Tensor:

@@ -126,7 +126,7 @@ class Folder(Source):
         names = [folder.name for folder in subfolders(part)]
         if len(names) < 2:
             raise GradveilError(
-                f"{part} has {len(names)} class folders: "
+                f"{part} has {len(names)} class folder{'' if len(names) == 1 else 's'}: "
                 "at least 2 are needed, one subfolder of images per class"
             )
         return names

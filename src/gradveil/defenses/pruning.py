@@ -1,6 +1,5 @@
 """Sharing the largest entries of a gradient: the rest is dropped, or fed back in later rounds."""
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -11,6 +10,9 @@ from gradveil.core.boundary import check_fields
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Gradients, Knowledge
 from gradveil.defenses.base import Defense, Moment, Seam, State
+from gradveil.defenses.selection import count_dropped, keep_largest
+
+TOGETHER = False  # on a GPU, select in all tensors at once, or sort each
 
 
 @dataclass(frozen=True)
@@ -42,7 +44,8 @@ class Pruning(Defense):
     def protect_gradients(
         self, gradients: Gradients, moment: Moment, state: State, rng: Generator
     ) -> tuple[Gradients, State]:
-        return {name: value * kept(value, self.share) for name, value in gradients.items()}, state
+        masks = kept_each(gradients, self.share)
+        return {name: value * masks[name] for name, value in gradients.items()}, state
 
     def tell(self, knowledge: Knowledge, model: nn.Module) -> Knowledge:
         return replace(knowledge, pruned=True)
@@ -92,7 +95,7 @@ class FeedbackPruning(Pruning):
             k: g + self.momentum * before.momentum[k] if before else g for k, g in gradients.items()
         }
         waiting = {k: u + before.unsent[k] if before else u for k, u in momentum.items()}
-        sent = {k: kept(v, self.share) for k, v in waiting.items()}
+        sent = kept_each(waiting, self.share)
         after = Residuals(
             {k: u * ~sent[k] for k, u in momentum.items()},
             {k: v * ~sent[k] for k, v in waiting.items()},
@@ -112,6 +115,14 @@ class FeedbackPruning(Pruning):
         return replace(super().tell(knowledge, model), momentum=self.momentum)
 
 
+def kept_each(gradients: Gradients, share: float) -> Gradients:
+    """Return the mask of `kept` for each tensor."""
+    values = list(gradients.values())
+    if TOGETHER and values and all(v.is_cuda and v.dtype == torch.float32 for v in values):
+        return dict(zip(gradients, keep_largest(values, share), strict=True))
+    return {name: kept(value, share) for name, value in gradients.items()}
+
+
 def kept(values: Tensor, share: float) -> Tensor:
     """Return a mask without exactly the `share` smallest magnitudes, rounded down.
 
@@ -119,7 +130,7 @@ def kept(values: Tensor, share: float) -> Tensor:
     refuses more than 16 million entries. A GPU sorts sooner than it selects, and it need not wait
     here: no step asks for a value.
     """
-    dropped = min(math.floor(round(share * values.numel(), 6)), values.numel() - 1)
+    dropped = count_dropped(values.numel(), share)
     magnitudes = values.abs().flatten()
     if dropped < 1:
         return torch.ones_like(values, dtype=torch.bool)

@@ -57,14 +57,7 @@ def weight_products(
         parts = triton.cdiv(entries, tile.columns)
     else:
         parts = triton.cdiv(channels, tile.columns) * kernel_h * triton.cdiv(kernel_w, tile.taps)
-    found = torch.empty(
-        layout.victims,
-        outputs,
-        kernel_h * kernel_w,
-        channels,
-        dtype=inputs.dtype,
-        device=inputs.device,
-    )
+    found = inputs.new_empty(layout.victims, outputs, kernel_h * kernel_w, channels)
     _weight_products[(layout.victims * triton.cdiv(outputs, tile.rows) * parts,)](
         inputs, blame, found, count // layout.victims, channels, outputs, height, width,
         out_h, out_w, *_moves(layout), flat, tile.taps, tile.rows, tile.columns, tile.depth,
@@ -173,30 +166,13 @@ def _read(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _weight_products(  # type: ignore[no-untyped-def]
-    inputs,
-    blame,
-    found,
-    rows,
-    channels: tl.constexpr,
-    outputs: tl.constexpr,
-    height: tl.constexpr,
-    width: tl.constexpr,
-    out_h: tl.constexpr,
-    out_w: tl.constexpr,
-    kernel_h: tl.constexpr,
-    kernel_w: tl.constexpr,
-    stride_h: tl.constexpr,
-    stride_w: tl.constexpr,
-    step_h: tl.constexpr,
-    step_w: tl.constexpr,
-    top: tl.constexpr,
-    left: tl.constexpr,
-    flat: tl.constexpr,
-    taps: tl.constexpr,
-    tile_out: tl.constexpr,
-    tile_in: tl.constexpr,
-    block: tl.constexpr,
-):
+    inputs, blame, found, rows,
+    channels: tl.constexpr, outputs: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
+    out_h: tl.constexpr, out_w: tl.constexpr, kernel_h: tl.constexpr, kernel_w: tl.constexpr,
+    stride_h: tl.constexpr, stride_w: tl.constexpr, step_h: tl.constexpr, step_w: tl.constexpr,
+    top: tl.constexpr, left: tl.constexpr, flat: tl.constexpr, taps: tl.constexpr,
+    tile_out: tl.constexpr, tile_in: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     entries: tl.constexpr = kernel_h * kernel_w * channels
     positions: tl.constexpr = out_h * out_w
     tiles_out: tl.constexpr = (outputs + tile_out - 1) // tile_out
@@ -257,29 +233,13 @@ def _weight_products(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _blame_slope(  # type: ignore[no-untyped-def]
-    inputs,
-    slope,
-    found,
-    rows,
-    channels: tl.constexpr,
-    outputs: tl.constexpr,
-    height: tl.constexpr,
-    width: tl.constexpr,
-    out_h: tl.constexpr,
-    out_w: tl.constexpr,
-    kernel_h: tl.constexpr,
-    kernel_w: tl.constexpr,
-    stride_h: tl.constexpr,
-    stride_w: tl.constexpr,
-    step_h: tl.constexpr,
-    step_w: tl.constexpr,
-    top: tl.constexpr,
-    left: tl.constexpr,
-    flat: tl.constexpr,
-    tile_p: tl.constexpr,
-    tile_out: tl.constexpr,
-    block: tl.constexpr,
-):
+    inputs, slope, found, rows,
+    channels: tl.constexpr, outputs: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
+    out_h: tl.constexpr, out_w: tl.constexpr, kernel_h: tl.constexpr, kernel_w: tl.constexpr,
+    stride_h: tl.constexpr, stride_w: tl.constexpr, step_h: tl.constexpr, step_w: tl.constexpr,
+    top: tl.constexpr, left: tl.constexpr, flat: tl.constexpr, tile_p: tl.constexpr,
+    tile_out: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     entries: tl.constexpr = kernel_h * kernel_w * channels
     positions: tl.constexpr = out_h * out_w
     tiles_out: tl.constexpr = (outputs + tile_out - 1) // tile_out
@@ -343,30 +303,13 @@ def _first_tap(  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _input_slope(  # type: ignore[no-untyped-def]
-    blame,
-    slope,
-    found,
-    rows,
-    channels: tl.constexpr,
-    outputs: tl.constexpr,
-    height: tl.constexpr,
-    width: tl.constexpr,
-    out_h: tl.constexpr,
-    out_w: tl.constexpr,
-    kernel_h: tl.constexpr,
-    kernel_w: tl.constexpr,
-    stride_h: tl.constexpr,
-    stride_w: tl.constexpr,
-    step_h: tl.constexpr,
-    step_w: tl.constexpr,
-    top: tl.constexpr,
-    left: tl.constexpr,
-    every_h: tl.constexpr,
-    every_w: tl.constexpr,
-    tile_p: tl.constexpr,
-    tile_in: tl.constexpr,
-    block: tl.constexpr,
-):
+    blame, slope, found, rows,
+    channels: tl.constexpr, outputs: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
+    out_h: tl.constexpr, out_w: tl.constexpr, kernel_h: tl.constexpr, kernel_w: tl.constexpr,
+    stride_h: tl.constexpr, stride_w: tl.constexpr, step_h: tl.constexpr, step_w: tl.constexpr,
+    top: tl.constexpr, left: tl.constexpr, every_h: tl.constexpr, every_w: tl.constexpr,
+    tile_p: tl.constexpr, tile_in: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     entries: tl.constexpr = kernel_h * kernel_w * channels
     down: tl.constexpr = (height + stride_h - 1) // stride_h
     across: tl.constexpr = (width + stride_w - 1) // stride_w

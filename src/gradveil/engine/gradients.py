@@ -212,7 +212,8 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
         yield
     finally:
         for module, flag in before.items():
-            module.training = flag
+            if module.training != flag:  # to set an attribute of a module takes long
+                module.training = flag
 
 
 def pixel_frame(model: nn.Module, image_shape: tuple[int, int, int]) -> Frame:

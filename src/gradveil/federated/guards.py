@@ -41,8 +41,8 @@ FIRST = 8  # canaries that are tried before all others
 LUCK = 0.1  # chance of a hit in a round that is no reason to say anything
 PATIENCE = 10  # rounds that a loss has, to fall below that of the first of them
 LOOKED_AT = 64  # canaries that the layers of a received model are looked at with
-TIMED = 10  # iterations that tell how long one takes
-LEAST = 10  # iterations below which a search finds nothing
+TIMED = 20  # iterations that tell how long one takes
+LEAST = 50  # iterations: with 15 and fewer it missed images that 150 identify
 
 GetBatch = Callable[[Context], tuple[Tensor, Tensor]]
 
@@ -303,7 +303,7 @@ class Guard:
         if steps < LEAST:
             raise GradveilError(
                 f"{self.seconds:g} s are time for {steps} of its iterations on {self.count} "
-                f"canaries, and fewer than {LEAST} find nothing; give more seconds"
+                f"canaries, and fewer than {LEAST} find too little; give more seconds"
             )
         return Attempt(
             f"{name} ({steps} iterations, for {self.seconds:g} s)", replace(attack, steps=steps)
