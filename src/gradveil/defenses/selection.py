@@ -52,7 +52,7 @@ def keep_largest(values: Sequence[Tensor], share: float) -> list[Tensor]:
     return [part.view_as(value) for part, value in zip(mask.split(sizes), values, strict=True)]
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=2)
 def _ranks(
     sizes: tuple[int, ...], share: float, device: torch.device
 ) -> tuple[Tensor, Tensor, Tensor]:
