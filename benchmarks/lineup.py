@@ -1,11 +1,14 @@
 """Score an audit's pictures by the line-up, and write every image's rank.
 
-    python benchmarks/lineup.py AUDIT [--data-root DIR] [--seed 0] [--json FILE]
+    python benchmarks/lineup.py AUDIT [--data-root DIR] [--seed 0] [--shifts 2 4 6 8] [--json FILE]
 
 AUDIT is the folder of an audit of a named data set with its pictures, one image to a victim. Each
 victim stands among N pictures of its class that went through the victim's draws (see
 `gradveil.scores.lineup`). Beside each attack stand the blind guesses, and the true picture with
 noise of the reconstruction's size, which says how well a picture so far off can be told at all.
+
+With --shifts only the attacks are ranked, once for each number of pixels that a reconstruction may
+be moved by, each beside a control: the reconstruction of the next victim in the same line-up.
 """
 
 import argparse
@@ -35,6 +38,44 @@ def pictures(case: CaseResult, kind: str, name: str) -> tuple[Tensor, Tensor]:
     return used.float() / 255, found.float() / 255
 
 
+def line_up(
+    case: CaseResult, defense: Defense, split: Images, lineups: Lineups, victims: list[int]
+) -> list[Tensor]:
+    """The candidates of each victim after its draws, (N, C, H, W) in [0, 1]."""
+    shown: list[Tensor] = []
+    for row, image in enumerate(victims):
+        mine = split.images[[image]].float() / 255
+        rng = generator(int(case.settings["seed"]), "share", image)
+        draws: Callable[[Tensor], Tensor] | None = defense.reveal(mine, rng)
+        candidates = split.images[lineups.candidates[row]].float() / 255
+        shown.append(replay(draws, mine, 0, candidates))
+    return shown
+
+
+def ranks_by_shift(
+    case: CaseResult,
+    defense: Defense,
+    split: Images,
+    lineups: Lineups,
+    victims: list[int],
+    seed: int,
+    shifts: list[int],
+) -> dict[str, list[int]]:
+    """The rank of each true picture by attack, or its control, and pixels moved."""
+    shown = line_up(case, defense, split, lineups, victims)
+    found: dict[str, list[int]] = {}
+    for name in dict.fromkeys(record.attack for record in case.of("attack")):
+        _, made = pictures(case, "attack", name)
+        for shift in shifts:
+            for told, some in ((name, made), (f"{name} of another victim", made.roll(-1, 0))):
+                rng = generator(seed, "lot", told, shift)
+                found[f"{told}, {shift} pixels"] = [
+                    rank(some[[row]], candidates, int(lineups.true[row]), rng, shift)
+                    for row, candidates in enumerate(shown)
+                ]
+    return found
+
+
 def ranks_of(
     case: CaseResult,
     defense: Defense,
@@ -45,13 +86,7 @@ def ranks_of(
 ) -> dict[str, list[int]]:
     """The rank of each true picture, by attack or control."""
     names = dict.fromkeys((r.kind, r.attack) for r in case.records if r.kind != "positive")
-    shown: list[Tensor] = []
-    for row, image in enumerate(victims):
-        mine = split.images[[image]].float() / 255
-        rng = generator(int(case.settings["seed"]), "share", image)
-        draws: Callable[[Tensor], Tensor] | None = defense.reveal(mine, rng)
-        candidates = split.images[lineups.candidates[row]].float() / 255
-        shown.append(replay(draws, mine, 0, candidates))
+    shown = line_up(case, defense, split, lineups, victims)
     found: dict[str, list[int]] = {}
     for kind, name in names:
         used, made = pictures(case, kind, name)
@@ -92,6 +127,7 @@ def main() -> None:
     parser.add_argument("audit", type=Path)
     parser.add_argument("--data-root", type=Path)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--shifts", type=int, nargs="+")
     parser.add_argument("--json", type=Path)
     asked = parser.parse_args()
     result = AuditResult.read(asked.audit)
@@ -108,7 +144,8 @@ def main() -> None:
     report: dict[str, Any] = {"audit": asked.audit.name, "candidates": lineups.size}
     report |= {"seed": asked.seed, "cases": {}}
     for case in result.cases:
-        found = ranks_of(case, parse(case.defense), split, lineups, victims, asked.seed)
+        at = case, parse(case.defense), split, lineups, victims, asked.seed
+        found = ranks_by_shift(*at, asked.shifts) if asked.shifts else ranks_of(*at)
         rows = {name: summary(ranks, lineups.size) for name, ranks in found.items()}
         report["cases"][case.name] = rows
         for name, row in rows.items():

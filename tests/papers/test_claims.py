@@ -15,8 +15,10 @@ from gradveil.papers.claims import (
     UNTOLD,
     accuracy_loss,
     decide_all,
+    decide_better,
     decide_infeasible,
     decide_loss,
+    decide_overlap,
     decide_search,
     together,
 )
@@ -36,8 +38,10 @@ from gradveil.search.confirm import Comparison
         (0, 64, (1, 64), UNTOLD),  # the attack finds nothing without a defense either
         (0, 64, None, UNTOLD),
         (0, 6, (3, 6), UNTOLD),  # as many as the replication attacked
-        (20, 64, (50, 64), IN_PART),
-        (20, 64, (22, 64), FAILS),
+        (5, 64, (50, 64), IN_PART),  # above chance, and perhaps at most 10%
+        (5, 64, (6, 64), UNTOLD),
+        (20, 64, (50, 64), FAILS),  # less than without it, but surely more than 10%
+        (88, 100, (100, 100), FAILS),
         (20, 64, None, FAILS),
     ],
 )
@@ -48,11 +52,25 @@ def test_an_attack_is_infeasible_only_where_the_interval_says_so(
 
 
 def test_verdicts_of_parts_are_joined() -> None:
-    assert together([HOLDS, HOLDS, UNTOLD]) == HOLDS
-    assert together([HOLDS, FAILS]) == IN_PART
+    assert together([HOLDS, HOLDS]) == HOLDS
+    assert together([HOLDS, UNTOLD, UNTOLD]) == UNTOLD  # one part does not speak for the others
+    assert together([HOLDS, FAILS]) == IN_PART and together([FAILS, UNTOLD]) == FAILS
+    assert together([HOLDS, IN_PART]) == IN_PART
     assert together([UNTOLD, MISSING]) == f"{UNTOLD}, so far"
     assert together([HOLDS, MISSING]) == f"{HOLDS}, so far"
     assert together([MISSING]) == MISSING and together([]) == MISSING
+
+
+def test_the_papers_five_are_decided_by_the_bounds_of_their_number() -> None:
+    assert decide_overlap(5, 5, 5) == HOLDS and decide_overlap(4, 5, 5) == UNTOLD
+    assert decide_overlap(3, 4, 5) == IN_PART and decide_overlap(2, 4, 5) == FAILS
+
+
+def test_a_defense_is_better_only_where_it_leaks_less_and_costs_less() -> None:
+    assert decide_better((-0.3, -0.1), (-0.05, -0.01)) == HOLDS
+    assert decide_better((-0.3, 0.1), (-0.05, -0.01)) == UNTOLD
+    assert decide_better((0.1, 0.3), (-0.05, -0.01)) == FAILS
+    assert decide_better((-0.3, -0.1), (0.01, 0.05)) == FAILS
 
 
 @pytest.mark.parametrize(
@@ -96,11 +114,15 @@ def test_the_papers_five_are_counted_among_the_lowest() -> None:
 
 def test_correlations_have_an_interval_around_them() -> None:
     rng = np.random.default_rng(0)
-    left = rng.random(100)
-    right = left + 0.5 * rng.random(100)
+    left = rng.random((100, 1))
+    right = left + 0.5 * rng.random((100, 1))
     r, low, high = correlations(left, right)
-    assert r == pytest.approx(np.corrcoef(left, right)[0, 1]) and low < r < high
+    assert r == pytest.approx(np.corrcoef(left.T, right.T)[0, 1]) and low < r < high
     assert correlations(left, np.exp(9 * left), ranks=True)[0] == pytest.approx(1)
+    noisy = right + 3 * rng.standard_normal((100, 4))  # four images that disagree
+    wide = correlations(left, noisy)
+    alone = correlations(left, noisy.mean(1, keepdims=True))
+    assert wide[0] == pytest.approx(alone[0]) and wide[2] - wide[1] > alone[2] - alone[1]
     result = {
         "privacy": {"code": {"a": [0.1], "b": [0.2], "c": [0.3]}},
         "attack": {

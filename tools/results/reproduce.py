@@ -65,7 +65,11 @@ def _verdicts(parts: tuple[Part, ...], records: Records) -> str:
     rules = (
         "**Verdicts**, each at 95%, not corrected for their number. *Infeasible* means that at "
         f"most {INFEASIBLE:.0%} of images can have rank 1, under an attack that works without the "
-        f"defense; *almost nothing* at most {100 * POINT:.0f} point of accuracy."
+        f"defense; it does not hold where it must be more, and holds in part where it is between "
+        f"chance and that, but less than without the defense. *Almost nothing* is at most "
+        f"{100 * POINT:.0f} point of accuracy. A claim of several tables holds where all of them "
+        "do. Rank 1 is by a line-up that finds a picture moved by up to 2 pixels: shares of "
+        "trained models are lower bounds (see *The line-up is strict*)."
     )
     return f"{rules}\n\n{table(['', 'claim', 'verdict', 'decided by'], body)}"
 

@@ -39,18 +39,40 @@ def overlap(values: Mapping[str, Sequence[float]], seed: int = 0) -> tuple[int, 
 def correlations(
     left: Values, right: Values, seed: int = 0, *, ranks: bool = False
 ) -> tuple[float, float, float]:
-    """Return Pearson's or Spearman's r of two rows of values, with bootstrap bounds (95%)."""
-    from scipy.stats import rankdata
+    """Return Pearson's or Spearman's r of two tables' row means, with bootstrap bounds (95%).
 
-    if ranks:
-        left, right = rankdata(left), rankdata(right)
-    drawn = np.random.default_rng(seed).integers(len(left), size=(RESAMPLES, len(left)))
+    Rows are policies, the same in both tables; columns are images, which may differ in number.
+    Policies and the images of each table are resampled together: the r is of these policies, and
+    these images stand for others.
+    """
+    rng = np.random.default_rng(seed)
+    policies = rng.integers(len(left), size=(RESAMPLES, len(left)))
+    again = [_resampled(some, policies, rng) for some in (left, right)]
+    means = [some.mean(1)[None] for some in (left, right)]
     with np.errstate(invalid="ignore", divide="ignore"):
-        again = _pearson(left[drawn], right[drawn])
-        value = float(_pearson(left[None], right[None])[0])
-    some = again[np.isfinite(again)]
+        drawn = _r(*again, ranks=ranks)
+        value = float(_r(*means, ranks=ranks)[0])
+    some = drawn[np.isfinite(drawn)]
     low, high = np.quantile(some, [0.025, 0.975]) if len(some) else (np.nan, np.nan)
     return value, float(low), float(high)
+
+
+def _resampled(table: Values, policies: NDArray[np.int64], rng: np.random.Generator) -> Values:
+    """Return (resamples, policies): means over images drawn anew, of the policies drawn."""
+    images = table.shape[1]
+    counts = rng.multinomial(images, np.full(images, 1 / images), size=len(policies))
+    means: Values = counts @ table.T / images
+    return np.take_along_axis(means, policies, axis=1)
+
+
+def _r(left: Values, right: Values, *, ranks: bool) -> Values:
+    from scipy.stats import rankdata
+
+    return (
+        _pearson(rankdata(left, axis=1), rankdata(right, axis=1))
+        if ranks
+        else _pearson(left, right)
+    )
 
 
 def _pearson(left: Values, right: Values) -> Values:
@@ -64,9 +86,9 @@ def correlation_table(result: Mapping[str, Any]) -> list[tuple[str, str, str, fl
     names = [*result["attack"]]
     found = []
     for rule, values in result["privacy"].items():
-        score = np.array([np.mean(values[name]) for name in names])
+        score = np.array([values[name] for name in names])
         for quantity in ("psnr", "ssim", "lineup", "over_blind"):
-            attacked = np.array([np.mean(result["attack"][name][quantity]) for name in names])
+            attacked = np.array([result["attack"][name][quantity] for name in names])
             for kind in ("Pearson", "Spearman"):
                 r = correlations(score, attacked, ranks=kind == "Spearman")
                 found.append((rule, quantity, kind, *r))
@@ -105,8 +127,10 @@ def _single_lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _correlation_lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
+    victims = len(next(iter(result["attack"].values()))["psnr"])
+    of = f", {victims} image{'s' * (victims > 1)} a policy"
     return [
-        (f"{kind}'s r of S_pri ({rule}) and {quantity}", f"{r:.2f} ({low:.2f} to {high:.2f})")
+        (f"{kind}'s r of S_pri ({rule}) and {quantity}{of}", f"{r:.2f} ({low:.2f} to {high:.2f})")
         for rule, quantity, kind, r, low, high in correlation_table(result)
     ]
 

@@ -153,13 +153,14 @@ def replay(
     return torch.stack(made)
 
 
-def seen_from_everywhere(found: Tensor) -> Tensor:
+def seen_from_everywhere(found: Tensor, shift: int = SHIFT) -> Tensor:
     """Return unit vectors (R, 50, pixels) of reconstructions (R, C, H, W), moved and mirrored.
 
-    They are moved by up to 2 pixels, and the edge of 2 pixels is left out; see `local_contrast`.
+    They are moved by up to `shift` pixels each way (2 make 5 x 5 places and their mirror images),
+    and an edge of as many is left out; see `local_contrast`.
     """
-    _check_side(found)
-    height, width = (side - 2 * SHIFT for side in found.shape[2:])
+    _check_side(found, shift)
+    height, width = (side - 2 * shift for side in found.shape[2:])
     windows = found.unfold(2, height, 1).unfold(3, width, 1)  # (R, C, 5, 5, h, w)
     moved = windows.permute(0, 2, 3, 1, 4, 5).flatten(0, 2)
     contrast = local_contrast(moved)
@@ -167,34 +168,34 @@ def seen_from_everywhere(found: Tensor) -> Tensor:
     return F.normalize(both.view(len(found), -1, height * width), dim=2)
 
 
-def seen_in_place(candidates: Tensor) -> Tensor:
-    """Return unit vectors (N, pixels) of candidates (N, C, H, W), the edge of 2 left out."""
-    _check_side(candidates)
-    inner = local_contrast(candidates[:, :, SHIFT:-SHIFT, SHIFT:-SHIFT])
+def seen_in_place(candidates: Tensor, shift: int = SHIFT) -> Tensor:
+    """Return unit vectors (N, pixels) of candidates (N, C, H, W), an edge of `shift` left out."""
+    _check_side(candidates, shift)
+    inner = local_contrast(candidates[:, :, shift:-shift, shift:-shift])
     return F.normalize(inner.flatten(1), dim=1)
 
 
-def _check_side(images: Tensor) -> None:
-    if min(images.shape[2:]) <= 2 * SHIFT:
+def _check_side(images: Tensor, shift: int) -> None:
+    if min(images.shape[2:]) <= 2 * shift:
         raise GradveilError(
             f"images of {images.shape[2]} x {images.shape[3]} pixels: a line-up needs at "
-            f"least {2 * SHIFT + 1} a side"
+            f"least {2 * shift + 1} a side"
         )
 
 
-def likeness_each(found: Tensor, candidates: Tensor) -> Tensor:
+def likeness_each(found: Tensor, candidates: Tensor, shift: int = SHIFT) -> Tensor:
     """How much each candidate (N, C, H, W) resembles each reconstruction (R, C, H, W), (R, N).
 
-    The best over shifts of up to 2 pixels and the mirror image, for every candidate alike. Pictures
-    are compared by their locally normalized luminance; the edge of 2 pixels is left out.
+    The best over shifts of up to `shift` pixels and the mirror image, for every candidate alike.
+    Pictures are compared by their locally normalized luminance; an edge of `shift` is left out.
     """
-    alike: Tensor = seen_from_everywhere(found) @ seen_in_place(candidates).T  # (R, 50, N)
+    alike: Tensor = seen_from_everywhere(found, shift) @ seen_in_place(candidates, shift).T
     return alike.amax(dim=1)
 
 
-def likeness(found: Tensor, candidates: Tensor) -> Tensor:
+def likeness(found: Tensor, candidates: Tensor, shift: int = SHIFT) -> Tensor:
     """How much each candidate (N, C, H, W) resembles the best of the reconstructions, (N,)."""
-    return likeness_each(found, candidates).amax(dim=0)
+    return likeness_each(found, candidates, shift).amax(dim=0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -236,6 +237,6 @@ def rank_among(alike: Tensor, true: int, rng: Generator) -> int:
     return nearer + 1 + int(torch.randint(equal, (), generator=rng))
 
 
-def rank(found: Tensor, candidates: Tensor, true: int, rng: Generator) -> int:
+def rank(found: Tensor, candidates: Tensor, true: int, rng: Generator, shift: int = SHIFT) -> int:
     """The rank of the true candidate by likeness to the reconstructions (R, C, H, W)."""
-    return rank_among(likeness(found.float(), candidates.float()), true, rng)
+    return rank_among(likeness(found.float(), candidates.float(), shift), true, rng)
