@@ -223,7 +223,7 @@ def test_a_search_is_confirmed_on_images_that_no_score_has_seen(tmp_path: Path) 
 def test_a_record_of_a_search_names_no_folder_elsewhere(tmp_path: Path, row: str) -> None:
     chosen = entries(EXPERIMENTS["searches"])[0].cell
     assert isinstance(chosen, Searched)
-    result = {"states": {}, "kept": ["3"], "best": "3", "hybrid": None}
+    result: dict[str, Any] = {"states": {}, "kept": ["3"], "best": "3", "hybrid": None}
     facts = {"format": FORMAT, "key": chosen.key, "kind": "search", "cell": {}, "n": 1}
     path = tmp_path / chosen.key / "cell.json"
     path.parent.mkdir()
