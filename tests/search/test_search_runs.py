@@ -107,7 +107,8 @@ def copied_audits(whole: SearchResult, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of the whole search in place of new ones, where they are not the point."""
 
     def copy(job: object, out: Path, **_: object) -> None:  # noqa: ARG001
-        shutil.copytree(whole.out / "confirm", out, dirs_exist_ok=True)
+        if not out.exists():  # else it came with the first case
+            shutil.copytree(whole.out / "confirm", out)
 
     monkeypatch.setattr("gradveil.search.confirm.run_audit", copy)
 

@@ -107,7 +107,7 @@ def _record(
 
 
 def _found(model: nn.Module, names: Collection[str]) -> dict[str, nn.Module]:
-    there = drawing(model)
+    there = drawing(model) if names else {}
     for name in names:
         if name not in there:
             raise GradveilError(

@@ -208,11 +208,12 @@ def in_mode(model: nn.Module, training: bool) -> Iterator[None]:
     """Put the model into training or eval mode for a while, then each module's flag back."""
     before = {module: module.training for module in model.modules()}
     try:
-        model.train(training)
+        if any(flag != training for flag in before.values()):  # it takes a while, and is rarely so
+            model.train(training)
         yield
     finally:
         for module, flag in before.items():
-            if module.training != flag:  # to set an attribute of a module takes long
+            if module.training != flag:
                 module.training = flag
 
 

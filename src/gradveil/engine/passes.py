@@ -181,15 +181,16 @@ def _taps(model: nn.Module, forwards: Forwards, victims: int) -> Iterator[list[T
         weight, bias = (for_each(part, 1, victims) for part in (layer.weight, layer.bias))
         return normalize(layer, inputs, victims, weight, bias)
 
+    modules = list(model.modules())
     layers = [
         m
-        for m in model.modules()
+        for m in modules
         if type(m) in RULES
         and not is_normalized(m)
         and any(p.requires_grad for p in m.parameters(recurse=False))
     ]
-    faster = {m: forwards[type(m)] for m in model.modules() if type(m) in forwards}
-    faster |= {m: run_norm for m in model.modules() if is_normalized(m)}
+    faster = {m: forwards[type(m)] for m in modules if type(m) in forwards}
+    faster |= {m: run_norm for m in modules if is_normalized(m)}
     handles = [layer.register_forward_hook(record) for layer in layers]
     try:
         for layer, run in faster.items():
