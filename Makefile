@@ -9,15 +9,15 @@ DEMO := demo
 
 demo: install
 	$(BIN)/gradveil train --data fashion-mnist-mini --model lenet --epochs 15 --lr 0.01 --no-augment --save-at 0,1,10 --out $(DEMO)/train
-	$(BIN)/gradveil audit --data fashion-mnist-mini --model lenet --checkpoint $(DEMO)/train/model.safetensors --attack dlg --steps 30 --images 8 --out $(DEMO)/audit
-	$(BIN)/gradveil search --data fashion-mnist-mini --model lenet --checkpoint $(DEMO)/train/model.safetensors --attack dlg --trials 12 --keep 3 --images 6 --probe-steps 3 --audit-images 8 --audit-steps 12 --out $(DEMO)/search
+	$(BIN)/gradveil audit --data fashion-mnist-mini --model lenet --checkpoint $(DEMO)/train/model.safetensors --attack adam-cosine --steps 300 --images 8 --out $(DEMO)/audit
+	$(BIN)/gradveil search --data fashion-mnist-mini --model lenet --checkpoint $(DEMO)/train/model.safetensors --trials 12 --keep 3 --images 6 --probe-steps 30 --audit-images 8 --audit-steps 100 --out $(DEMO)/search
 	$(BIN)/gradveil policy show 3-1-7+43-18-18 --out $(DEMO)/policy.png
 	@echo
 	@echo "The demo trained a small model on 2,000 embedded Fashion-MNIST images, attacked the gradients of 8 test images, and searched a dozen"
 	@echo "policies for one that protects them (a real search draws 1,500, on more images: gradveil search --help). Look at:"
 	@echo "  $(DEMO)/audit/index.html                    the page of the audit, and $(DEMO)/search/index.html that of the search"
-	@echo "  $(DEMO)/audit/none/pictures/grid-dlg.png    the images, and what a server makes of their gradients"
-	@echo "  $(DEMO)/audit/none/pictures/frames-dlg.png  how the pictures come out, iteration by iteration"
+	@echo "  $(DEMO)/audit/none/pictures/grid-adam-cosine.png    the images, and what a server makes of their gradients"
+	@echo "  $(DEMO)/audit/none/pictures/frames-adam-cosine.png  how the pictures come out, iteration by iteration"
 	@echo "  $(DEMO)/audit/none/records.jsonl            every figure of the table above, image by image, controls included"
 	@echo "  $(DEMO)/search/policies.toml                the policies the search kept; --defense $(DEMO)/search/policies.toml uses them"
 	@echo "  $(DEMO)/policy.png                          what the paper's hybrid policy does to a picture"

@@ -13,7 +13,7 @@ from gradveil.assessment import AssessJob, conclude, run_assessment
 from gradveil.assessment.job import NOW, THEN
 from gradveil.assessment.run import RESULT
 from gradveil.audits.model import ModelFacts
-from gradveil.checks import Diagnosis
+from gradveil.checks import Diagnosis, Finding
 from gradveil.core import GradveilError
 from gradveil.defenses import Pruning, assessed_defenses
 from gradveil.stats import Verdict
@@ -112,6 +112,21 @@ def test_bad_settings_are_refused_in_one_line(settings: dict[str, Any], says: st
     job = AssessJob("lenet", "fashion-mnist-mini")
     with pytest.raises(GradveilError, match=says):
         replace(job, **settings)
+
+
+def test_what_the_doctor_warns_of_is_said_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def stop(*_: object) -> None:
+        raise GradveilError("trained")
+
+    wrong = Finding("warning", "normalization", "this looks wrong", "give normalize")
+    found = Diagnosis((wrong,), (), ())
+    monkeypatch.setattr("gradveil.assessment.run._diagnose", lambda *_: found)
+    monkeypatch.setattr("gradveil.assessment.run._fitting_fraction", stop)
+    with pytest.raises(GradveilError, match=r"^trained$"):
+        run_assessment(AssessJob("lenet", "fashion-mnist-mini"), tmp_path / "a")
+    assert "warning: normalization: this looks wrong; give normalize\n" in capsys.readouterr().err
 
 
 def test_defenses_are_tried_that_declare_a_setting_for_it() -> None:

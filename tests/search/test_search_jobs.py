@@ -4,12 +4,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import toys
 from gradveil.attacks import find
 from gradveil.core.errors import GradveilError
 from gradveil.search.job import SearchJob
-from gradveil.search.setup import choose_images
+from gradveil.search.setup import choose_images, in_turn
 
 
 def test_the_published_search_is_the_papers() -> None:
@@ -108,6 +109,21 @@ def test_a_smaller_split_gives_closer_images_and_smaller_batches(
     assert len(chosen.notes) == (len(leak) < 100) + (len(accuracy) < 1000)
 
 
+def test_a_split_that_ends_before_the_usual_images_is_halved() -> None:
+    chosen = choose_images(182, 4, 100, "d test")
+    assert chosen.leak == (91, 96, 101, 106) and chosen.accuracy == tuple(range(91, 181))
+
+
+def test_of_a_split_that_is_sorted_by_class_all_classes_are_scored() -> None:
+    labels = torch.tensor([0] * 30 + [1] * 10 + [2] * 20)
+    chosen = choose_images(60, 6, 100, "d test").of_order(in_turn(labels))
+    assert labels[list(chosen.accuracy)].bincount().tolist() == [15, 5, 10]
+    assert labels[list(chosen.leak)].unique().tolist() == [0, 1, 2]
+    assert in_turn(labels).sort().values.tolist() == list(range(60))
+    mixed = torch.tensor([1, 0, 2, 1])
+    assert in_turn(mixed).tolist() == [0, 1, 2, 3]
+
+
 def test_what_is_less_than_usual_is_said() -> None:
     fewer, smaller = choose_images(500, 8, 64, "mini test").notes
     assert fewer == "leakage was scored on 8 images instead of 64: the ranking is less sure"
@@ -120,8 +136,8 @@ def test_what_is_less_than_usual_is_said() -> None:
 @pytest.mark.parametrize(
     ("size", "wanted", "says"),
     [
-        (219, None, "d test has 219 images: scores start at image 200 and need 20 from there"),
-        (150, 2, "d test has 150 images"),
+        (38, None, "d test has 38 images: scores need 20, and the audits others; give at least 39"),
+        (150, 76, "images 76: d test has 75 from image 75 on"),
         (500, 301, "images 301: d test has 300 from image 200 on"),
     ],
 )

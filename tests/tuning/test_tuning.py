@@ -249,6 +249,17 @@ def test_a_model_of_a_user_is_tuned_behind_its_normalization_on_images_it_can_ta
     assert said == "channels 3: only named data sets are converted; convert your own images first"
 
 
+def test_a_long_tuning_says_beforehand_how_long_it_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("gradveil.tuning.setup.time_iteration", lambda *_: 0.5)
+    monkeypatch.setattr("gradveil.tuning.run._open_study", lambda *_: pytest.fail("it begins"))
+    with pytest.raises(pytest.fail.Exception, match="it begins"):
+        run_tuning(JOB, tmp_path / "run")
+    # 6 iterations of half a second, on 12 images of 6 trials and twice on 3 held out
+    assert capsys.readouterr().err == "about 4 min on this machine; --work 1: 39 s\n"
+
+
 def test_gains_are_tested_update_by_update() -> None:
     ours = {"lineup": [1.0] * 6 + [0.0], "ssim": [0.5, 0.6, 0.7, 0.6, 0.5, 0.4, 0.3]}
     theirs = {"lineup": [0.0] * 6 + [1.0], "ssim": [0.4, 0.4, 0.4, 0.2, 0.0, 0.1, 0.1]}

@@ -120,6 +120,9 @@ def run_assessment(
         first = next(found for found in diagnosis.everything if found.level == "error")
         raise GradveilError(f"the doctor found an error: {first}")
     bar.say(f"checked {shown(plain_name(job.model))} and {shown(_title(job))}")
+    for finding in diagnosis.findings:
+        if finding.level == "warning":  # now, and not after the trainings
+            bar.say(f"warning: {finding}")
     if settings["fraction"] is None:
         settings["fraction"] = _fitting_fraction(job, root, where)
     fraction = float(settings["fraction"])

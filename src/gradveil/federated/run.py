@@ -28,7 +28,7 @@ from gradveil.core.formats import FederatedRound
 from gradveil.core.importing import RAISED
 from gradveil.core.job_folder import SETTINGS, claim, remove_empty
 from gradveil.core.locks import alone, refuse_held
-from gradveil.core.progress import Bar
+from gradveil.core.progress import LONG, Bar, foretold
 from gradveil.core.reading import parse_json
 from gradveil.core.stopping import signaled, stop_if_signaled
 from gradveil.core.tensor_files import read_safetensors
@@ -212,6 +212,11 @@ def _train(
             )
             _keep(out / RESUME, learners, history)
             bar.update(number, news=f"accuracy {accuracy:.1%}")
+            left = job.rounds - number
+            if number == 2 and left * seconds > LONG:  # the first has what is done but once
+                fewer = max(job.rounds // 10, 1)
+                said = foretold(left * seconds, {f"--rounds {fewer}": fewer * seconds})
+                bar.say(f"the other rounds: {said}")
             if rounds.lost_process and number < job.rounds:
                 LOG.warning(
                     "gradveil: round %d went on without clients whose process ended; all processes "

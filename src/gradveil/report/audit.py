@@ -405,8 +405,10 @@ def _unusual(case: CaseResult) -> list[str]:
             "as published: the defense acts in training only, and the clean gradient is attacked."
         )
     if model is not None and model.under != case.defense:
-        under = model.under or "what its file does not say"
-        lines.append(f"* the accuracy is that of a model trained under {under}.")
+        under = f"that of a model trained under {model.under}"
+        if not model.under:
+            under = "of weights whose file does not say under which defense they were trained"
+        lines.append(f"* the accuracy is {under}.")
     if model is not None and model.measured_on in MEASURED_ON:
         lines.append(
             f"the accuracy was measured on {model.tested} {MEASURED_ON[model.measured_on]}."

@@ -1,11 +1,11 @@
 """Images, the untrained and the semi-trained model, and two scorers: all that a search needs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from gradveil import __version__
 from gradveil.audits.victims import find_victims, refuse_tuned_on
@@ -43,22 +43,41 @@ class Chosen:
     accuracy: tuple[int, ...]
     notes: tuple[str, ...] = ()
 
+    def of_order(self, order: Tensor) -> "Chosen":
+        """Return the images that have these numbers in another order of the split."""
+        leak, accuracy = (tuple(order[list(some)].tolist()) for some in (self.leak, self.accuracy))
+        return replace(self, leak=leak, accuracy=accuracy)
+
+
+def in_turn(labels: Tensor) -> Tensor:
+    """Return the order of a split: as it is, or where it is sorted with the classes mixed evenly.
+
+    Folders are sorted by class: neighbors, whose accuracy is scored together, would be of one.
+    """
+    if bool((labels.diff() < 0).any()):
+        return torch.arange(len(labels))
+    number = torch.arange(len(labels)) - torch.searchsorted(labels, labels)  # within its class
+    return ((number + 0.5) / labels.bincount()[labels]).argsort(stable=True)
+
 
 def choose_images(size: int, wanted: int | None, usual: int, name: str) -> Chosen:
     """Choose from a split of `size`: every fifth image from 200 on, and ten batches of a hundred.
 
-    A smaller split has closer images (the largest step that fits) and smaller batches. `wanted`
-    None asks for the usual number, or as many as there are; a number that does not fit is an error.
+    A smaller split has closer images (the largest step that fits) and smaller batches; of less than
+    220 images the first half is left to the audits. `wanted` None asks for the usual number, or as
+    many as there are; a number that does not fit is an error.
     """
-    left = size - FIRST
-    if left < BATCHES * SMALLEST:
+    least = BATCHES * SMALLEST
+    first = FIRST if size - FIRST >= least else size // 2
+    left = size - first
+    if left < least:
         raise GradveilError(
-            f"{name} has {size} images: scores start at image {FIRST} and need "
-            f"{BATCHES * SMALLEST} from there; search on a larger split"
+            f"{name} has {size} images: scores need {least}, and the audits others; give at least "
+            f"{2 * least - 1} test images"
         )
     if wanted is not None and wanted > left:
         raise GradveilError(
-            f"images {wanted}: {name} has {left} from image {FIRST} on, where scores start; "
+            f"images {wanted}: {name} has {left} from image {first} on, where scores start; "
             f"choose at most {left}"
         )
     count = min(usual, left) if wanted is None else wanted
@@ -74,7 +93,7 @@ def choose_images(size: int, wanted: int | None, usual: int, name: str) -> Chose
             f"{name} has {size} images: accuracy was scored on {BATCHES} batches of {batch} images "
             f"instead of {BATCH}"
         )
-    leak, accuracy = range(FIRST, FIRST + count * step, step), range(FIRST, FIRST + BATCHES * batch)
+    leak, accuracy = range(first, first + count * step, step), range(first, first + BATCHES * batch)
     return Chosen(tuple(leak), tuple(accuracy), tuple(notes))
 
 
@@ -93,7 +112,7 @@ class Setup:
         train, test = find_images(job, root)
         chosen = choose_images(
             len(test), job.images, SCORES[job.score], f"{test.name} {test.split}"
-        )
+        ).of_order(in_turn(test.labels))
         made = cls(job, train, test, chosen, find_audited(job, test, chosen))
         refuse_tuned_on({job.attack_title: job.attack}, test, torch.tensor(made.audited))
         try_attack(job, made.untrained(), test)

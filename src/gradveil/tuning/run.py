@@ -13,7 +13,7 @@ from gradveil.core.boundary import public
 from gradveil.core.formats import ImagesUsed, TunedTrial, TuningCost, TuningGain
 from gradveil.core.job_folder import SETTINGS
 from gradveil.core.locks import clear_lock, held
-from gradveil.core.progress import Bar
+from gradveil.core.progress import LONG, Bar, foretold
 from gradveil.core.types import Protocol
 from gradveil.data import Images, load
 from gradveil.defenses import Defense, as_defense
@@ -133,8 +133,11 @@ def run_tuning(
         job = replace(job, work=setup.work_within(job.budget))
         setup = replace(setup, job=job)
     settings = job.settings()
+    new = not (out / SETTINGS).is_file()
     with claimed(FOLDER, out, settings):
         bar = Bar(progress, counted=True, calm=CALM)
+        if progress and new and job.budget is None:
+            _foretell(setup, bar)
         facts = settings | setup.facts() | {"space": setup.space.plain()}
         del facts["checkpoint"], facts["budget"]
         opened = _open_study(setup, out / JOURNAL if storage is None else storage, study, facts)
@@ -151,6 +154,14 @@ def run_tuning(
         finally:
             opened.close()
         return TuningResult.read(out)
+
+
+def _foretell(setup: Setup, bar: Bar) -> None:
+    """Say how long the tuning takes, were no trial dropped, where that is more than a minute."""
+    work = setup.job.work
+    if setup.iteration * work > LONG:
+        fewer = max(work // 10, 1)
+        bar.say(foretold(setup.iteration * work, {f"--work {fewer}": setup.iteration * fewer}))
 
 
 def _as_begun(job: TuningJob, out: Path) -> TuningJob:

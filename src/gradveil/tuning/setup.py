@@ -3,6 +3,7 @@
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -190,17 +191,21 @@ class Setup:
             "gradveil": __version__,
         }
 
-    def work_within(self, minutes: float) -> int:
-        """Return the work of each attack with which all trials fit into so many minutes."""
+    @cached_property
+    def iteration(self) -> float:
+        """The seconds of an iteration of the standard attack, on all images of all trials."""
         job = self.job
         each = time_iteration(self.stage, "standard", replace(adam_cosine, frames=0))
-        images = job.trials * job.images + 2 * job.held_out
-        work = min(job.work, int(60 * minutes / max(each * images, 1e-12)))
+        return each * (job.trials * job.images + 2 * job.held_out)
+
+    def work_within(self, minutes: float) -> int:
+        """Return the work of each attack with which all trials fit into so many minutes."""
+        work = min(self.job.work, int(60 * minutes / max(self.iteration, 1e-12)))
         least = max(plan.race.work(plan.restarts, 1) for plan in self.space.searches.values())
         if work < least:
             raise GradveilError(
                 f"budget {minutes:g}: these minutes are too few for one iteration of every attack; "
-                f"give at least {least * each * images / 60:.2g}, fewer images or fewer trials"
+                f"give at least {least * self.iteration / 60:.2g}, fewer images or fewer trials"
             )
         return work
 
