@@ -66,7 +66,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second goes by from each look at the clock to the next, and 10 iterations are enough."""
     monkeypatch.setattr("gradveil.federated.guards.TIMED", 10)
     monkeypatch.setattr("gradveil.federated.guards.LEAST", 10)
-    monkeypatch.setattr("gradveil.federated.guards.time.perf_counter", partial(next, count()))
+    monkeypatch.setattr("gradveil.federated.guards.time.process_time", partial(next, count()))
 
 
 def guarded_lenet(**more: Any) -> Any:

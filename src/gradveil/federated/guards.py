@@ -79,8 +79,9 @@ def guard(
     Else the reply is an error with the reason, and the round goes on without this client.
 
     The attack `auto` is the exact one for such batches, and after it the search that an audit with
-    `auto` has for the defense, with as many iterations as `seconds` allow. A canary that either
-    identifies counts. Where neither can run, nothing is sent.
+    `auto` has for the defense, with as many iterations as `seconds` allow: of the processor, so
+    that other programs change nothing, or of the clock on a GPU. A canary that either identifies
+    counts. Where neither can run, nothing is sent.
 
     That is an exact bound for these attacks and canaries like the client's images, and no proof:
     another attack, or a longer one, may do better. Withholding by what the data show tells
@@ -140,8 +141,9 @@ def guard(
 
 
 def _named(attack: Attack | str) -> "Attempt":
-    name = attack if isinstance(attack, str) else type(attack).__name__
-    return Attempt(name, find_attack(attack))
+    if isinstance(attack, str):
+        return Attempt(attack, find(attack, (AUTO,)))
+    return Attempt(type(attack).__name__, find_attack(attack))
 
 
 class Attempt(NamedTuple):
@@ -292,13 +294,15 @@ class Guard:
         self, name: str, attack: GradientMatching, seen: Sequence[Observation], rng: Generator
     ) -> Attempt:
         """Return a search with as many iterations as there is time for, from timed ones."""
+        on_cpu = next(seen[0].model.parameters()).device.type == "cpu"
+        now = time.process_time if on_cpu else time.perf_counter
         each = math.inf  # seconds; the first iteration warms up
         for steps in (1, TIMED):
             if steps * each * len(seen) > self.seconds and steps > 1:
                 break
-            began = time.perf_counter()
+            began = now()
             replace(attack, steps=steps)(seen, rng)
-            each = (time.perf_counter() - began) / steps / len(seen)
+            each = (now() - began) / steps / len(seen)
         steps = min(attack.steps, int(self.seconds / each / self.count))
         if steps < LEAST:
             raise GradveilError(
