@@ -10,6 +10,8 @@ from gradveil.core.types import Batch
 from gradveil.data import Images, load
 from gradveil.defenses import parse
 from gradveil.scores.lineup import (
+    FURTHER,
+    Shown,
     choose,
     distinct,
     likeness,
@@ -201,3 +203,15 @@ def test_copies_and_near_copies_are_found_within_a_class() -> None:
     assert bool(kept[0]) and not bool(kept[same])
     assert kept[black].tolist() == [True, False, False]
     assert int(kept.sum()) == 37
+
+
+def test_a_picture_that_lies_further_off_is_found_by_the_further_ranks_alone() -> None:
+    pictures = torch.rand(20, 1, 28, 28, generator=generator(0))
+    shown = Shown.of(pictures[None], torch.tensor([3]), FURTHER)
+    moved = pictures[[3]].roll((5, -5), (2, 3))
+    assert {*shown.further} == {4, 6, 8}
+    far = shown.further_ranks(moved, generator(1))
+    assert far[6] == far[8] == [1] and far[4] != [1] and shown.ranks(moved, generator(1)) != [1]
+    assert not Shown.of(
+        pictures[None, :, :, :12, :12], torch.tensor([3]), FURTHER
+    ).further  # too small

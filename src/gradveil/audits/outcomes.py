@@ -1,16 +1,20 @@
 """Outcomes of an attack on a chunk of victims, and the records and pictures made of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Generator, Tensor
 
 from gradveil.audits.records import Key, Record, finite
 from gradveil.audits.stage import Victim
+from gradveil.core.seeds import generator
 from gradveil.core.types import Reconstruction
 from gradveil.scores import mse, over_blind, psnr, psnr_affine, ssim
+from gradveil.scores.lineup import Shown
+
+T = TypeVar("T")
 
 MOVING = 8  # images whose frames are kept
 CEILING = 200.0
@@ -34,6 +38,8 @@ class Outcome:
     frame_steps: tuple[int, ...] = ()
     ranks: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Ranks of the true images in their line-ups, by truth; empty where there is none."""
+    further: Mapping[str, Mapping[int, Sequence[int]]] = field(default_factory=dict)
+    """The same where reconstructions may be moved further, by truth and pixels."""
     certain: Sequence[bool] | None = None
     """Whether the attack knows that each is exact; None where it makes no such claim."""
 
@@ -79,17 +85,28 @@ def lost(victim: Victim, status: str) -> Outcome:
 
 def ranked(made: Sequence[Outcome], rng: Generator) -> list[Outcome]:
     """Return the outcomes with the ranks of the true images; `rng` decides ties."""
-    return [replace(outcome, ranks=_ranks(outcome, rng)) for outcome in made]
+    far = generator(
+        rng.initial_seed(), "further"
+    )  # so that ties among the nearest stay as they are
+    return [
+        replace(
+            outcome,
+            ranks=_by_truth(outcome, lambda shown, images: shown.ranks(images, rng)),
+            further=_by_truth(outcome, lambda shown, images: shown.further_ranks(images, far)),
+        )
+        for outcome in made
+    ]
 
 
-def _ranks(outcome: Outcome, rng: Generator) -> dict[str, list[int]]:
+def _by_truth(outcome: Outcome, rank: Callable[[Shown, Tensor], T]) -> dict[str, T]:
+    """Rank the true images among the candidates as used and as they were before."""
     shown = outcome.victim.shown
     if outcome.status != "ok" or not shown:
         return {}
-    used = shown["used"].ranks(outcome.images, rng)
+    used = rank(shown["used"], outcome.images)
     if shown["original"] is shown["used"]:
         return {"used": used, "original": used}
-    return {"used": used, "original": shown["original"].ranks(outcome.images, rng)}
+    return {"used": used, "original": rank(shown["original"], outcome.images)}
 
 
 def blind_guesses(victims: Sequence[Victim], found: Sequence[Reconstruction]) -> Tensor:
@@ -154,7 +171,7 @@ def _rows(made: Sequence[Outcome]) -> Tensor:
 def _scores(
     good: Sequence[Outcome], guesses: Mapping[str, Tensor]
 ) -> list[dict[str, dict[str, float]]]:
-    """Return five numbers for each image and each truth, and its rank where it has a line-up."""
+    """Return five numbers for each image and each truth, and its ranks where it has a line-up."""
     if not good:
         return []
     found = torch.cat([outcome.images for outcome in good])
@@ -179,6 +196,11 @@ def _scores(
     if all(outcome.ranks for outcome in good):
         for truth, table in plain.items():
             table["rank"] = [rank for outcome in good for rank in outcome.ranks[truth]]
+    if all(outcome.further for outcome in good):
+        for truth, table in plain.items():
+            for shift in good[0].further[truth]:
+                each = (outcome.further[truth][shift] for outcome in good)
+                table[f"rank_{shift}"] = [rank for ranks in each for rank in ranks]
     return [
         {
             truth: {name: values[number] for name, values in table.items()}

@@ -28,7 +28,7 @@ from gradveil.core.types import Batch, Gradients, Knowledge, Observation, Recons
 from gradveil.data import Images
 from gradveil.defenses import Defense
 from gradveil.scores import assign
-from gradveil.scores.lineup import Shown, replay, seen_in_place
+from gradveil.scores.lineup import FURTHER, Shown, replay
 
 POSITIVES = 4  # images of a positive control
 CLOSING = 32  # images at most of the sham and of the ceilings
@@ -198,15 +198,15 @@ class Stage:
         known: dict[str, list[Tensor]] = {truth: [] for truth in TRUTHS}
         for number, row in enumerate(rows):
             candidates = self.split.images[lineups.candidates[row]].to(device).float() / 255
-            known["original"].append(seen_in_place(candidates))
+            known["original"].append(candidates)
             if self.changes_images:
                 made = self.under_draws(victim, number, candidates)
                 _check_replayed(made[true[number]], victim.used[number], self.client.acting)
-                known["used"].append(seen_in_place(made))
-        if not self.changes_images:
-            known["used"] = known["original"]
-        original = Shown(torch.stack(known["original"]), true)
-        used = Shown(torch.stack(known["used"]), true) if self.changes_images else original
+                known["used"].append(made)
+        original = Shown.of(torch.stack(known["original"]), true, FURTHER)
+        used = original
+        if self.changes_images:
+            used = Shown.of(torch.stack(known["used"]), true, FURTHER)
         return {"used": used, "original": original}
 
     @cached_property

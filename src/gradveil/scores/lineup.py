@@ -6,8 +6,8 @@ border that a policy leaves are the same for every candidate. Whatever does not 
 picture is picked out in 1 of N line-ups, N being the number of candidates.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 
 import torch
@@ -26,6 +26,10 @@ SMALL_SIZES = (20, 10, 5, 2)
 
 SPARE = 10  # images of each class that stand in no line-up, for shams
 SHIFT = 2  # pixels that a reconstruction may be moved by
+FURTHER = (4, 6, 8)
+"""Pixels that it may be moved by in further rankings, which records keep and no table counts."""
+
+INNER = 12  # pixels a side that are left to compare there, at least
 SAME = 0.98  # likeness from which two pictures count as the same
 
 
@@ -203,24 +207,39 @@ class Shown:
     """The line-ups of an update's images, ready to be compared with reconstructions.
 
     `known` are the candidates as `seen_in_place` has them, (images, N, pixels); the true image is
-    candidate `true[i]` of line-up i.
+    candidate `true[i]` of line-up i. `further` are the candidates to be found further off, by the
+    pixels that a reconstruction may be moved by.
     """
 
     known: Tensor
     true: Tensor
+    further: Mapping[int, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, candidates: Tensor, true: Tensor) -> "Shown":
-        """Make the line-ups of candidates (images, N, C, H, W)."""
-        return cls(seen_in_place(candidates.flatten(0, 1)).view(*candidates.shape[:2], -1), true)
+    def of(cls, candidates: Tensor, true: Tensor, further: Sequence[int] = ()) -> "Shown":
+        """Make the line-ups of candidates (images, N, C, H, W).
+
+        Of the pixels `further`, those count that leave enough of the pictures to compare.
+        """
+        flat, shape = candidates.flatten(0, 1), candidates.shape[:2]
+        shifts = [each for each in further if min(candidates.shape[3:]) - 2 * each >= INNER]
+        far = {shift: seen_in_place(flat, shift).view(*shape, -1) for shift in shifts}
+        return cls(seen_in_place(flat).view(*shape, -1), true, far)
 
     def ranks(self, found: Tensor, rng: Generator) -> list[int]:
         """Rank each true image by its likeness to the update's reconstructions (R, C, H, W).
 
         1 is the nearest. A candidate's likeness is its best over all reconstructions.
         """
-        moved = seen_from_everywhere(found.to(self.known.device)).flatten(0, 1)
-        alike = (self.known @ moved.T).amax(dim=2).cpu()
+        return self._ranks(self.known, found, SHIFT, rng)
+
+    def further_ranks(self, found: Tensor, rng: Generator) -> dict[int, list[int]]:
+        """Rank each true image also where reconstructions may be moved further, by the pixels."""
+        return {shift: self._ranks(far, found, shift, rng) for shift, far in self.further.items()}
+
+    def _ranks(self, known: Tensor, found: Tensor, shift: int, rng: Generator) -> list[int]:
+        moved = seen_from_everywhere(found.to(known.device), shift).flatten(0, 1)
+        alike = (known @ moved.T).amax(dim=2).cpu()
         return [
             rank_among(row, true, rng) for row, true in zip(alike, self.true.tolist(), strict=True)
         ]
