@@ -15,13 +15,13 @@ demo: install
 	@echo
 	@echo "The demo trained a small model on 2,000 embedded Fashion-MNIST images, attacked the gradients of 8 test images, and searched a dozen"
 	@echo "policies for one that protects them (a real search draws 1,500, on more images: gradveil search --help). Look at:"
-	@echo "  $(DEMO)/audit/index.html                    the page of the audit, and $(DEMO)/search/index.html that of the search"
-	@echo "  $(DEMO)/audit/none/pictures/grid-adam-cosine.png    the images, and what a server makes of their gradients"
-	@echo "  $(DEMO)/audit/none/pictures/frames-adam-cosine.png  how the pictures come out, iteration by iteration"
-	@echo "  $(DEMO)/audit/none/records.jsonl            every figure of the table above, image by image, controls included"
-	@echo "  $(DEMO)/search/policies.toml                the policies the search kept; --defense $(DEMO)/search/policies.toml uses them"
-	@echo "  $(DEMO)/policy.png                          what the paper's hybrid policy does to a picture"
-	@echo "  $(DEMO)/train/metrics.csv                   loss and accuracy after each epoch"
+	@echo "  $(DEMO)/audit/index.html                              the page of the audit, and $(DEMO)/search/index.html that of the search"
+	@echo "  $(DEMO)/audit/none/pictures/grid-adam-cosine.png      the images, and what a server makes of their gradients"
+	@echo "  $(DEMO)/audit/none/pictures/frames-adam-cosine.png    how the pictures come out, iteration by iteration"
+	@echo "  $(DEMO)/audit/none/records.jsonl                      every figure of the table above, image by image, controls included"
+	@echo "  $(DEMO)/search/policies.toml                          the policies the search kept; --defense $(DEMO)/search/policies.toml uses them"
+	@echo "  $(DEMO)/policy.png                                    what the paper's hybrid policy does to a picture"
+	@echo "  $(DEMO)/train/metrics.csv                             loss and accuracy after each epoch"
 
 # Bytecode is written whatever the environment says: tests start many processes.
 test: export PYTHONDONTWRITEBYTECODE :=

@@ -124,7 +124,7 @@ def _fix_timing() -> None:
 
     works = Finding("note", "self-check", "attacks work on this machine", "nothing to do")
     doctor.self_check = lambda *_: works
-    vars(run)["step_seconds"] = lambda *_: 100.0
+    run.step_seconds = lambda *_: 100.0  # type: ignore[attr-defined]  # it is imported there
     timing.time_iteration = lambda *_: 1.0
     timing._tried = lambda *_: False
 
