@@ -241,7 +241,7 @@ def leakage(asked: argparse.Namespace) -> None:
     print(f"{len(done)} done; what is left is attacked when this is run again", flush=True)
 
 
-UPDATES, STAGES = 40, (0, 10, 50, 200)  # updates of a kind; training steps before them
+UPDATES, STAGES = 48, (0, 10, 50, 200)  # updates of a kind; training steps before them
 SIDE = 16  # pixels: smaller images make the attacks cheaper
 SECONDS = 8.0  # of the processor, that the guard's search has
 KINDS = {"none": "identified", "gaussian:1": "hidden"}

@@ -16,6 +16,7 @@ from results import (
     docs,
     exact,
     federated,
+    guard,
     reading,
     reproduce,
     scores,
@@ -25,7 +26,7 @@ from results import (
 )
 from results.records import ROOT
 
-SECTIONS = (reading, trained, reproduce, exact, federated, scores, audits, searches, speed)
+SECTIONS = (reading, trained, reproduce, exact, federated, guard, scores, audits, searches, speed)
 TARGET = ROOT / "RESULTS.md"
 
 
