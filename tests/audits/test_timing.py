@@ -8,7 +8,7 @@ import torch
 
 from gradveil.attacks import GradientMatching, find
 from gradveil.audits import AuditJob, run_audit
-from gradveil.audits.prepare import prepare
+from gradveil.audits.prepare import fitted_to, prepare
 from gradveil.audits.timing import Costs, work
 from gradveil.core import GradveilError
 
@@ -65,6 +65,14 @@ def test_in_a_budget_every_attack_makes_the_same_share_and_it_is_kept(
     assert again.settings == found.settings
     with pytest.raises(GradveilError, match=r"with other settings \(budget"):
         run_audit(replace(job, budget=2 * budget), tmp_path / "run", progress=False)
+
+
+@pytest.mark.usefixtures("slow")
+def test_the_positive_control_is_within_the_budget(job: AuditJob, tmp_path: Path) -> None:
+    job = replace(job, positive=True)
+    each = 40 + work(job.attacks["raced"], 1)  # seconds of an image, of which the control has two
+    prepared = fitted_to(prepare(job, tmp_path / "run", None, CPU), 4 * each / 60 / 4)
+    assert prepared.job.share == pytest.approx(0.25)
 
 
 @pytest.mark.usefixtures("slow")

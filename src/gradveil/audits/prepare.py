@@ -13,10 +13,7 @@ from gradveil import __version__
 from gradveil.attacks import Attack
 from gradveil.audits.job import AuditJob, Case, shorter
 from gradveil.audits.results import AUDIT, CASE, FORMAT
-from gradveil.audits.stage import (
-    Stage,
-    make_stage,
-)
+from gradveil.audits.stage import Stage, make_stage, positive_stages
 from gradveil.audits.timing import Costs
 from gradveil.audits.victims import Victims, find_victims, refuse_tuned_on
 from gradveil.controls import Controls
@@ -90,6 +87,8 @@ def prepare(
 def fitted_to(prepared: Prepared, minutes: float) -> Prepared:
     """Return the audit with the share of all iterations that fits into so many minutes."""
     stages = [case.stage for case in prepared.cases]
+    if prepared.job.positive and prepared.cases[0].case is prepared.job.cases[0]:
+        stages += positive_stages(prepared.job, stages[0], prepared.plain)
     costs = Costs.of(stages, {})
     share = costs.fit(stages, minutes)
     job = replace(prepared.job, share=share)
