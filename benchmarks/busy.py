@@ -27,7 +27,7 @@ SETTINGS: dict[str, dict[str, str]] = {
     "one thread": {"OMP_NUM_THREADS": "1"},
 }
 SITUATIONS = ("alone", "beside a busy process", "two at once")
-JOBS = {"lenet": (12, 100), "small-convnet": (8, 30)}  # victims and iterations
+JOBS = {"lenet": (12, 400), "small-convnet": (8, 200)}  # victims and iterations
 
 WORK = """
 import sys, time

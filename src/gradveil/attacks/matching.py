@@ -26,7 +26,7 @@ from gradveil.attacks.starts import Normal, Start, find_frame
 from gradveil.core.boundary import check_fields
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Observation, Reconstruction, Statistics
-from gradveil.engine.device import keep_freed_memory, tf32
+from gradveil.engine.device import keep_freed_memory, sharing_cores, tf32
 from gradveil.engine.shares import Shares
 
 Frames = list[tuple[int, Tensor]]
@@ -105,10 +105,11 @@ class GradientMatching(Attack):
                 "only one image can be averaged"
             )
         keep_freed_memory()
-        with tf32(self.fast):
+        device = next(seen[0].model.parameters()).device
+        with tf32(self.fast), sharing_cores(device) as look:
             stages = self.race.stages(self.restarts, self.steps)
             total = len(seen) * self.race.work(self.restarts, self.steps)
-            count = _Count(progress, len(seen) * self.restarts, total)
+            count = _Count(progress, look, len(seen) * self.restarts, total)
             problem = Problem.draw(self, seen, rng, stages[0][0])
             for (_, steps), (kept, _) in pairwise(stages):
                 problem = problem.after_heat(steps, kept, count)
@@ -383,16 +384,19 @@ def _average(rows: Tensor, restarts: int) -> Tensor:
 class _Count:
     """Tell a progress function of steps, however many rows each moves.
 
-    `unit` rows are those of a step of the search proper; `total` and `done` count single rows.
+    `look` is called at each step. `unit` rows are those of a step of the search proper; `total` and
+    `done` count single rows.
     """
 
     progress: Progress
+    look: Callable[[], None]
     unit: int
     total: int
     done: int = 0
 
     def add(self, problem: Problem) -> None:
         """Count a step of this problem."""
+        self.look()
         before, self.done = self.done, self.done + len(problem.images)
         for number in range(before // self.unit, self.done // self.unit):
             self.progress(number + 1, self.total // self.unit)

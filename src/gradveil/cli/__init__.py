@@ -114,10 +114,6 @@ def group(
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line as a program: take signals and warnings over, and exit."""
-    # Torch reads it when it is imported. Threads that wait in a loop for their next piece of work
-    # keep a core that other programs need: on two busy cores 50 iterations of adam-cosine on 8
-    # images took 5.4 s of processor time in the usual way, 1.2 s in this, 0.9 s with one thread.
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     plain = warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], *origin: Any, **more: Any) -> None:

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
@@ -21,6 +22,8 @@ MEMORY_SHARE = 0.25  # of the free memory: others need some, and the estimate is
 UNKNOWN_MEMORY = 2 * 2**30  # bytes taken as free where the system does not tell
 MOST_IMAGES = {"cpu": 42, "cuda": 8_400}  # in a pass: with more it gets no faster
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # from glibc's malloc.h
+LOOK = 0.15  # seconds between two looks at how busy the machine is
+CROWDED = 0.85  # share of its threads' time that a process alone on its cores has at least
 WARM_UP = 3  # plain runs before a capture, as torch asks for; they count like any other
 
 T = TypeVar("T")
@@ -136,6 +139,38 @@ def load_convolution_kernels() -> ModuleType:
 @cache
 def _has_triton() -> bool:
     return find_spec("triton") is not None
+
+
+@contextmanager
+def sharing_cores(device: torch.device) -> Iterator[Callable[[], None]]:
+    """Give a function for every iteration on a CPU, which sees whether others use its cores.
+
+    Torch's threads spin while they wait for each other. Alone, they have all their cores' time.
+    Beside other programs they wait for a thread that has no core, and one thread is up to 20 times
+    as fast: once they had less than `CROWDED` of their time in two looks in a row, the rest goes on
+    with one.
+    """
+    threads = torch.get_num_threads()
+    if device.type != "cpu" or threads == 1:
+        yield lambda: None
+        return
+    wall, busy, before = time.perf_counter(), time.process_time(), False
+
+    def look() -> None:
+        nonlocal wall, busy, before
+        passed = time.perf_counter() - wall
+        if passed < LOOK or torch.get_num_threads() == 1:
+            return
+        used = time.process_time() - busy
+        crowded = used < CROWDED * threads * passed
+        if crowded and before:
+            torch.set_num_threads(1)
+        wall, busy, before = wall + passed, busy + used, crowded
+
+    try:
+        yield look
+    finally:
+        torch.set_num_threads(threads)
 
 
 @contextmanager
