@@ -109,7 +109,7 @@ class GradientMatching(Attack):
         with tf32(self.fast), sharing_cores(device) as look:
             stages = self.race.stages(self.restarts, self.steps)
             total = len(seen) * self.race.work(self.restarts, self.steps)
-            count = _Count(progress, look, len(seen) * self.restarts, total)
+            count = _Count(progress, len(seen) * self.restarts, total, look)
             problem = Problem.draw(self, seen, rng, stages[0][0])
             for (_, steps), (kept, _) in pairwise(stages):
                 problem = problem.after_heat(steps, kept, count)
@@ -389,9 +389,9 @@ class _Count:
     """
 
     progress: Progress
-    look: Callable[[], None]
     unit: int
     total: int
+    look: Callable[[], None]
     done: int = 0
 
     def add(self, problem: Problem) -> None:
