@@ -93,7 +93,7 @@ def test_a_raced_row_keeps_the_transform_that_it_guessed() -> None:
     told = [replace(seen, knowledge=replace(seen.knowledge, policy=darker)) for seen in victims()]
     attack = replace(PLAIN, race=RACE, view=GuessedTransform(), frames=0)
     problem = module.Problem.draw(attack, told, generator(2), 8)
-    kept = problem.after_heat(4, 2, module._Count(lambda _done, _total: None, 1, 1), lambda: None)
+    kept = problem.after_heat(4, 2, module._Count(lambda _done, _total: None, 1, 1, lambda: None))
     assert kept.restarts == 2 and len(kept.images) == 2 * VICTIMS
     every = problem.judge().view(VICTIMS, 8).sort(dim=1).values
     torch.testing.assert_close(kept.judge().view(VICTIMS, 2).sort(dim=1).values, every[:, :2])
