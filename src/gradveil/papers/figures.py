@@ -117,11 +117,11 @@ def draw_correlations(title: str, done: Done) -> "Figure":
     """Draw PSNR against S_pri, a point for each policy: a panel for each rule."""
     result = done[0][1]
     figure, axes = _panels(title, len(result["privacy"]))
-    levels = np.array([np.mean(each["psnr"]) for each in result["attack"].values()])
+    levels = np.array([each["psnr"] for each in result["attack"].values()])
     for axis, (rule, values) in zip(axes, result["privacy"].items(), strict=True):
-        scores = np.array([np.mean(values[name]) for name in result["attack"]])
+        scores = np.array([values[name] for name in result["attack"]])
         r, low, high = correlations(scores, levels)
-        axis.scatter(scores, levels, s=10)
+        axis.scatter(scores.mean(1), levels.mean(1), s=10)
         axis.set(xlabel=f"S_pri, rule of the {rule}", ylabel="PSNR, dB")
         axis.set_title(f"r = {r:.2f} ({low:.2f} to {high:.2f})", fontsize=9)
     return figure
