@@ -131,6 +131,7 @@ def test_what_the_doctor_warns_of_is_said_before_anything_is_trained(
 
 def test_defenses_are_tried_that_declare_a_setting_for_it() -> None:
     texts = [str(defense) for defense in assessed_defenses()]
+    assert len({*texts}) == len(texts)
     assert "prune:0.99" in texts and "none" not in texts
     assert AssessJob("lenet", "fashion-mnist-mini").tried == assessed_defenses()
 

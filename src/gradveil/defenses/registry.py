@@ -53,7 +53,9 @@ LONGEST = 2_000  # letters of a user's own defense
 
 def assessed_defenses() -> tuple[Defense, ...]:
     """Return each defense that declares a sensible setting for an assessment, with that setting."""
-    return tuple(parse(kind.assessed) for kind in KINDS if kind.assessed is not None)
+    # A class that is made from another has its setting too: each counts once.
+    texts = dict.fromkeys(kind.assessed for kind in KINDS if kind.assessed is not None)
+    return tuple(map(parse, texts))
 
 
 def as_defense(given: "Defense | Policy | str", name: str = "defense") -> Defense:
