@@ -53,16 +53,9 @@ def line_up(
 
 
 def ranks_by_shift(
-    case: CaseResult,
-    defense: Defense,
-    split: Images,
-    lineups: Lineups,
-    victims: list[int],
-    seed: int,
-    shifts: list[int],
+    case: CaseResult, shown: list[Tensor], lineups: Lineups, seed: int, shifts: list[int]
 ) -> dict[str, list[int]]:
     """The rank of each true picture by attack, or its control, and pixels moved."""
-    shown = line_up(case, defense, split, lineups, victims)
     found: dict[str, list[int]] = {}
     for name in dict.fromkeys(record.attack for record in case.of("attack")):
         _, made = pictures(case, "attack", name)
@@ -77,16 +70,10 @@ def ranks_by_shift(
 
 
 def ranks_of(
-    case: CaseResult,
-    defense: Defense,
-    split: Images,
-    lineups: Lineups,
-    victims: list[int],
-    seed: int,
+    case: CaseResult, shown: list[Tensor], lineups: Lineups, seed: int, victims: list[int]
 ) -> dict[str, list[int]]:
     """The rank of each true picture, by attack or control."""
     names = dict.fromkeys((r.kind, r.attack) for r in case.records if r.kind != "positive")
-    shown = line_up(case, defense, split, lineups, victims)
     found: dict[str, list[int]] = {}
     for kind, name in names:
         used, made = pictures(case, kind, name)
@@ -144,8 +131,9 @@ def main() -> None:
     report: dict[str, Any] = {"audit": asked.audit.name, "candidates": lineups.size}
     report |= {"seed": asked.seed, "cases": {}}
     for case in result.cases:
-        at = case, parse(case.defense), split, lineups, victims, asked.seed
-        found = ranks_by_shift(*at, asked.shifts) if asked.shifts else ranks_of(*at)
+        shown = line_up(case, parse(case.defense), split, lineups, victims)
+        at = case, shown, lineups, asked.seed
+        found = ranks_by_shift(*at, asked.shifts) if asked.shifts else ranks_of(*at, victims)
         rows = {name: summary(ranks, lineups.size) for name, ranks in found.items()}
         report["cases"][case.name] = rows
         for name, row in rows.items():

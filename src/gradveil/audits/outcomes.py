@@ -85,9 +85,7 @@ def lost(victim: Victim, status: str) -> Outcome:
 
 def ranked(made: Sequence[Outcome], rng: Generator) -> list[Outcome]:
     """Return the outcomes with the ranks of the true images; `rng` decides ties."""
-    far = generator(
-        rng.initial_seed(), "further"
-    )  # so that ties among the nearest stay as they are
+    far = generator(rng.initial_seed(), "further")  # `rng` moves on by the nearest alone
     return [
         replace(
             outcome,

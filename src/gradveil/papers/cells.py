@@ -25,11 +25,11 @@ from gradveil.data.registry import DATASETS, find_root, load
 from gradveil.defenses import Defense
 from gradveil.models.checkpoints import read_settings
 from gradveil.papers.costs import (
+    SHAM,
     STARTING,
     area,
     attack_seconds,
     client_factor,
-    sham_seconds,
     training_seconds,
 )
 from gradveil.papers.networks import OF_DATA, with_constants
@@ -343,7 +343,7 @@ class Audited(Cell):
         scale = area(self.data, self.training.image_size)
         settings = model, scale, self.steps, self.restarts
         found = attack_seconds(self.attack, self.images, *settings)
-        found += sham_seconds(self.attack, self.images, *settings) * self.sham
+        found += attack_seconds(self.attack, min(self.images, SHAM), *settings) * self.sham
         return STARTING + found * client_factor(self.local_steps, self.train_mode)
 
     @property

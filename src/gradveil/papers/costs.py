@@ -11,7 +11,7 @@ TRAINING = 110 / 60 / 50_000  # seconds an image of 32 x 32, resnet20-4
 STARTING = 15.0  # seconds: loading, compiling, controls, writing
 ITERATION, ROW = 4.0e-3, 0.0785e-3  # seconds: of an iteration, and of each of its rows
 SLOW = 1.5  # how much longer full precision takes
-SHAM = 32  # images at most
+SHAM = 32  # images at most of the sham of an attack
 MODE = 2.5  # batch norm in train mode beside eval mode: 18 and 7 ms, batches of 8
 FOLLOWING = 2.0  # a local step with weights for each client beside one with shared weights
 
@@ -64,18 +64,6 @@ def attack_seconds(
         some * inner * slow * (ITERATION * max(0.5, weight) + ROW * rows * victims * weight)
         for rows, some in stages
     )
-
-
-def sham_seconds(
-    attack: str,
-    victims: int,
-    model: str,
-    scale: float = 1.0,
-    steps: int | None = None,
-    restarts: int | None = None,
-) -> float:
-    """Estimate the sham of an attack on so many images."""
-    return attack_seconds(attack, min(victims, SHAM), model, scale, steps, restarts)
 
 
 def client_factor(local_steps: int, train_mode: bool) -> float:

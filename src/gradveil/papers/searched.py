@@ -13,11 +13,11 @@ from gradveil.papers.costs import (
     ITERATION,
     MODELS,
     ROW,
+    SHAM,
     STARTING,
     area,
     attack_seconds,
     score_seconds,
-    sham_seconds,
 )
 from gradveil.search.confirm import CONFIRM
 from gradveil.search.job import SearchJob
@@ -58,8 +58,10 @@ class Searched(Cell):
     @property
     def seconds(self) -> float:
         model, scale = self.training.model, area(self.data, self.training.image_size)
-        each = attack_seconds("adam-cosine", self.images, model, scale, self.steps)
-        each += sham_seconds("adam-cosine", self.images, model, scale, self.steps) + STARTING
+        each = STARTING + sum(
+            attack_seconds("adam-cosine", images, model, scale, self.steps)
+            for images in (self.images, min(self.images, SHAM))
+        )
         if self.score == "privacy":
             return score_seconds(self.trials, self.scored, 1, scale) + 2 * AUDITS * each
         weight = MODELS.get(model, 1.0) * scale
