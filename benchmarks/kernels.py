@@ -2,13 +2,13 @@
 
     python benchmarks/kernels.py [--rows 64 100 512] [--seconds 60] [--json FILE]
 
-It needs a GPU with Triton. "Patches" lays patches out in memory and multiplies them; the others are
-the kernels of `engine/convolution_kernels.py`, which read the maps in place, one line for each
-tile. The layers are those of resnet20-4 in bf16, with one image a victim. Each time is that of a
-call in a CUDA graph, over several copies of the data, so that these do not lie in the cache.
-Every result is compared with that of the patches. A tile that fails is reported, and the others go
-on; those that are left when the seconds are over are not measured. All layers are measured with
-the chosen tiles first.
+It needs a GPU with Triton. "Grouped" is torch's convolution with a group for each victim, and its
+derivatives; the others are the kernels of `engine/convolution_kernels.py`, which read the maps
+where they lie, one line for each tile. The layers are those of resnet20-4 in bf16, with one image a
+victim. Each time is that of a call in a CUDA graph, over several copies of the data, so that these
+do not lie in the cache. Every result is compared with that of grouped convolutions in float32. A
+tile that fails is reported, and the others go on; those that are left when the seconds are over are
+not measured. All layers are measured with the chosen tiles first.
 
 Before that, pruning's masks of all gradients of resnet20-4 (`defenses/pruning.py`): each tensor
 sorted, and all selected together; as launched one by one, as in training, and on the GPU alone.
@@ -21,14 +21,14 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from gradveil.defenses import pruning
+from gradveil.defenses.pruning import kept, kept_each
 from gradveil.engine.device import load_convolution_kernels, load_kernels
 from gradveil.engine.patches import PatchLayout
 from gradveil.models import build
@@ -38,8 +38,9 @@ PRODUCTS = ("weight_products", "blame_slope", "input_slope")
 CACHE = 128 * 2**20  # bytes that hold more than the GPU keeps at hand
 CALLS, REPLAYS = 8, 5
 SHARE = 0.95  # pruned
-ERROR = 1e-2  # of a result, relative: both are rounded to bf16
+ERROR = 1e-2  # of a result in bf16, relative
 Work = Callable[[int], Tensor]
+_backward = torch.ops.aten.convolution_backward
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,7 @@ LAYERS = (
 
 
 class Case:
-    """The data of a layer for so many victims, and each product in the two ways."""
+    """The data of a layer for so many victims, and each product in either way."""
 
     def __init__(self, layer: Layer, rows: int) -> None:
         self.layer, self.rows = layer, rows
@@ -95,34 +96,31 @@ class Case:
         )
         self.slope = _draw(rows, layer.outputs, area, layer.channels)
 
-    @cached_property
-    def patches(self) -> list[Tensor]:
-        return [self._gather(inputs, self.out, adjoint=False) for inputs in self.inputs]
-
-    def _gather(self, maps: Tensor, out: tuple[int, ...], *, adjoint: bool) -> Tensor:
-        (top, _), (left, _) = self.layout.edges
-        moves = self.layout.kernel, self.layout.stride, self.layout.dilation, (top, left)
-        found: Tensor = load_kernels().patches_last(maps, *moves, out, adjoint=adjoint)
-        return found
-
-    def by_patches(self, product: str) -> Work:
-        """Return the work of `engine/convolutions.py:_LastProducts`, on the copy of this number."""
-        flat = self.slope.flatten(2)
+    def grouped(self, product: str, dtype: torch.dtype = torch.bfloat16) -> Work:
+        """Return the work of torch's convolution with a group for each victim."""
+        layer, rows = self.layer, self.rows
+        moves = (layer.stride,) * 2, (layer.kernel // 2,) * 2, (1, 1), False, (0, 0), rows
+        weight = self.slope.unflatten(2, self.layout.kernel).permute(0, 1, 4, 2, 3)
+        weight = weight.flatten(0, 1).to(dtype).contiguous()
+        inputs, blame = (
+            maps.to(dtype).contiguous().view(self.copies, 1, -1, *maps.shape[3:])
+            for maps in (self.inputs, self.blame)
+        )
 
         def weight_products(copy: int) -> Tensor:
-            patches = self._gather(self.inputs[copy], self.out, adjoint=False)
-            blame = self.blame[copy].permute(0, 2, 3, 1).flatten(1, 2)
-            return torch.bmm(blame.mT, patches).view(self.slope.shape)
+            wanted = (False, True, False)  # of the slopes at input, weight and bias
+            found: Tensor = _backward(blame[copy], inputs[copy], weight, None, *moves, wanted)[1]
+            return found.view(rows, layer.outputs, layer.channels, -1).transpose(2, 3)
 
         def blame_slope(copy: int) -> Tensor:
-            found = torch.bmm(self.patches[copy], flat.mT)
-            return found.view(self.rows, *self.out, -1).permute(0, 3, 1, 2)
+            stride, padding = moves[:2]
+            found = F.conv2d(inputs[copy], weight, None, stride, padding, groups=rows)
+            return found.view(rows, layer.outputs, *self.out)
 
         def input_slope(copy: int) -> Tensor:
-            gathered = self._gather(self.blame[copy], self.size, adjoint=True)
-            turned = self.slope.transpose(1, 2).reshape(self.rows, -1, self.layer.channels)
-            found = torch.bmm(gathered, turned)
-            return found.view(self.rows, *self.size, -1).permute(0, 3, 1, 2)
+            wanted = (True, False, False)
+            found: Tensor = _backward(blame[copy], inputs[copy], weight, None, *moves, wanted)[0]
+            return found.view(rows, layer.channels, *self.size)
 
         return {f.__name__: f for f in (weight_products, blame_slope, input_slope)}[product]
 
@@ -179,18 +177,26 @@ def compare_pruning() -> dict[str, Any]:
     }
     lines: dict[str, Any] = {}
     wanted = None
-    for name, together in (("sorted", False), ("selected together", True)):
-        pruning.TOGETHER = together
+
+    def sort_each() -> dict[str, Tensor]:
+        return {name: kept(value, SHARE) for name, value in gradients.items()}
+
+    def select() -> dict[str, Tensor]:
+        return dict(kept_each(gradients, SHARE))
+
+    ways: dict[str, Callable[[], dict[str, Tensor]]] = {
+        "sorted": sort_each,
+        "selected together": select,
+    }
+    for name, make in ways.items():
         try:
-            masks = pruning.kept_each(gradients, SHARE)
+            masks = make()
             wanted = wanted or masks
             if not all(torch.equal(masks[key], wanted[key]) for key in gradients):
                 raise ArithmeticError("another mask than by sorting")
             lines[name] = {
-                "launched_us": launched(lambda: pruning.kept_each(gradients, SHARE)),
-                "gpu_us": microseconds(
-                    lambda _: next(iter(pruning.kept_each(gradients, SHARE).values())), 1
-                ),
+                "launched_us": launched(make),
+                "gpu_us": microseconds(_first_of(make), 1),
             }
             print(
                 f"masks {name}: {lines[name]['launched_us']:.0f} us launched one by one, "
@@ -199,8 +205,11 @@ def compare_pruning() -> dict[str, Any]:
         except Exception as error:  # the kernels are still to come
             lines[name] = {"failed": _first_line(error)}
             print(f"masks {name}: {lines[name]['failed']}")
-    pruning.TOGETHER = False
     return lines
+
+
+def _first_of(make: Callable[[], dict[str, Tensor]]) -> Work:
+    return lambda _: next(iter(make().values()))
 
 
 def launched(work: Callable[[], object]) -> float:
@@ -250,22 +259,18 @@ def tiles(layer: Layer, product: str) -> list[Any]:
 
 
 def measure(layer: Layer, product: str, tile: Any | None, rows: list[int]) -> dict[str, Any]:
-    """Return a line of the table; with no tile, that of the patches."""
+    """Return a line of the table; with no tile, that of grouped convolutions."""
     line: dict[str, Any] = {"layer": asdict(layer), "name": str(layer), "product": product}
     line |= {"tile": tile and tile._asdict(), "us": {}, "failed": None}
     try:
         for count in rows:
             case = Case(layer, count)
-            plain = case.by_patches(product)
-            work = plain if tile is None else case.in_place(product, tile)
-            if tile is not None:
-                wanted = plain(0).float()
-                error = float((work(0).float() - wanted).norm() / wanted.norm())
-                line["error"] = max(error, line.get("error", 0.0))
-                if not error < ERROR:
-                    raise ArithmeticError(f"relative error {error:.1e}")
-            elif product == "blame_slope":
-                _ = case.patches
+            work = case.grouped(product) if tile is None else case.in_place(product, tile)
+            wanted = case.grouped(product, torch.float32)(0)
+            error = float((work(0).float() - wanted).norm() / wanted.norm())
+            line["error"] = max(error, line.get("error", 0.0))
+            if not error < ERROR:
+                raise ArithmeticError(f"relative error {error:.1e}")
             line["us"][count] = microseconds(work, case.copies)
     except Exception as error:  # whatever a compiler or driver raises: the other tiles go on
         line["failed"] = _first_line(error)
@@ -290,7 +295,7 @@ def measure_all(rows: list[int], seconds: float) -> list[dict[str, Any]]:
 
 def show(lines: list[dict[str, Any]], rows: list[int]) -> dict[str, Any]:
     """Print the table, the best tile of each and the sums over the network; return the sums."""
-    sums = {way: dict.fromkeys(rows, 0.0) for way in ("patches", "chosen tiles", "best tiles")}
+    sums = {way: dict.fromkeys(rows, 0.0) for way in ("grouped", "chosen tiles", "best tiles")}
     heads = "".join(f"{count:>9}" for count in rows)
     for layer in LAYERS:
         print(f"\n{layer} (times {layer.count}): microseconds for this many rows{heads}")
@@ -324,7 +329,7 @@ def show(lines: list[dict[str, Any]], rows: list[int]) -> dict[str, Any]:
 
 def _tile_text(tile: dict[str, int] | None) -> str:
     if tile is None:
-        return "patches"
+        return "grouped"
     return (
         f"{tile['rows']}x{tile['columns']}x{tile['depth']}, {tile['warps']} warps, "
         f"{tile['stages']} stages, {tile['taps']} taps"

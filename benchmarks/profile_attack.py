@@ -1,12 +1,11 @@
 """Time of an attack iteration on a GPU, kernel by kernel, by torch's profiler.
 
     python benchmarks/profile_attack.py [--model resnet20-4] [--victims 64] [--attack adam-cosine]
-                                        [--steps 30] [--top 40] [--in-place] [--json FILE]
+                                        [--steps 30] [--top 40] [--json FILE]
 
 A run of fewer steps comes before it, so compiling and library set-up are not in the profile; the
 capture of the CUDA graph is. Each line has the kernel's share of the time, its microseconds in an
-iteration and in a call, and its calls. --in-place switches on the kernels that read maps where
-they lie (`engine/convolution_kernels.py`).
+iteration and in a call, and its calls.
 """
 
 import argparse
@@ -22,7 +21,6 @@ from torch.profiler import ProfilerActivity, profile
 from gradveil.attacks import GradientMatching, find
 from gradveil.clients import Client
 from gradveil.core.seeds import generator
-from gradveil.engine import convolutions
 from gradveil.models import build
 
 WARM_UP = 12  # steps
@@ -71,17 +69,14 @@ def main() -> None:
     parser.add_argument("--attack", default="adam-cosine")
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--top", type=int, default=40, help="kernels to print")
-    parser.add_argument("--in-place", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if not torch.cuda.is_available():
         raise SystemExit("benchmarks/profile_attack.py needs a GPU: this torch sees none")
-    convolutions.IN_PLACE = options.in_place
     lines, ms = profiled(options)
     total = sum(line["us"] for line in lines)
     print(
-        f"{options.attack} on {options.model}, {options.victims} victims, "
-        f"maps {'in place' if options.in_place else 'as patches'}: {ms:.2f} ms an iteration; "
+        f"{options.attack} on {options.model}, {options.victims} victims: {ms:.2f} ms a step; "
         f"in kernels {total / options.steps / 1e3:.2f} ms, profiled"
     )
     print("share   us an iteration    us a call    calls  kernel")

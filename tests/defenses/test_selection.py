@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from gradveil.defenses import pruning
 from gradveil.defenses.pruning import kept, kept_each
 from gradveil.defenses.selection import keep_largest
 
@@ -60,13 +59,12 @@ def test_not_a_number_counts_as_larger_than_any() -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 @pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype")
-def test_pruning_on_a_gpu_does_not_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    values = {str(number): value.cuda() for number, value in enumerate(tensors())}
-    for together in (False, True):
-        monkeypatch.setattr(pruning, "TOGETHER", together)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_pruning_on_a_gpu_does_not_wait_for_it(dtype: torch.dtype) -> None:
+    values = {str(number): value.to("cuda", dtype) for number, value in enumerate(tensors())}
+    kept_each(values, 0.9)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
         kept_each(values, 0.9)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            kept_each(values, 0.9)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")

@@ -9,7 +9,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gradveil.engine import convolutions
 from gradveil.engine.batched import BatchedGradients
 from gradveil.engine.device import load_kernels, suits, tf32
 from gradveil.engine.gradients import cross_entropy, loop_gradients
@@ -48,43 +47,9 @@ def test_patches_are_those_of_unfold(
     assert torch.equal(found, F.unfold(maps, kernel, dilation, padding, stride))
 
 
-@pytest.mark.parametrize(
-    ("kernel", "stride", "dilation", "padding"),
-    [
-        ((3, 3), (1, 1), (1, 1), (1, 1)),
-        ((5, 3), (2, 1), (1, 2), (2, 0)),
-        ((3, 3), (2, 2), (1, 1), (1, 1)),
-        ((1, 1), (2, 2), (1, 1), (0, 0)),
-    ],
-)
-def test_patches_with_channels_last_are_those_of_unfold_and_their_adjoint_is_gathered(
-    kernel: tuple[int, int],
-    stride: tuple[int, int],
-    dilation: tuple[int, int],
-    padding: tuple[int, int],
-) -> None:
-    maps = torch.randn(4, 5, 13, 17, device="cuda", requires_grad=True)
-    weight = torch.randn(6, 5, *kernel, device="cuda")
-    outputs = F.conv2d(maps, weight, None, stride, padding, dilation)
-    out = tuple(outputs.shape[2:])
-    settings = kernel, stride, dilation, padding
-    found = load_kernels().patches_last(maps.detach(), *settings, out, adjoint=False)
-    rows = F.unfold(maps.detach(), kernel, dilation, padding, stride).unflatten(1, (5, -1))
-    assert torch.equal(found, rows.permute(0, 3, 2, 1).flatten(2))
-    blame = torch.randn_like(outputs)
-    gathered = load_kernels().patches_last(blame, *settings, (13, 17), adjoint=True)
-    slope = gathered @ weight.permute(2, 3, 0, 1).reshape(-1, 5)
-    (wanted,) = torch.autograd.grad(outputs, maps, blame)
-    torch.testing.assert_close(slope.mT.reshape(wanted.shape), wanted, rtol=1e-4, atol=1e-4)
-
-
 @pytest.mark.parametrize("name", ["lenet", "convnet", "resnet20-4", "vit"])
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("in_place", [False, True])
-def test_short_formats_on_a_gpu_are_near_the_loop(
-    name: str, batch: int, in_place: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(convolutions, "IN_PLACE", in_place)
+def test_short_formats_on_a_gpu_are_near_the_loop(name: str, batch: int) -> None:
     model = build(name, channels=3, size=32, classes=10).cuda().eval()
     images = torch.rand(4, batch, 3, 32, 32, device="cuda", requires_grad=True)
     labels = torch.arange(4 * batch, device="cuda").view(4, batch) % 10

@@ -12,8 +12,6 @@ from gradveil.core.types import Gradients, Knowledge
 from gradveil.defenses.base import Defense, Moment, Seam, State
 from gradveil.defenses.selection import count_dropped, keep_largest
 
-TOGETHER = False  # on a GPU, select in all tensors at once, or sort each
-
 
 @dataclass(frozen=True)
 class Pruning(Defense):
@@ -116,9 +114,9 @@ class FeedbackPruning(Pruning):
 
 
 def kept_each(gradients: Gradients, share: float) -> Gradients:
-    """Return the mask of `kept` for each tensor."""
+    """Return the mask of `kept` for each tensor; on a GPU all are made at once."""
     values = list(gradients.values())
-    if TOGETHER and values and all(v.is_cuda and v.dtype == torch.float32 for v in values):
+    if values and all(v.is_cuda and v.dtype == torch.float32 for v in values):
         return dict(zip(gradients, keep_largest(values, share), strict=True))
     return {name: kept(value, share) for name, value in gradients.items()}
 

@@ -3,7 +3,8 @@
 Each victim's patches are laid side by side, and a product for each victim gives the gradient:
 dW = b patches(a)^T, for the input a and the loss gradient b at the output (the blame). The two
 derivatives that a matching attack needs are products of the same kind, so a step is a few large
-batched products and no loop.
+batched products and no loop. In bf16 on a GPU, kernels read the patches from the maps where they
+lie.
 """
 
 from typing import Any
@@ -29,7 +30,6 @@ from gradveil.engine.patches import (
 from gradveil.engine.products import multiply
 
 MANY_PATCHES = 200_000  # numbers in one image's patches
-IN_PLACE = False  # on a GPU, multiply maps where they lie, or patches laid out in memory
 
 # Torch's public `torch.nn.grad` wraps this operator, but hides which memory format it works in.
 _convolution_backward = torch.ops.aten.convolution_backward
@@ -41,8 +41,7 @@ def convolution_weight(layer: nn.Conv2d, inputs: Tensor, blame: Tensor, victims:
     found: Tensor
     outputs, channels, *kernel = layer.weight.shape
     if suits(blame) and blame.dtype == torch.bfloat16 and layer.groups == 1:
-        products = _InPlaceProducts if IN_PLACE else _LastProducts
-        found = products.apply(inputs, blame, layout)  # type: ignore[no-untyped-call]
+        found = _InPlaceProducts.apply(inputs, blame, layout)  # type: ignore[no-untyped-call]
         return found.view(victims, outputs, *kernel, channels).permute(0, 1, 4, 2, 3)
     found = _PatchProducts.apply(inputs, blame, layout)  # type: ignore[no-untyped-call]
     return found.view(victims, *layer.weight.shape)
@@ -158,63 +157,11 @@ def _moves(inputs: Tensor, layout: PatchLayout) -> tuple[Tensor, Moves]:
     return inputs, Moves(layout.stride, padding, layout.dilation, layout.groups)
 
 
-class _LastProducts(torch.autograd.Function):
-    """b patches(a)^T for each victim, all with channels last, on a GPU.
-
-    The weight's gradient comes out as (victims, outputs, kernel area, inputs).
-    """
-
-    @staticmethod
-    def forward(ctx: Any, inputs: Tensor, blame: Tensor, layout: PatchLayout) -> Tensor:
-        (top, _), (left, _) = layout.edges
-        patches = load_kernels().patches_last(
-            inputs,
-            layout.kernel,
-            layout.stride,
-            layout.dilation,
-            (top, left),
-            tuple(blame.shape[2:]),
-            adjoint=False,
-        )
-        patches = patches.view(layout.victims, -1, patches.shape[2])
-        ctx.save_for_backward(patches, blame)
-        ctx.layout, ctx.inputs = layout, inputs.shape
-        return torch.bmm(_last(blame, layout).transpose(1, 2), patches)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, None]:
-        patches, blame = ctx.saved_tensors
-        layout: PatchLayout = ctx.layout
-        rows, channels, height, width = ctx.inputs
-        outputs = blame.shape[1]
-        to_blame = torch.bmm(patches, slope.transpose(1, 2))
-        to_blame = to_blame.view(rows, *blame.shape[2:], outputs).permute(0, 3, 1, 2)
-        (top, _), (left, _) = layout.edges
-        gathered = load_kernels().patches_last(
-            blame,
-            layout.kernel,
-            layout.stride,
-            layout.dilation,
-            (top, left),
-            (height, width),
-            adjoint=True,
-        )
-        turned = slope.view(len(slope), outputs, -1, channels).transpose(1, 2)
-        to_inputs = torch.bmm(
-            gathered.view(layout.victims, -1, gathered.shape[2]),
-            turned.reshape(len(slope), -1, channels),
-        )
-        return to_inputs.view(rows, height, width, channels).permute(0, 3, 1, 2), to_blame, None
-
-
-def _last(maps: Tensor, layout: PatchLayout) -> Tensor:
-    """Return (victims, positions of all rows, channels); no copy where channels are last."""
-    return maps.permute(0, 2, 3, 1).reshape(layout.victims, -1, maps.shape[1])
-
-
 class _InPlaceProducts(torch.autograd.Function):
-    """The products of `_LastProducts`, by kernels that write no patches."""
+    """b patches(a)^T for each victim, by kernels that write no patches, on a GPU.
+
+    The weight's gradient comes out as (victims, outputs, kernel area x inputs).
+    """
 
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, blame: Tensor, layout: PatchLayout) -> Tensor:
