@@ -13,6 +13,7 @@ from gradveil.papers.queue import Part
 from gradveil.papers.records import Records
 from gradveil.papers.searched import Searched
 from gradveil.papers.summaries import measurement_lines
+from gradveil.scores.lineup import FURTHER
 from gradveil.search.confirm import AGAINST, Comparison, confirmation
 from gradveil.search.confirm import compare as compare_audits
 from gradveil.stats import clopper_pearson
@@ -136,9 +137,10 @@ def _measured(entries: Sequence[Entry], records: Records, experiment: object) ->
         like = "-" if row.ssim.mean is None else f"{row.ssim.mean:.2f}"
         wide = "" if row.psnr.std is None else f" ± {row.psnr.std:.2f}"
         levels.append(f"{told}{row.psnr.mean:.2f}{wide}, {like}, {row.n}")
-        lineups.append(f"{told}{rank_one(row)}")
-        sham = attack_row(entries, records, attack, kind="sham") if attack == STRONGEST else None
-        lineups += [] if sham is None else [f"sham {sham.lineup}"]
+        lineups.append(told + rank_one(row) + _further(attack_records(entries, records, attack)))
+        shams = attack_records(entries, records, attack, "sham") if attack == STRONGEST else []
+        if shams:
+            lineups.append(f"sham {make_row(shams, 'used').lineup}{_further(shams)}")
         other = attack_row(entries, records, attack, truth="original")
         if other is not None and other.psnr.mean is not None and other.psnr != row.psnr:
             originals.append(f"{told}{other.psnr.mean:.2f}, {rank_one(other)}")
@@ -153,6 +155,15 @@ def rank_one(row: Row) -> str:
         return "-"
     low, high = clopper_pearson(row.identified, row.n)
     return f"{row.identified}/{row.n} ({100 * low:.0f} to {100 * high:.0f}%)"
+
+
+def _further(found: Sequence[Record]) -> str:
+    """Write how many have rank 1 in the line-up with the most room, where all records say it."""
+    name = f"rank_{FURTHER[-1]}"
+    ranks = [record.scores["used"].get(name) for record in found if record.ok]
+    if not ranks or None in ranks:
+        return ""
+    return f", {FURTHER[-1]} px: {ranks.count(1)}"
 
 
 def _compare_measurements(

@@ -27,7 +27,7 @@ SMALL_SIZES = (20, 10, 5, 2)
 SPARE = 10  # images of each class that stand in no line-up, for shams
 SHIFT = 2  # pixels that a reconstruction may be moved by
 FURTHER = (4, 6, 8)
-"""Pixels that it may be moved by in further rankings, which records keep and no table counts."""
+"""Pixels that it may be moved by in further rankings, which records keep and no test counts."""
 
 INNER = 12  # pixels a side that are left to compare there, at least
 SAME = 0.98  # likeness from which two pictures count as the same
