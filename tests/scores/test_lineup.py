@@ -63,8 +63,8 @@ def beside(images: Images, victim: int, rng: Generator) -> tuple[Tensor, int]:
 @pytest.fixture(
     scope="module",
     params=[
-        ("none", 1_000),
-        (POLICY, 1_000),
+        ("none", 2_000),
+        (POLICY, 2_000),
         pytest.param((POLICY, 4_000), marks=pytest.mark.slow),
     ],
     ids=lambda param: f"{param[0]}-{param[1]}",
