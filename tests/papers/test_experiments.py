@@ -1,6 +1,7 @@
 """The experiments: complete, with published figures, and made of cells that they share."""
 
 import json
+import statistics
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
@@ -11,6 +12,7 @@ import torch
 
 from gradveil.core.cell_files import FORMAT
 from gradveil.core.errors import GradveilError
+from gradveil.core.importing import import_named
 from gradveil.core.types import Protocol
 from gradveil.data.cifar import CIFAR10
 from gradveil.models import build
@@ -185,6 +187,34 @@ def test_the_stages_of_a_training_share_its_weights_and_the_end_is_the_table_of_
     ends = {entry.cell.key for entry in every if entry.row in ("none, end", f"{HYBRID}, end")}
     assert ends <= {entry.cell.key for entry in entries(EXPERIMENTS["table1a"], OURS)}
     assert len({entry.cell.key for entry in every}) == len(every)
+
+
+def test_policies_of_the_strongest_attack_are_spread_over_the_scores_of_the_study() -> None:
+    path = (
+        Path(__file__).parents[2] / "benchmarks/results/scores/resnet20-4-semi-trained-h200.jsonl"
+    )
+    scores: dict[str, float] = {}
+    for line in path.read_text().splitlines()[1:]:
+        record = json.loads(line)
+        if record["kind"] == "privacy":
+            scores[record["policy"]] = statistics.mean(record["privacy"])
+    order = sorted(scores, key=lambda policy: scores[policy])
+    found = [entry.row for entry in entries(EXPERIMENTS["raced-policies"])]
+    assert found == [order[number] for number in range(0, 50, 7)]
+
+
+def test_larger_pictures_are_attacked_on_a_network_that_is_not_built_in() -> None:
+    for row, each in entries(EXPERIMENTS["larger"]):
+        assert isinstance(each, Audited)
+        job = each.job(Workspace(Path("work")))
+        assert (job.data, job.images, row == "trained") == (
+            "tiny-imagenet",
+            16,
+            each.training.epochs == 60,
+        )
+        network = import_named(str(job.model), "model")(channels=3, classes=200)
+        assert network(torch.zeros(2, 3, 64, 64)).shape == (2, 200)
+        assert sum(p.numel() for p in network.parameters()) == 11_279_112
 
 
 def test_clients_are_attacked_with_their_batches_local_steps_and_mode() -> None:

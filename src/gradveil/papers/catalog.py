@@ -3,7 +3,13 @@
 from collections.abc import Sequence
 
 from gradveil.core.errors import unknown
-from gradveil.papers.beyond import OverTraining, RealClients, Searches
+from gradveil.papers.beyond import (
+    LargerPictures,
+    OverTraining,
+    RacedPolicies,
+    RealClients,
+    Searches,
+)
 from gradveil.papers.experiments import (
     BEYOND,
     HYBRID,
@@ -25,6 +31,7 @@ from gradveil.papers.experiments import (
     Similarities,
     SingleScores,
 )
+from gradveil.papers.networks import RESNET18
 from gradveil.papers.precode import PrecodeAccuracy, PrecodeGrid, PrecodeReconstructions
 from gradveil.papers.published import claim
 
@@ -237,6 +244,19 @@ EXPERIMENTS: dict[str, Experiment] = {
             "Batches, batch norm in train mode and local steps hide images.",
             "The strongest attack has fewer images with rank 1 than of single images.",
             CIFAR_RESNET,
+        ),
+        RacedPolicies(
+            "raced-policies",
+            (BEYOND,),
+            "S_pri foretells what the strongest attack finds under a policy.",
+            "Over the policies, rank 1 of the strongest attack falls as S_pri falls.",
+        ),
+        LargerPictures(
+            "larger",
+            (BEYOND,),
+            "Images of 64 pixels and a ResNet-18 resist the attacks.",
+            "At most 10% of images can have rank 1 in the line-up, also by the strongest attack.",
+            Setting("tiny-imagenet", RESNET18),
         ),
     )
 }

@@ -14,6 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+import torch
+
 from gradveil.attacks import find
 from gradveil.audits.job import AuditJob, Case, slug
 from gradveil.audits.records import MODEL, RECORDS
@@ -23,6 +25,7 @@ from gradveil.core.job_folder import SETTINGS
 from gradveil.core.types import Protocol
 from gradveil.data.registry import DATASETS, find_root, load
 from gradveil.defenses import Defense
+from gradveil.engine.device import find_device
 from gradveil.models.checkpoints import read_settings
 from gradveil.papers.costs import (
     SHAM,
@@ -374,6 +377,9 @@ class Audited(Cell):
     def measure(self, workspace: Workspace) -> dict[str, Any]:
         from gradveil.audits.run import run_audit
 
+        on_gpu = find_device(workspace.device).type == "cuda"
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
         result = run_audit(
             self.job(workspace),
             workspace.folder(self),
@@ -386,6 +392,7 @@ class Audited(Cell):
             "case": case.out.name,
             "accuracy": case.model and case.model.accuracy,
             "attack_seconds": sum(row.seconds for row in case.rows if row.truth == "used"),
+            "peak_gib": torch.cuda.max_memory_allocated() / 2**30 if on_gpu else None,
         }
 
     def keep(self, workspace: Workspace, target: Path) -> None:

@@ -1,16 +1,19 @@
-"""The built-in networks with CIFAR-10's constants of normalization, which the paper's code has.
+"""Networks of the experiments that are not built in.
 
-That code trains and attacks models of CIFAR-100 with the mean and deviation of CIFAR-10. A training
-names these as `gradveil.papers.networks:resnet20_4`, and so on; their weights at the start are
-those of the built-in network of the same seed.
+The built-in networks with CIFAR-10's constants of normalization, which the paper's code has:
+it trains and attacks models of CIFAR-100 with the mean and deviation of CIFAR-10. A training names
+these as `gradveil.papers.networks:resnet20_4`, and so on; their weights at the start are those of
+the built-in network of the same seed. And ResNet-18, as a user would bring it.
 """
 
 from torch import nn
 
 from gradveil.data.cifar import CIFAR10
 from gradveil.models import ARCHITECTURES, Classifier, Normalize, Task
+from gradveil.models.zoo import Block
 
 OF_DATA, CIFAR10_CONSTANTS = "data", "cifar10"
+RESNET18 = f"{__name__}:resnet18"
 CONSTANTS = (OF_DATA, CIFAR10_CONSTANTS)
 
 
@@ -39,6 +42,21 @@ def convnet_9(channels: int, size: int, classes: int) -> nn.Module:
 def lenet(channels: int, size: int, classes: int) -> nn.Module:
     """Make lenet for images of 3 channels."""
     return _make("lenet", Task(channels, size, classes))
+
+
+def resnet18(channels: int, classes: int) -> nn.Module:
+    """Make a ResNet-18 (He et al. 2016): a quarter of the pixels is left after its first layers."""
+    layers: list[nn.Module] = [
+        nn.Conv2d(channels, 64, 7, stride=2, padding=3, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.MaxPool2d(3, stride=2, padding=1),
+    ]
+    before = 64
+    for wide, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
+        layers += [Block(before, wide, stride), Block(wide, wide, 1)]
+        before = wide
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, classes))
 
 
 def _make(name: str, task: Task) -> nn.Module:
