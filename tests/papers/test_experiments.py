@@ -212,7 +212,8 @@ def test_larger_pictures_are_attacked_on_a_network_that_is_not_built_in() -> Non
             16,
             each.training.epochs == 60,
         )
-        network = import_named(str(job.model), "model")(channels=3, classes=200)
+        make: Any = import_named(str(job.model), "model")
+        network = make(channels=3, classes=200)
         assert network(torch.zeros(2, 3, 64, 64)).shape == (2, 200)
         assert sum(p.numel() for p in network.parameters()) == 11_279_112
 

@@ -17,7 +17,6 @@ from gradveil.papers.experiments import (
     audit,
     semi_trained,
 )
-from gradveil.papers.networks import RESNET18
 from gradveil.papers.searched import Searched
 from gradveil.papers.switches import Switches
 
