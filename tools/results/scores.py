@@ -71,7 +71,8 @@ def _raced() -> list[str]:
         f"**The strongest attack under {len(body)} of these policies**, evenly spread over S_pri, "
         "on a semi-trained model of the same recipe, test images drawn over the classes. "
         f"Spearman's r with the line-up of `raced` over the {len(body)} policies: S_pri "
-        f"{r[0]:.2f}, the probe {r[1]:.2f}, `adam-cosine` {r[2]:.2f}; at this number, r must be {_LEAST_R} for 5%. Records "
+        f"{r[0]:.2f}, the probe {r[1]:.2f}, `adam-cosine` {r[2]:.2f}; at this number, r must be "
+        f"{_LEAST_R} for 5%. Records "
         f"`reproduce/`, `gradveil reproduce raced-policies`.\n\n{table(head, body)}"
     ]
 
