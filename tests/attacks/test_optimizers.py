@@ -1,11 +1,13 @@
 """Each row of a batched search takes the steps of torch's optimizer on that row alone."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from gradveil.attacks import optimizers
 from gradveil.attacks.optimizers import LBFGS, SGD, Adam, Optimizer, Search
 
 ROWS, DIM = 5, 6
@@ -34,6 +36,7 @@ def batched(
     signed: bool = False,
     decay: bool = False,
     low: float = -9.0,
+    replayable: bool = False,
 ) -> Tensor:
     start, loss, rows = problem()
     x = start.clone()
@@ -47,9 +50,29 @@ def batched(
         x.clamp_(min=low)
 
     seen: list[int] = []
-    optimizer.minimize(Search([x], evaluate, steps, signed, decay, confine, seen.append))
+    search = Search([x], evaluate, steps, signed, decay, confine, seen.append, replayable)
+    optimizer.minimize(search)
     assert seen == list(range(1, steps + 1))
     return x
+
+
+class AsReplayed:
+    """Stands in for a CUDA graph: each call writes into the tensors that the first one returned."""
+
+    def __init__(self, function: Callable[[], Tensor | tuple[Tensor, ...]]) -> None:
+        self.function = function
+        self.found: Any = None
+
+    def __call__(self) -> Any:
+        found = self.function()
+        if self.found is None:
+            self.found = found
+        elif isinstance(found, tuple):
+            for old, new in zip(self.found, found, strict=True):
+                old.copy_(new)
+        else:
+            self.found.copy_(found)
+        return self.found
 
 
 def alone(
@@ -120,6 +143,25 @@ def test_lbfgs_forgets_the_oldest_pairs_as_torch_does() -> None:
     )
     found = batched(LBFGS(0.2, inner=9, history=3, line_search=False), 1)
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-8)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        LBFGS(1.0, inner=20),
+        LBFGS(1.0, inner=7, history=4),
+        LBFGS(0.2, inner=9, history=3, line_search=False),
+        LBFGS(6e3, inner=5, history=3),  # some line searches fail, and their rows forget
+    ],
+    ids=str,
+)
+def test_lbfgs_takes_the_same_steps_where_they_are_replayed(
+    optimizer: LBFGS, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(optimizers, "Replayed", AsReplayed)
+    for low in (-9.0, -0.2):
+        plain, replayed = (batched(optimizer, 6, low=low, replayable=way) for way in (False, True))
+        assert torch.equal(plain, replayed)
 
 
 def test_a_line_search_brings_every_row_to_its_own_minimum() -> None:

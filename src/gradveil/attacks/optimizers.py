@@ -4,7 +4,7 @@ An optimizer is a value. `minimize` takes a `Search` and moves its variables in 
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -173,8 +173,10 @@ class LBFGS(Optimizer):
 
     def minimize(self, search: Search) -> None:
         rows = _Rows(search)
-        memory = _Memory(self.history)
         losses, slopes = rows.evaluate()
+        memory = (
+            _ReplayedMemory(self.history, slopes) if search.replayable else _Memory(self.history)
+        )
         small, flat = (0.0, 0.0) if self.line_search else (SMALL, FLAT)
         first, stuck, done = True, torch.zeros_like(losses).bool(), torch.zeros_like(losses).bool()
         for step in range(search.steps):
@@ -245,11 +247,17 @@ class _Rows:
         self.search = search
         self.sizes = [variable[0].numel() for variable in search.variables]
         self.last = self.position()
+        self._evaluate = Replayed(self._measure) if search.replayable else self._measure
 
     def position(self) -> Tensor:
         return self._flat(self.search.variables)
 
     def evaluate(self) -> tuple[Tensor, Tensor]:
+        losses, slopes = self._evaluate()
+        # A replay writes into the tensors that the last one returned.
+        return (losses.clone(), slopes.clone()) if self.search.replayable else (losses, slopes)
+
+    def _measure(self) -> tuple[Tensor, Tensor]:
         losses, slopes = self.search.losses_and_slopes()
         return losses, self._flat(slopes)
 
@@ -283,12 +291,9 @@ class _Memory:
         self.scale: Tensor | None = None
 
     def remember(self, move: Tensor, change: Tensor, active: Tensor) -> None:
-        curvature = _dot(change, move)
-        good = active & (curvature > CURVED)
-        weight = torch.where(good, 1 / curvature, 0.0)
-        old = torch.ones_like(curvature) if self.scale is None else self.scale
-        self.scale = torch.where(good, curvature / _dot(change, change), old)
-        self.pairs = [*self.pairs, (_where(good, move), _where(good, change), weight)][-self.size :]
+        old = torch.ones_like(move[:, 0]) if self.scale is None else self.scale
+        *pair, self.scale = _weighted(move, change, active, old)
+        self.pairs = [*self.pairs, (pair[0], pair[1], pair[2])][-self.size :]
 
     def forget(self, rows: Tensor) -> None:
         if bool(rows.any()) and self.scale is not None:
@@ -296,17 +301,70 @@ class _Memory:
             self.scale = torch.where(rows, 1.0, self.scale)
 
     def direction(self, slopes: Tensor) -> Tensor:
-        """Return the direction of descent by the two-loop recursion."""
-        way, shares = -slopes, []
-        for move, change, weight in reversed(self.pairs):
-            share = weight * _dot(move, way)
-            way = way - share[:, None] * change
-            shares.append(share)
-        if self.scale is not None:
-            way = way * self.scale[:, None]
-        for (move, change, weight), share in zip(self.pairs, reversed(shares), strict=True):
-            way = way + (share - weight * _dot(change, way))[:, None] * move
-        return way
+        """Return the direction of descent."""
+        return _recurse(slopes, self.pairs, self.scale)
+
+
+class _ReplayedMemory(_Memory):
+    """The same on a GPU, where the recursion's many small steps are replayed as a graph.
+
+    All pairs stay where they are in the memory; those that are not there yet have weight 0.
+    """
+
+    def __init__(self, size: int, like: Tensor) -> None:
+        super().__init__(size)
+        self._moves, self._changes = like.new_zeros(2, size, *like.shape).unbind()
+        self._weights = like.new_zeros(size, len(like))
+        self._factor = like.new_ones(len(like))
+        self._slopes = torch.empty_like(like)
+        both = zip(self._moves, self._changes, self._weights, strict=True)
+        self.pairs = [(move, change, weight) for move, change, weight in both]
+        self._recurse = Replayed(lambda: _recurse(self._slopes, self.pairs, self._factor))
+
+    def remember(self, move: Tensor, change: Tensor, active: Tensor) -> None:
+        found = _weighted(move, change, active, self._factor)
+        for old, new in zip((self._moves, self._changes, self._weights), found, strict=False):
+            old.copy_(old.roll(-1, 0))
+            old[-1] = new
+        self._factor.copy_(found[3])
+
+    def forget(self, rows: Tensor) -> None:
+        self._weights.masked_fill_(rows, 0.0)
+        self._factor.masked_fill_(rows, 1.0)
+
+    def direction(self, slopes: Tensor) -> Tensor:
+        self._slopes.copy_(slopes)
+        return self._recurse().clone()
+
+
+def _weighted(
+    move: Tensor, change: Tensor, active: Tensor, scale: Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return a pair with its weight, and the new scale, (rows,), of the directions.
+
+    The weight is 0, and the scale stays, where a row did not move or curved too little.
+    """
+    curvature = _dot(change, move)
+    good = active & (curvature > CURVED)
+    weight = torch.where(good, 1 / curvature, 0.0)
+    scale = torch.where(good, curvature / _dot(change, change), scale)
+    return _where(good, move), _where(good, change), weight, scale
+
+
+def _recurse(
+    slopes: Tensor, pairs: Sequence[tuple[Tensor, Tensor, Tensor]], scale: Tensor | None
+) -> Tensor:
+    """Return the direction of descent by the two-loop recursion over pairs, the oldest first."""
+    way, shares = -slopes, []
+    for move, change, weight in reversed(pairs):
+        share = weight * _dot(move, way)
+        way = way - share[:, None] * change
+        shares.append(share)
+    if scale is not None:
+        way = way * scale[:, None]
+    for (move, change, weight), share in zip(pairs, reversed(shares), strict=True):
+        way = way + (share - weight * _dot(change, way))[:, None] * move
+    return way
 
 
 def _dot(left: Tensor, right: Tensor) -> Tensor:
