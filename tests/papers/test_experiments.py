@@ -15,6 +15,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.importing import import_named
 from gradveil.core.types import Protocol
 from gradveil.data.cifar import CIFAR10
+from gradveil.defenses import parse
 from gradveil.models import build
 from gradveil.papers.catalog import ALIASES, EXPERIMENTS, find_experiments
 from gradveil.papers.cells import Audited, Trained, Workspace
@@ -216,6 +217,18 @@ def test_larger_pictures_are_attacked_on_a_network_that_is_not_built_in() -> Non
         network = make(channels=3, classes=200)
         assert network(torch.zeros(2, 3, 64, 64)).shape == (2, 200)
         assert sum(p.numel() for p in network.parameters()) == 11_279_112
+
+
+def test_every_breaker_that_a_defense_declares_attacks_it() -> None:
+    attacks: dict[str, list[str]] = {}
+    for row, each in entries(EXPERIMENTS["breakers"]):
+        assert isinstance(each, Audited) and each.training.epochs == 0
+        attacks.setdefault(row, []).append(each.attack)
+        assert row == f"{each.training.model}, {each.defense}"
+    for row, found in attacks.items():
+        model, defense = row.split(", ")
+        wanted = {"adam-cosine", *parse(defense).breakers, *(["closed-form"] * (model == "mlp"))}
+        assert {*found} == wanted
 
 
 def test_clients_are_attacked_with_their_batches_local_steps_and_mode() -> None:

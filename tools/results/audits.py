@@ -1,8 +1,8 @@
 """Audits of untrained models, of defenses with their breakers, and over training time."""
 
-from gradveil.audits.results import CaseResult, Row
+from gradveil.audits.results import Row
 from gradveil.report.audit import best_blind
-from results.records import audit, facts, mean, percent, published, row, rows_of, spread, table
+from results.records import audit, mean, percent, row, rows_of, spread, table
 
 UNTRAINED = {
     "resnet20-4, `adam-cosine`, 4,800 iterations": "cifar100-resnet20-4-untrained-adam-cosine",
@@ -12,11 +12,10 @@ UNTRAINED = {
     "lenet, `dlg`, 40 steps, FedAvg with 5 local steps": "cifar100-lenet-untrained-fed5",
 }
 STANDARD = "adam-cosine"
-HYBRID = "policy:3-1-7+43-18-18,augment=no"
 
 
 def section() -> str:
-    return "\n\n".join((_untrained(), _breakers(), _existing(), _over_training()))
+    return "\n\n".join((_untrained(), _breakers(), _over_training()))
 
 
 def _untrained() -> str:
@@ -46,15 +45,6 @@ def _untrained() -> str:
         f"the same attack on an untrained lenet.\n\n{table(head, body)}\n\n"
         "Commands and machines: `benchmarks/results/audits/README.md`."
     )
-
-
-def _best(case: CaseResult) -> Row | None:
-    others = [
-        found
-        for found in case.rows
-        if found.kind == "attack" and found.truth == "used" and found.attack != STANDARD
-    ]
-    return max(others, key=lambda found: found.psnr.mean or 0) if others else None
 
 
 def _figures(found: Row | None) -> list[str]:
@@ -88,59 +78,6 @@ def _breakers() -> str:
 
 def _nearest(found: Row) -> str:
     return f"{found.identified}/{found.n}"
-
-
-def _existing() -> str:
-    whole = audit("existing-defences")
-    body = []
-    for case in whole.cases:
-        if case.clean:
-            continue
-        clean = next((c for c in whole.cases if c.clean and c.defense == case.defense), None)
-        best = _best(case)
-        named = "" if best is None else f"`{best.attack}`: {spread(best.psnr)}, {mean(best.ssim)}"
-        shared = row(case, STANDARD)
-        attacked = None if clean is None else row(clean, STANDARD)
-        both = ["", ""]
-        if case.defense in ("none", HYBRID):
-            policy = "none" if case.defense == "none" else "3-1-7+43-18-18"
-            both = [published("policies", policy, which, "") for which in (0, 1)]
-        elif published("defenses", case.defense, 0, ""):
-            both = [published("defenses", case.defense, which, "") for which in (0, 1)]
-        assert case.model is not None
-        body.append(
-            [
-                f"`{case.defense}`",
-                percent(case.model.accuracy or 0),
-                "" if attacked is None else f"{spread(attacked.psnr)}, {mean(attacked.ssim)}",
-                f"{spread(shared.psnr)}, {mean(shared.ssim)}",
-                named,
-                both[0],
-                both[1],
-            ]
-        )
-    head = ["defense", "accuracy", "clean gradient, as published", "shared gradient, standard"]
-    head += ["shared gradient, best breaker", "published PSNR", "published accuracy %"]
-    trained = facts("defended-training-h200.json")
-    epochs = len(trained["runs"][0]["history"])
-    ten = ", ".join(f"{run['defense']} {percent(run['test_accuracy'])}" for run in trained["runs"])
-    return (
-        "## The existing defenses twice, Fashion-MNIST, lenet †\n"
-        "As the papers' code has it (the model is trained under the defense, then the *clean* "
-        "gradient is attacked) and on the gradient that is shared. Test images 0 to "
-        f"{whole.settings['images'] - 1}, lenet trained for 10 epochs under each defense, "
-        f"{whole.settings['steps']} iterations, labels known, seed 0, one CPU core; PSNR dB and "
-        "SSIM. *Published* is another setting (CIFAR-100, resnet20-4, attacked clean): paper / "
-        f"replication.\n\n{table(head, body)}\n\n"
-        "Attacked clean, a gradient defense is not tested at all: what it changes was taken away "
-        "before the attack. PSNR does not compare the two policy rows with the others, since "
-        "policies change the images themselves. `gradveil train --data fashion-mnist --model lenet "
-        "--epochs 10 --lr 0.01 --no-augment --defense D` for each, then `gradveil audit --data "
-        "fashion-mnist --model lenet --defense D ... --checkpoint D=PATH ... --clean both --attack "
-        "auto --steps 300 --images 32`; records `grids/existing-defences`.\n\n"
-        f"Accuracy under the defenses on the published setting, CIFAR-100, resnet20-4, {epochs} "
-        f"epochs, H200: {ten} (`{trained['command']}`; records `defended-training-h200.json`)."
-    )
 
 
 def _over_training() -> str:

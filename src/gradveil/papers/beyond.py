@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 
 from gradveil.defenses import parse
-from gradveil.papers.cells import STAGES, Audited
+from gradveil.papers.cells import STAGES, Audited, Training
 from gradveil.papers.experiments import (
     HYBRID,
     NONE,
@@ -168,4 +168,38 @@ class LargerPictures(Ours):
             for attack in (STANDARD, STRONGEST):
                 cell = audit(training, switches, size.count(switches, FEW_LARGE), attack)
                 found.append(Entry(stage, cell))
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class Breakers(Ours):
+    """Defenses against the standard attack and all their known breakers, on untrained networks."""
+
+    data: str = "fashion-mnist"
+    rows: tuple[tuple[str, str], ...] = (
+        ("lenet", NONE),
+        ("lenet", "prune:0.95"),
+        ("lenet", "gaussian:0.01"),
+        ("lenet", "soteria:0.8"),
+        ("lenet", "dropout:0.3"),
+        ("mlp", NONE),
+        ("mlp", "precode"),
+    )
+
+    def entries(self, switches: Switches, size: Size) -> tuple[Entry, ...]:
+        found = []
+        for model, row in self.rows:
+            defense = parse(row)
+            training = Training(self.data, model, defense, epochs=0, augment=False)
+            exact = ("closed-form",) if model == "mlp" else ()
+            for attack in dict.fromkeys((STANDARD, *defense.breakers, *exact)):
+                cell = Audited(
+                    training,
+                    defense,
+                    attack,
+                    size.count(switches),
+                    sham=True,
+                    steps=None if attack in exact else FEWER,
+                )
+                found.append(Entry(f"{model}, {row}", cell))
         return tuple(found)

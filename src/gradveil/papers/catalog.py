@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from gradveil.core.errors import unknown
 from gradveil.papers.beyond import (
+    Breakers,
     LargerPictures,
     OverTraining,
     RacedPolicies,
@@ -257,6 +258,12 @@ EXPERIMENTS: dict[str, Experiment] = {
             "Images of 64 pixels and a ResNet-18 resist the attacks.",
             "At most 10% of images can have rank 1 in the line-up, also by the strongest attack.",
             Setting("tiny-imagenet", RESNET18),
+        ),
+        Breakers(
+            "breakers",
+            (BEYOND,),
+            "Defenses that stop the standard attack stop those that know them too.",
+            "At most 10% of images can have rank 1 in the line-up, by the best of its breakers.",
         ),
     )
 }

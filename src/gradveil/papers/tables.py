@@ -6,7 +6,7 @@ from dataclasses import replace
 from gradveil.audits.records import Record
 from gradveil.audits.results import CaseResult, Row, make_row
 from gradveil.papers.cells import Audited, Trained
-from gradveil.papers.experiments import STANDARD, STRONGEST, Entry, PolicyTable
+from gradveil.papers.experiments import STANDARD, Entry, PolicyTable
 from gradveil.papers.measurements import Correlated, Layers, Lines, Singles
 from gradveil.papers.published import SOURCES, figure
 from gradveil.papers.queue import Part
@@ -138,7 +138,7 @@ def _measured(entries: Sequence[Entry], records: Records, experiment: object) ->
         wide = "" if row.psnr.std is None else f" ± {row.psnr.std:.2f}"
         levels.append(f"{told}{row.psnr.mean:.2f}{wide}, {like}, {row.n}")
         lineups.append(told + rank_one(row) + _further(attack_records(entries, records, attack)))
-        shams = attack_records(entries, records, attack, "sham") if attack == STRONGEST else []
+        shams = attack_records(entries, records, attack, "sham")
         if shams:
             lineups.append(f"sham {make_row(shams, 'used').lineup}{_further(shams)}")
         other = attack_row(entries, records, attack, truth="original")
