@@ -10,7 +10,7 @@ from gradveil.core.types import Batch
 from gradveil.data import Images, load
 from gradveil.defenses import parse
 from gradveil.scores.lineup import (
-    FURTHER,
+    FAR,
     Shown,
     choose,
     distinct,
@@ -205,13 +205,11 @@ def test_copies_and_near_copies_are_found_within_a_class() -> None:
     assert int(kept.sum()) == 37
 
 
-def test_a_picture_that_lies_further_off_is_found_by_the_further_ranks_alone() -> None:
+def test_a_picture_that_lies_far_off_is_found_by_the_far_ranks_alone() -> None:
     pictures = torch.rand(20, 1, 28, 28, generator=generator(0))
-    shown = Shown.of(pictures[None], torch.tensor([3]), FURTHER)
-    moved = pictures[[3]].roll((5, -5), (2, 3))
-    assert {*shown.further} == {4, 6, 8}
-    far = shown.further_ranks(moved, generator(1))
-    assert far[6] == far[8] == [1] and far[4] != [1] and shown.ranks(moved, generator(1)) != [1]
-    assert not Shown.of(
-        pictures[None, :, :, :12, :12], torch.tensor([3]), FURTHER
-    ).further  # too small
+    shown = Shown.of(pictures[None], torch.tensor([3]))
+    for shift, far in ((5, True), (FAR, True), (FAR + 1, False)):
+        moved = pictures[[3]].roll((shift, -shift), (2, 3))
+        assert shown.ranks(moved, generator(1)) != [1]
+        assert (shown.far_ranks(moved, generator(1)) == [1]) is far
+    assert Shown.of(pictures[None, :, :, :27, :27], torch.tensor([3])).far is None  # too small

@@ -12,7 +12,7 @@ from gradveil.papers.queue import Part, make_parts
 from gradveil.papers.records import Records
 from gradveil.papers.switches import VARIANTS
 from gradveil.papers.tables import compare
-from gradveil.scores.lineup import FURTHER
+from gradveil.scores.lineup import FAR
 from results.records import RECORDS, table
 
 FOLDER = RECORDS / "reproduce"
@@ -42,7 +42,7 @@ def _intro(done: int, total: int, keys: list[str]) -> str:
         "attack (`raced`) and its sham stand beside the published one for none and the hybrid. "
         "PSNR is against the image used; line-ups count rank 1 with exact 95% intervals, and, "
         "where records hold it, rank 1 in a line-up that finds a picture moved by up to "
-        f"{FURTHER[-1]} pixels. "
+        f"{FAR} pixels. "
         f"{done} of {total} cells are done. `gradveil reproduce ID --data-root DIR`; records "
         "`reproduce/`, one folder for each cell."
     )

@@ -159,7 +159,8 @@ class CaseRun:
                 seen = stage.seen_by(attack, victims)
                 rng = generator(stage.seed, *key)
                 found, seconds = _timed(attack, seen, rng, self._step(key, attack))
-            made = ranked(outcomes(victims, found), generator(stage.seed, "lot", *key))
+            lot = generator(stage.seed, "lot", *key)
+            made = ranked(outcomes(victims, found), lot, far=kind == "attack")
             self._write(stage, key, made, guesses, seconds)
             self.bar.advance(self._seconds(key, attack))
         for key in stage.bars(number):
@@ -187,7 +188,7 @@ class CaseRun:
                 shams = stage.shams(victims)
                 seen = stage.seen_by(attack, shams)
                 found = run_attack(attack, seen, generator(stage.seed, *key))
-                made = ranked(outcomes(shams, found), lot)
+                made = ranked(outcomes(shams, found), lot, far=True)
                 self.bar.advance(self._sham_seconds)
             elif name == NOISY:
                 records = result.of("attack", strongest.attack)

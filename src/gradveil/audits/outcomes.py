@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Generator, Tensor
@@ -12,9 +12,7 @@ from gradveil.audits.stage import Victim
 from gradveil.core.seeds import generator
 from gradveil.core.types import Reconstruction
 from gradveil.scores import mse, over_blind, psnr, psnr_affine, ssim
-from gradveil.scores.lineup import Shown
-
-T = TypeVar("T")
+from gradveil.scores.lineup import FAR, Shown
 
 MOVING = 8  # images whose frames are kept
 CEILING = 200.0
@@ -38,8 +36,8 @@ class Outcome:
     frame_steps: tuple[int, ...] = ()
     ranks: Mapping[str, Sequence[int]] = field(default_factory=dict)
     """Ranks of the true images in their line-ups, by truth; empty where there is none."""
-    further: Mapping[str, Mapping[int, Sequence[int]]] = field(default_factory=dict)
-    """The same where reconstructions may be moved further, by truth and pixels."""
+    far_ranks: Mapping[str, Sequence[int]] = field(default_factory=dict)
+    """The same where reconstructions may be moved by up to `FAR` pixels, where that was asked."""
     certain: Sequence[bool] | None = None
     """Whether the attack knows that each is exact; None where it makes no such claim."""
 
@@ -83,28 +81,29 @@ def lost(victim: Victim, status: str) -> Outcome:
     return Outcome(victim, " ".join(status.split()), black, [None] * len(victim.indices))
 
 
-def ranked(made: Sequence[Outcome], rng: Generator) -> list[Outcome]:
-    """Return the outcomes with the ranks of the true images; `rng` decides ties."""
-    far = generator(rng.initial_seed(), "further")  # `rng` moves on by the nearest alone
-    return [
-        replace(
-            outcome,
-            ranks=_by_truth(outcome, lambda shown, images: shown.ranks(images, rng)),
-            further=_by_truth(outcome, lambda shown, images: shown.further_ranks(images, far)),
-        )
-        for outcome in made
-    ]
+def ranked(made: Sequence[Outcome], rng: Generator, *, far: bool = False) -> list[Outcome]:
+    """Return the outcomes with the ranks of the true images; `rng` decides ties.
+
+    `far` adds the ranks with up to `FAR` pixels of room, which take ten times as long.
+    """
+    found = [replace(each, ranks=_by_truth(each, rng, Shown.ranks)) for each in made]
+    if far:
+        rng = generator(rng.initial_seed(), "far")  # so that ranks do not depend on `far`
+        found = [replace(each, far_ranks=_by_truth(each, rng, Shown.far_ranks)) for each in found]
+    return found
 
 
-def _by_truth(outcome: Outcome, rank: Callable[[Shown, Tensor], T]) -> dict[str, T]:
+def _by_truth(
+    outcome: Outcome, rng: Generator, rank: Callable[[Shown, Tensor, Generator], list[int]]
+) -> dict[str, list[int]]:
     """Rank the true images among the candidates as used and as they were before."""
     shown = outcome.victim.shown
     if outcome.status != "ok" or not shown:
         return {}
-    used = rank(shown["used"], outcome.images)
+    used = rank(shown["used"], outcome.images, rng)
     if shown["original"] is shown["used"]:
         return {"used": used, "original": used}
-    return {"used": used, "original": rank(shown["original"], outcome.images)}
+    return {"used": used, "original": rank(shown["original"], outcome.images, rng)}
 
 
 def blind_guesses(victims: Sequence[Victim], found: Sequence[Reconstruction]) -> Tensor:
@@ -194,11 +193,10 @@ def _scores(
     if all(outcome.ranks for outcome in good):
         for truth, table in plain.items():
             table["rank"] = [rank for outcome in good for rank in outcome.ranks[truth]]
-    if all(outcome.further for outcome in good):
+    if all(outcome.far_ranks.get("used") for outcome in good):
         for truth, table in plain.items():
-            for shift in good[0].further[truth]:
-                each = (outcome.further[truth][shift] for outcome in good)
-                table[f"rank_{shift}"] = [rank for ranks in each for rank in ranks]
+            far = (outcome.far_ranks[truth] for outcome in good)
+            table[f"rank_{FAR}"] = [rank for ranks in far for rank in ranks]
     return [
         {
             truth: {name: values[number] for name, values in table.items()}

@@ -28,7 +28,7 @@ from gradveil.core.types import Batch, Gradients, Knowledge, Observation, Recons
 from gradveil.data import Images
 from gradveil.defenses import Defense
 from gradveil.scores import assign
-from gradveil.scores.lineup import FURTHER, Shown, replay
+from gradveil.scores.lineup import Shown, replay
 
 POSITIVES = 4  # images of a positive control
 CLOSING = 32  # images at most of the sham and of the ceilings
@@ -203,10 +203,10 @@ class Stage:
                 made = self.under_draws(victim, number, candidates)
                 _check_replayed(made[true[number]], victim.used[number], self.client.acting)
                 known["used"].append(made)
-        original = Shown.of(torch.stack(known["original"]), true, FURTHER)
+        original = Shown.of(torch.stack(known["original"]), true)
         used = original
         if self.changes_images:
-            used = Shown.of(torch.stack(known["used"]), true, FURTHER)
+            used = Shown.of(torch.stack(known["used"]), true)
         return {"used": used, "original": original}
 
     @cached_property

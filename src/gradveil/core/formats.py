@@ -187,9 +187,9 @@ class ImageScores(Struct, frozen=True, forbid_unknown_fields=True):
     over_blind: Level
     identified: Level | UnsetType = UNSET  # format 2
     rank: Positive | UnsetType = UNSET  # where there is a line-up
-    rank_4: Positive | UnsetType = UNSET  # there, with pictures moved by up to 4 pixels, and so on
+    rank_4: Positive | UnsetType = UNSET  # with up to 4 pixels of room; in some older records
     rank_6: Positive | UnsetType = UNSET
-    rank_8: Positive | UnsetType = UNSET
+    rank_8: Positive | UnsetType = UNSET  # with up to 8, of attacks and shams
 
 
 class Truths(Struct, frozen=True, forbid_unknown_fields=True):

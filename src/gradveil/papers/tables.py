@@ -13,7 +13,7 @@ from gradveil.papers.queue import Part
 from gradveil.papers.records import Records
 from gradveil.papers.searched import Searched
 from gradveil.papers.summaries import measurement_lines
-from gradveil.scores.lineup import FURTHER
+from gradveil.scores.lineup import FAR
 from gradveil.search.confirm import AGAINST, Comparison, confirmation
 from gradveil.search.confirm import compare as compare_audits
 from gradveil.stats import clopper_pearson
@@ -137,10 +137,10 @@ def _measured(entries: Sequence[Entry], records: Records, experiment: object) ->
         like = "-" if row.ssim.mean is None else f"{row.ssim.mean:.2f}"
         wide = "" if row.psnr.std is None else f" ± {row.psnr.std:.2f}"
         levels.append(f"{told}{row.psnr.mean:.2f}{wide}, {like}, {row.n}")
-        lineups.append(told + rank_one(row) + _further(attack_records(entries, records, attack)))
+        lineups.append(told + rank_one(row) + _far(attack_records(entries, records, attack)))
         shams = attack_records(entries, records, attack, "sham")
         if shams:
-            lineups.append(f"sham {make_row(shams, 'used').lineup}{_further(shams)}")
+            lineups.append(f"sham {make_row(shams, 'used').lineup}{_far(shams)}")
         other = attack_row(entries, records, attack, truth="original")
         if other is not None and other.psnr.mean is not None and other.psnr != row.psnr:
             originals.append(f"{told}{other.psnr.mean:.2f}, {rank_one(other)}")
@@ -157,13 +157,13 @@ def rank_one(row: Row) -> str:
     return f"{row.identified}/{row.n} ({100 * low:.0f} to {100 * high:.0f}%)"
 
 
-def _further(found: Sequence[Record]) -> str:
+def _far(found: Sequence[Record]) -> str:
     """Write how many have rank 1 in the line-up with the most room, where all records say it."""
-    name = f"rank_{FURTHER[-1]}"
+    name = f"rank_{FAR}"
     ranks = [record.scores["used"].get(name) for record in found if record.ok]
     if not ranks or None in ranks:
         return ""
-    return f", {FURTHER[-1]} px: {ranks.count(1)}"
+    return f", {FAR} px: {ranks.count(1)}"
 
 
 def _compare_measurements(

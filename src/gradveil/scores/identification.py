@@ -65,7 +65,9 @@ def signatures(images: Tensor) -> Tensor:
             f"images are {kind}: expected floats of shape (images, channels, height, width)"
         )
     parts = torch.split(images, IMAGES_AT_ONCE)
-    return torch.cat([F.normalize(local_contrast(part).flatten(1), dim=1) for part in parts])
+    return torch.cat(
+        [F.normalize(local_contrast(luminance(part)).flatten(1), dim=1) for part in parts]
+    )
 
 
 def rank(found: Tensor, candidates: Tensor, index: Tensor) -> Tensor:
@@ -101,13 +103,13 @@ def identify(found: Tensor, candidates: Tensor, index: Tensor) -> Tensor:
     return (rank(found, candidates, index) == 1).double()
 
 
-def local_contrast(images: Tensor) -> Tensor:
-    """Return z of each image, (N, H, W), which keeps shapes and drops brightness and contrast.
+def local_contrast(planes: Tensor) -> Tensor:
+    """Return z of each plane (N, H, W), which keeps shapes and drops brightness and contrast.
 
-    It is z = (x - local mean) / (local std + half the image's std) for x the slightly smoothed
-    luminance, in double precision; zero for an image that is flat or not finite.
+    It is z = (x - local mean) / (local std + half the plane's std) for x the slightly smoothed
+    plane; zero for one that is flat or not finite.
     """
-    x = smooth(_luminance(images.double()), SMOOTHING)
+    x = smooth(planes, SMOOTHING)
     spread = x.std(dim=(1, 2), correction=0)[:, None, None]
     centered = x - smooth(x, WINDOW)
     z = centered / (smooth(centered.square(), WINDOW).sqrt() + FLOOR * spread)
@@ -115,7 +117,9 @@ def local_contrast(images: Tensor) -> Tensor:
     return torch.where(usable, z, 0.0)
 
 
-def _luminance(images: Tensor) -> Tensor:
+def luminance(images: Tensor) -> Tensor:
+    """Return the brightness of the pixels of images (N, C, H, W), (N, H, W) in double precision."""
+    images = images.double()
     if images.shape[1] != 3:
         return images.mean(dim=1)
     weights = torch.tensor([0.299, 0.587, 0.114], dtype=images.dtype, device=images.device)

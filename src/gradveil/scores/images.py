@@ -5,6 +5,8 @@ returns (N,) float64. Clamp first if values outside [0, 1] should not count. NaN
 found image gives NaN or the worst value, never an error.
 """
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -91,7 +93,7 @@ def pair(found: Tensor, truth: Tensor) -> tuple[Tensor, Tensor]:
 
 def smooth(planes: Tensor, sigma: float) -> Tensor:
     """Return Gaussian means of the same size; near an edge the weights inside are scaled to 1."""
-    rows, columns = (_within(length, sigma).to(planes.device) for length in planes.shape[-2:])
+    rows, columns = (_within(length, sigma, planes.device) for length in planes.shape[-2:])
     return rows @ planes @ columns.T
 
 
@@ -103,10 +105,11 @@ def windows(planes: Tensor, sigma: float, width: int) -> Tensor:
     return rows @ planes @ columns.T
 
 
-def _within(length: int, sigma: float) -> Tensor:
+@lru_cache(maxsize=16)
+def _within(length: int, sigma: float, device: torch.device) -> Tensor:
     x = torch.arange(length, dtype=torch.float64)
     weights = (-(x[:, None] - x).square() / (2 * sigma**2)).exp()
-    return weights / weights.sum(dim=1, keepdim=True)
+    return (weights / weights.sum(dim=1, keepdim=True)).to(device)
 
 
 def _inside(length: int, sigma: float, width: int) -> Tensor:

@@ -6,8 +6,8 @@ border that a policy leaves are the same for every candidate. Whatever does not 
 picture is picked out in 1 of N line-ups, N being the number of candidates.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 import torch
@@ -16,7 +16,7 @@ from torch import Generator, Tensor
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
-from gradveil.scores.identification import TIE, local_contrast, signatures
+from gradveil.scores.identification import TIE, local_contrast, luminance, signatures
 
 SIZES = (100, 50, 20)
 """Numbers of candidates, the best first: the largest that the smallest class allows is taken."""
@@ -26,9 +26,7 @@ SMALL_SIZES = (20, 10, 5, 2)
 
 SPARE = 10  # images of each class that stand in no line-up, for shams
 SHIFT = 2  # pixels that a reconstruction may be moved by
-FURTHER = (4, 6, 8)
-"""Pixels that it may be moved by in further rankings, which records keep and no test counts."""
-
+FAR = 8  # pixels that it may be moved by in a second ranking, which records keep and no test counts
 INNER = 12  # pixels a side that are left to compare there, at least
 SAME = 0.98  # likeness from which two pictures count as the same
 
@@ -165,9 +163,8 @@ def seen_from_everywhere(found: Tensor, shift: int = SHIFT) -> Tensor:
     """
     _check_side(found, shift)
     height, width = (side - 2 * shift for side in found.shape[2:])
-    windows = found.unfold(2, height, 1).unfold(3, width, 1)  # (R, C, 5, 5, h, w)
-    moved = windows.permute(0, 2, 3, 1, 4, 5).flatten(0, 2)
-    contrast = local_contrast(moved)
+    windows = luminance(found).unfold(1, height, 1).unfold(2, width, 1)  # (R, 5, 5, h, w)
+    contrast = local_contrast(windows.flatten(0, 2))
     both = torch.stack([contrast, contrast.flip(2)], dim=1)  # mirroring commutes with contrast
     return F.normalize(both.view(len(found), -1, height * width), dim=2)
 
@@ -175,7 +172,7 @@ def seen_from_everywhere(found: Tensor, shift: int = SHIFT) -> Tensor:
 def seen_in_place(candidates: Tensor, shift: int = SHIFT) -> Tensor:
     """Return unit vectors (N, pixels) of candidates (N, C, H, W), an edge of `shift` left out."""
     _check_side(candidates, shift)
-    inner = local_contrast(candidates[:, :, shift:-shift, shift:-shift])
+    inner = local_contrast(luminance(candidates[:, :, shift:-shift, shift:-shift]))
     return F.normalize(inner.flatten(1), dim=1)
 
 
@@ -207,23 +204,20 @@ class Shown:
     """The line-ups of an update's images, ready to be compared with reconstructions.
 
     `known` are the candidates as `seen_in_place` has them, (images, N, pixels); the true image is
-    candidate `true[i]` of line-up i. `further` are the candidates to be found further off, by the
-    pixels that a reconstruction may be moved by.
+    candidate `true[i]` of line-up i. `far` are the candidates for reconstructions that are moved by
+    up to `FAR` pixels; None where too little of the pictures would be left to compare.
     """
 
     known: Tensor
     true: Tensor
-    further: Mapping[int, Tensor] = field(default_factory=dict)
+    far: Tensor | None = None
 
     @classmethod
-    def of(cls, candidates: Tensor, true: Tensor, further: Sequence[int] = ()) -> "Shown":
-        """Make the line-ups of candidates (images, N, C, H, W).
-
-        Of the pixels `further`, those count that leave enough of the pictures to compare.
-        """
+    def of(cls, candidates: Tensor, true: Tensor) -> "Shown":
+        """Make the line-ups of candidates (images, N, C, H, W)."""
         flat, shape = candidates.flatten(0, 1), candidates.shape[:2]
-        shifts = [each for each in further if min(candidates.shape[3:]) - 2 * each >= INNER]
-        far = {shift: seen_in_place(flat, shift).view(*shape, -1) for shift in shifts}
+        wide = min(candidates.shape[3:]) - 2 * FAR >= INNER
+        far = seen_in_place(flat, FAR).view(*shape, -1) if wide else None
         return cls(seen_in_place(flat).view(*shape, -1), true, far)
 
     def ranks(self, found: Tensor, rng: Generator) -> list[int]:
@@ -233,9 +227,9 @@ class Shown:
         """
         return self._ranks(self.known, found, SHIFT, rng)
 
-    def further_ranks(self, found: Tensor, rng: Generator) -> dict[int, list[int]]:
-        """Rank each true image also where reconstructions may be moved further, by the pixels."""
-        return {shift: self._ranks(far, found, shift, rng) for shift, far in self.further.items()}
+    def far_ranks(self, found: Tensor, rng: Generator) -> list[int]:
+        """Rank each true image where reconstructions may be moved by up to `FAR` pixels."""
+        return [] if self.far is None else self._ranks(self.far, found, FAR, rng)
 
     def _ranks(self, known: Tensor, found: Tensor, shift: int, rng: Generator) -> list[int]:
         moved = seen_from_everywhere(found.to(known.device), shift).flatten(0, 1)
