@@ -2,10 +2,10 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from gradveil.audits import AuditResult, Threshold
+from gradveil.audits import AuditResult, Certificate, Threshold
 from gradveil.core.boundary import public
 from gradveil.core.cell_files import CELL
 from gradveil.core.errors import GradveilError, kind_of
@@ -13,6 +13,7 @@ from gradveil.core.files import shown, write_text
 from gradveil.core.formats import ThresholdsFile
 from gradveil.core.job_folder import SETTINGS
 from gradveil.core.locks import alone, held
+from gradveil.report.certificates import certificates_in_words, certify_cases
 from gradveil.report.curves import Curves
 from gradveil.report.figures import draw_leakage
 from gradveil.report.page import Page
@@ -32,11 +33,16 @@ TEXTS = {".csv": csv_text, ".tex": latex_text}
 
 @dataclass(frozen=True)
 class Report:
-    """A report that was written: its files by name, and what the thresholds came to."""
+    """A report that was written: its files by name, and what the thresholds came to.
+
+    `certificates` are those that were asked for, by the name of the run and of the case.
+    """
 
     page: Path
     files: dict[str, Path]
     decision: Decision
+    certificates: dict[str, dict[str, Certificate]] = field(default_factory=dict)
+    certified: tuple[str, ...] = ()  # the same in sentences
 
     @property
     def passed(self) -> bool | None:
@@ -119,7 +125,23 @@ def write_files(
         else:
             draw_leakage(page.runs, path)
     files = {name: out / name for name in texts} | {str(path): path for path in save}
-    return Report(out / PAGE, files, decision)
+    certificates, words = _certified(results, threshold)
+    return Report(out / PAGE, files, decision, certificates, words)
+
+
+def _certified(
+    results: dict[str, AuditResult], threshold: Threshold | None
+) -> tuple[dict[str, dict[str, Certificate]], tuple[str, ...]]:
+    """Return the certificates of each run by their cases, and in sentences."""
+    if threshold is None:
+        return {}, ()
+    found, words = {}, []
+    for name, result in results.items():
+        made = {case.name: each for case, each in certify_cases(result, threshold)}
+        found[name] = made
+        words += [f"{name}:"] if name else []
+        words += certificates_in_words(made, result.cases[0])
+    return found, tuple(words)
 
 
 def _paths(values: object, name: str) -> list[Path]:
