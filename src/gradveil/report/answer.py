@@ -239,13 +239,13 @@ def untested_words(result: AuditResult) -> list[str]:
             left.setdefault(words, []).append(case.name)
     for words, names in left.items():
         said.append(words + ("." if len(names) == len(cases) else f" ({', '.join(names)})."))
+    not_run: dict[str, dict[str, None]] = {}
     for case in cases:
         if missing := _breakers_not_run(case):
-            where = "" if case.name == case.defense else f" ({case.name})"
-            said.append(
-                f"{', '.join(missing)}: known to break {case.defense}, and not run{where}; "
-                "--attack auto runs them."
-            )
+            not_run.setdefault(", ".join(missing), {})[case.name] = None
+    for attacks, broken in not_run.items():
+        against = ", ".join(broken)
+        said.append(f"{attacks}: known to break {against}, and not run; --attack auto runs them.")
     failed = sum(row.failed for case in cases for row in case.rows if _counts(row))
     if failed:
         said.append(
