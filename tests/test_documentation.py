@@ -98,8 +98,8 @@ def test_a_wrong_option_is_noticed() -> None:
 
 
 def test_the_commands_that_pages_of_runs_show_can_be_parsed(tmp_path: Path) -> None:
-    local = {"local_epochs": 2, "local_batch_size": 2, "client_momentum": 0.9, "budget": 2.0}
-    run = make_audit(tmp_path / "run", {"none": {"dlg": 5}}, batch_size=4, **local)
+    local: dict[str, Any] = {"local_epochs": 2, "local_batch_size": 2, "client_momentum": 0.9}
+    run = make_audit(tmp_path / "run", {"none": {"dlg": 5}}, batch_size=4, budget=2.0, **local)
     audit = shlex.split(command(AuditResult.read(run)) or "")
     folder = make_search(tmp_path / "search")
     settings = json.loads((folder / "settings.json").read_text())
