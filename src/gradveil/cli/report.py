@@ -36,7 +36,8 @@ WithPictures = Annotated[
 
 def report_command(
     runs: Annotated[
-        list[Path], typer.Argument(help="Folders of audits or searches.", metavar="RUN...")
+        list[Path],
+        typer.Argument(help="Folders of audits, assessments or searches.", metavar="RUN..."),
     ],
     out: Annotated[
         Path | None,

@@ -95,9 +95,10 @@ def certificates_in_words(certificates: Mapping[str, Certificate], case: CaseRes
 
 def _certificate_words(certificate: Certificate) -> str:
     """State Definition 2 of the paper with n, decided where that was asked for."""
-    bound, loss = certificate.overall, certificate.loss
+    bound, loss, asked = certificate.overall, certificate.loss, certificate.threshold
+    level = "rank 1 in the line-up" if asked.metric == LINEUP else str(asked)
     reached = (
-        f"{bound.hits} of n = {bound.n} images reached {certificate.threshold} by any attack "
+        f"{bound.hits} of n = {bound.n} images reached {level} by any attack "
         f"here, so at most {bound.upper:.3g} of such images do (delta, {EACH:.1%})"
     )
     if bound.upper_failed is not None:
