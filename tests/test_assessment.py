@@ -1,5 +1,6 @@
 """An assessment: what is shared now, a line for each defense, and advice that follows from both."""
 
+import html
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from gradveil.audits.model import ModelFacts
 from gradveil.checks import Diagnosis, Finding
 from gradveil.core import GradveilError
 from gradveil.defenses import Pruning, assessed_defenses
+from gradveil.report.write import write_report
 from gradveil.stats import Verdict
 
 IMAGES = 16
@@ -52,7 +54,7 @@ def concluded(*cases: Any, share: float = 1.0, most_loss: float = 0.02) -> Any:
     job = AssessJob("lenet", "fashion-mnist-mini", most_loss=most_loss)
     result: Any = SimpleNamespace(cases=cases, settings={"share": share})
     report: Any = SimpleNamespace(page=Path("index.html"))
-    return conclude(job, NOTHING, result, report, Path("out"))
+    return conclude(job, NOTHING, result, lambda _: report, Path("out"))
 
 
 def bare(hits: int = 14) -> list[Any]:
@@ -151,6 +153,9 @@ def test_an_assessment_goes_from_the_doctor_to_the_page_and_is_read_back(
     assert found.report.page == tmp_path / "a" / "index.html" and found.report.page.is_file()
     written = json.loads((tmp_path / "a" / RESULT).read_text())
     assert written["recommended"] == found.recommended
+    page = found.report.page.read_text()
+    assert "What to do" in page and all(html.escape(line.strip()) in page for line in found.advice)
+    assert write_report(tmp_path / "a").page.read_text() == page  # as `gradveil report` makes it
     again = run_assessment(job, tmp_path / "a", progress=False)
     assert again.advice == found.advice
     with pytest.raises(GradveilError, match="an assessment with other settings"):

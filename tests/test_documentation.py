@@ -8,6 +8,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,12 @@ import pytest
 import torch
 
 import gradveil
+from gradveil.audits import AuditResult
 from gradveil.checks.doctor import CHECKS
 from gradveil.checks.flower import NAMES
+from gradveil.report.provenance import command, search_command
+from gradveil.search import SearchResult
+from report.folders import make_audit, make_search
 
 with warnings.catch_warnings():
     # typer 0.20 imports names that click 8.5 means to remove
@@ -65,17 +70,17 @@ def joined(block: str) -> list[str]:
 
 def parse(words: list[str]) -> None:
     """Parse a command as the program does, and run nothing."""
-    command: click.Command = typer.main.get_command(app)
+    group: click.Command = typer.main.get_command(app)
     context: click.Context | None = None
-    while isinstance(command, click.Group):
-        context = command.make_context(words[0] if words else "", list(words), parent=context)
+    while isinstance(group, click.Group):
+        context = group.make_context(words[0] if words else "", list(words), parent=context)
         rest = [*context._protected_args, *context.args]  # what a group hands on has no other name
         if not rest:
             return
-        _, found, words = command.resolve_command(context, rest)
+        _, found, words = group.resolve_command(context, rest)
         assert found is not None
-        command = found
-    command.make_context(command.name, list(words), parent=context)
+        group = found
+    group.make_context(group.name, list(words), parent=context)
 
 
 @pytest.mark.parametrize("path", [*PAGES, *NOTEBOOKS], ids=lambda path: path.name)
@@ -90,6 +95,26 @@ def test_every_command_of_a_page_can_be_parsed(path: Path) -> None:
 def test_a_wrong_option_is_noticed() -> None:
     with pytest.raises(click.UsageError, match="--imagez"):
         parse(["audit", "--data", "x", "--imagez", "8"])
+
+
+def test_the_commands_that_pages_of_runs_show_can_be_parsed(tmp_path: Path) -> None:
+    local: dict[str, Any] = {"local_epochs": 2, "local_batch_size": 2, "client_momentum": 0.9}
+    run = make_audit(tmp_path / "run", {"none": {"dlg": 5}}, batch_size=4, budget=2.0, **local)
+    audit = shlex.split(command(AuditResult.read(run)) or "")
+    folder = make_search(tmp_path / "search")
+    settings = json.loads((folder / "settings.json").read_text())
+    (folder / "settings.json").write_text(json.dumps(settings | {"checkpoint": "my weights.pt"}))
+    found = SearchResult.read(folder)
+    facts = {"weights_sha256": "0" * 64, "images_sha256": "1" * 64, "gradveil": "0.1.0"}
+    found = replace(found, settings={**found.settings, **facts, "augment": False, "race": True})
+    search = shlex.split(search_command(found) or "")
+    for words in (audit, search):
+        assert words[0] == "gradveil"
+        parse(words[1:])
+    assert search[search.index("--checkpoint") + 1] == "my weights.pt"
+    assert {"--race", "--no-augment"} <= {*search} and {"--budget", "--local-epochs"} <= {*audit}
+    of_python = replace(found, settings={**found.settings, "data_sha256": "2" * 64})
+    assert search_command(of_python) is None
 
 
 @pytest.mark.parametrize("path", [*PAGES, *NOTEBOOKS], ids=lambda path: path.name)

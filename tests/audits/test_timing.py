@@ -7,10 +7,11 @@ import pytest
 import torch
 
 from gradveil.attacks import GradientMatching, find
-from gradveil.audits import AuditJob, run_audit
-from gradveil.audits.prepare import fitted_to, prepare
+from gradveil.audits import AuditJob, Case, run_audit
+from gradveil.audits.prepare import fitted_to, foreseen_seconds, prepare
 from gradveil.audits.timing import Costs, work
 from gradveil.core import GradveilError
+from gradveil.defenses import as_defense
 
 CPU = torch.device("cpu")
 
@@ -110,3 +111,17 @@ def test_shorter_audits_are_offered_with_the_time_they_take(job: AuditJob) -> No
     assert Costs().cheaper(long, 4_800.0) == {"--steps 1000": 1_000.0, "--budget 20": 1_200.0}
     assert Costs().cheaper(replace(long, steps=60), 100.0) == {}
     assert Costs().cheaper(replace(long, budget=9.0), 4_800.0) == {}
+
+
+@pytest.mark.usefixtures("slow")
+def test_cases_that_are_run_apart_are_each_prepared_and_attacked_and_one_has_the_control(
+    job: AuditJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = iter([0.0, 100.0])
+    monkeypatch.setattr("gradveil.audits.prepare.time.perf_counter", lambda: next(clock, 100.0))
+    cases = tuple(Case(as_defense(text, "defense")) for text in ("none", "prune:0.5", "prune:0.9"))
+    several = replace(job, cases=cases, positive=True)
+    each = 40 + work(job.attacks["raced"], 1)  # seconds of an image; there are 2, also as a control
+    out = tmp_path / "run"
+    assert foreseen_seconds(several, out, None, CPU) == 3 * 100 + 3 * 2 * each + 2 * each
+    assert not out.exists()

@@ -42,6 +42,23 @@ def test_the_status_is_one_where_a_threshold_is_broken(gradveil: Any) -> None:
     assert outcome.status == 0 and "Thresholds: all 2 hold." in outcome.shown
 
 
+def test_a_certificate_that_is_asked_for_is_said_and_not_in_the_page_alone(
+    gradveil: Any, run: Path
+) -> None:
+    asked = "--certify lineup --delta 0.05"
+    assert "delta" not in gradveil("report run").shown
+    said = gradveil(f"report run {asked}").shown
+    assert "none: 6 of n = 8 images reached rank 1 in the line-up by any attack" in said
+    assert "delta 0.05 does not hold" in said and "prune:0.99: 1 of n = 8" in said
+    make_audit(run.parent / "other", {"none": {"dlg": 2}})
+    found = gradveil(f"report run other {asked} --json").result["certificates"]
+    hits = {
+        name: {case: one["overall"]["hits"] for case, one in made.items()}
+        for name, made in found.items()
+    }
+    assert hits == {"run": {"none": 6, "prune:0.99": 1}, "other": {"none": 2}}
+
+
 def test_two_runs_go_into_a_folder_of_their_own(gradveil: Any, run: Path) -> None:
     make_audit(run.parent / "other", {"none": {"dlg": 2}})
     outcome = gradveil("report run other --save t.tex --save f.svg")
@@ -57,6 +74,7 @@ def test_two_runs_go_into_a_folder_of_their_own(gradveil: Any, run: Path) -> Non
         ("report nowhere", "nowhere holds no audit: there is no settings.json in it"),
         ("report run run", "run: a run is named twice"),
         ("report run --thresholds none.toml", "no file at none.toml"),
+        ("report run --thresholds run/none/records.jsonl", "records.jsonl: no TOML file: "),
         ("report run --save x.gif", "x.gif: its suffix names no format; choose from .png"),
         ("report", "Missing argument 'RUN...'"),
     ],

@@ -274,3 +274,20 @@ def test_trials_in_other_hands_are_waited_for(tmp_path: Path) -> None:
         and qualified(job, done)[0].tried == held.tried
         and engine.policies["accuracy"] == 10
     )
+
+
+@pytest.mark.parametrize(
+    ("each", "race", "trials"),
+    [(0.1, False, None), (5.0, False, "5 min"), (5.0, True, "5 min, less what the race saves")],
+)
+def test_the_time_told_is_that_of_the_trials_and_of_the_audits(
+    each: float, race: bool, trials: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = replace(JOB, race=race)
+    parts = f"(trials {trials}, confirming audits 50 s)"
+    said = f"about 6 min on this machine; --trials 6: 80 s {parts}\n"
+    for shown in (False, True):
+        with opened(job, tmp_path / "journal") as study, Counting(SCORERS) as engine:
+            loop = Loop(job, study, engine, SCORERS, Bar(shown), lambda: 50.0)
+            loop.tell_time(each, 60)
+        assert capsys.readouterr().err == (said if shown and trials else "")

@@ -16,12 +16,13 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 from torch import nn
 
 import toys
 from gradveil.attacks import GradientMatching, find
-from gradveil.audits import AuditResult, Case
+from gradveil.audits import AuditJob, AuditResult, Case
 from gradveil.core.errors import GradveilError
 from gradveil.core.locks import LOCK, alone
 from gradveil.data import load
@@ -35,6 +36,7 @@ from gradveil.search.confirm import (
     MODELS,
     Comparison,
     Confirmation,
+    audit_seconds,
     audit_tasks,
     compare,
     in_words,
@@ -100,6 +102,33 @@ def job(nets: Path) -> SearchJob:
 @pytest.fixture(scope="module")
 def whole(job: SearchJob, tmp_path_factory: pytest.TempPathFactory) -> SearchResult:
     return run_search(job, tmp_path_factory.mktemp("whole") / "run", progress=False)
+
+
+def test_the_audits_are_foreseen_as_eight_cases_on_images_that_no_score_has_seen(
+    job: SearchJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def seconds(audit: AuditJob, out: Path, *_: object) -> float:
+        asked.append((len(audit.cases), audit.images, audit.apart, out))
+        return 80.0
+
+    monkeypatch.setattr("gradveil.search.confirm.foreseen_seconds", seconds)
+
+    def foreseen(workers: int) -> float:
+        assert job.checkpoint is not None
+        return audit_seconds(
+            job,
+            job.checkpoint,
+            tmp_path,
+            apart=(1, 2),
+            root=None,
+            device=torch.device("cpu"),
+            workers=workers,
+        )
+
+    assert (foreseen(1), foreseen(4), foreseen(100)) == (80.0, 20.0, 10.0)
+    assert {*asked} == {(8, 3, (1, 2), tmp_path.resolve() / "confirm")}
 
 
 @pytest.fixture

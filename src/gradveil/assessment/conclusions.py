@@ -1,6 +1,6 @@
 """What an assessment comes to: each defense judged by what still leaks and by its accuracy."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -69,10 +69,13 @@ def conclude(
     job: AssessJob,
     diagnosis: Diagnosis,
     result: AuditResult,
-    report: Report,
+    write: Callable[[Sequence[str]], Report],
     out: Path,
 ) -> Assessment:
-    """Judge every defense by the line-up and by its accuracy, and say what to do."""
+    """Judge every defense by the line-up and by its accuracy, and say what to do.
+
+    `write` makes the report, with this advice in it.
+    """
     now, bare, *defended = result.cases
     tested = {case.defense: case.model for case in result.cases if case.asked_step == THEN}
     p_less = holm([_p_less(case, bare) for case in defended])
@@ -86,9 +89,8 @@ def conclude(
         default=None,
     )
     advice = [*_on_now(now), *_on_best(best, judged, bare), *_on_limits(result, now)]
-    return Assessment(
-        out, diagnosis, result, report, judged, best.defense if best else None, tuple(advice)
-    )
+    recommended = best.defense if best else None
+    return Assessment(out, diagnosis, result, write(advice), judged, recommended, tuple(advice))
 
 
 def _hits(case: CaseResult) -> dict[int, float]:

@@ -28,16 +28,15 @@ from gradveil.defenses.applied import protected_model
 from gradveil.engine.device import find_device
 from gradveil.models import NormalizedName
 from gradveil.models.normalized import plain_name
-from gradveil.report.write import write_files
+from gradveil.report.write import ADVICE, ASSESSED, Report, write_files
 from gradveil.training import train
 from gradveil.training.run import candidate
 from gradveil.training.timing import step_seconds
 from gradveil.transforms import Policy
 
-RESULT = "assessment.json"
+RESULT = ADVICE
 DOCTOR = "doctor.json"
 TRAINED = "trained"
-AUDIT = "audit"
 ASSESSING = "assessing into"  # for who finds the folder held
 
 FOR_TRAINING = 0.3  # share of the budget
@@ -151,9 +150,12 @@ def run_assessment(
             f"{spoken(60 * (audit.budget or 0))}"
         )
         with _naming_budget(job, audit):
-            result = run_audit(audit, out / AUDIT, root=root, device=device, progress=progress)
-    report = write_files({"": result}, out, with_pictures=with_pictures)
-    found = conclude(job, diagnosis, result, report, out)
+            result = run_audit(audit, out / ASSESSED, root=root, device=device, progress=progress)
+
+    def write(advice: Sequence[str]) -> Report:
+        return write_files({"": result}, out, with_pictures=with_pictures, advice=advice)
+
+    found = conclude(job, diagnosis, result, write, out)
     write_text(out / RESULT, json.dumps(found.plain(), indent=1, default=str) + "\n")
     return found
 

@@ -54,6 +54,7 @@ from gradveil.core.seeds import generator
 from gradveil.core.types import Reconstruction
 
 AUDITING = "auditing into"  # for who finds the folder held
+SHOWN = 24  # letters of a defense at the end of the bar, which needs the rest of the line
 
 
 class CaseRun:
@@ -225,7 +226,8 @@ class CaseRun:
     def _step(self, key: Key, attack: Attack) -> Any:
         kind, name, chunk = key
         said = f"positive control {name}" if kind == "positive" else f"{name}, chunk {chunk + 1}"
-        self.bar.update(what=said, news=str(self.case.case.defense))
+        defense = str(self.case.case.defense)
+        self.bar.update(what=said, news=defense if len(defense) <= SHOWN else f"{defense[:SHOWN]}…")
         whole = self._seconds(key, attack)
 
         def step(done: int, of: int) -> None:

@@ -1,6 +1,7 @@
 """An audit that can start: models and data loaded, every attack tried out on every case."""
 
 import platform
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -86,9 +87,7 @@ def prepare(
 
 def fitted_to(prepared: Prepared, minutes: float) -> Prepared:
     """Return the audit with the share of all iterations that fits into so many minutes."""
-    stages = [case.stage for case in prepared.cases]
-    if prepared.job.positive and prepared.cases[0].case is prepared.job.cases[0]:
-        stages += positive_stages(prepared.job, stages[0], prepared.plain)
+    stages = [*_positives(prepared), *(case.stage for case in prepared.cases)]
     costs = Costs.of(stages, {})
     share = costs.fit(stages, minutes)
     job = replace(prepared.job, share=share)
@@ -99,6 +98,26 @@ def fitted_to(prepared: Prepared, minutes: float) -> Prepared:
         cases.append(replace(case, stage=stage, settings=settings))
     settings = prepared.settings | {"share": share}
     return replace(prepared, job=job, cases=tuple(cases), settings=settings, costs=costs)
+
+
+def foreseen_seconds(job: AuditJob, out: Path, root: Path | None, device: torch.device) -> float:
+    """Return about how long the cases of an audit take, each run by itself, one after the other.
+
+    The first case is prepared and its attacks are timed; the others are taken to cost as much.
+    """
+    began = time.perf_counter()
+    prepared = prepare(job, out, root, device, only=0)
+    preparing = time.perf_counter() - began
+    stages = _positives(prepared) + [prepared.cases[0].stage] * len(job.cases)
+    return preparing * len(job.cases) + Costs.of(stages, {}).total(stages)
+
+
+def _positives(prepared: Prepared) -> list[Stage]:
+    """Return the stages of the positive control, which are the first case's."""
+    job, first = prepared.job, prepared.cases[0]
+    if not job.positive or first.case is not job.cases[0]:
+        return []
+    return positive_stages(job, first.stage, prepared.plain)
 
 
 def _splits(job: AuditJob, root: Path | None) -> tuple[Images, Images | None, Images]:

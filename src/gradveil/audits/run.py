@@ -176,7 +176,8 @@ def run_audit(
     """Run the job into `out`, or go on where it stopped there; a finished audit is read back.
 
     Before anything is written every case is prepared. `only` runs one case, by its number, as
-    machines do that share the cases of an audit; the result has the cases that are there.
+    machines do that share the cases of an audit; the result has the cases that are there. Whoever
+    shares them out says how long they take and how accurate the weights are.
     """
     if only is None:
         refuse_held(out, AUDITING)
@@ -185,7 +186,7 @@ def run_audit(
     prepared = prepare(job, out, root, find_device(device), only)
     if job.budget is not None and job.share is None:
         prepared = fitted_to(prepared, job.budget)
-    _look_first(prepared, out, Bar(progress))
+    _look_first(prepared, out, Bar(progress), weights=only is None)
     # Machines that share the cases hold only the folder of theirs.
     with alone(out, AUDITING) if only is None else nullcontext():
         AUDIT.refuse_other(out, prepared.settings)  # another process may have been faster
@@ -200,7 +201,7 @@ def run_audit(
                 for run in runs:
                     run.costs = costs
             total = sum(run.left for run in runs)
-            if total > LONG:
+            if total > LONG and only is None:
                 bar.say(foretold(total, costs.cheaper(job, total)))
             bar.start("audit", total)
             for run in runs:
@@ -224,8 +225,8 @@ def _share_kept(out: Path) -> float | None:
     return None if share is None else float(share)
 
 
-def _look_first(prepared: Prepared, out: Path, bar: Bar) -> None:
-    """Say the accuracy, and warn of faults that would make the figures of a case misleading.
+def _look_first(prepared: Prepared, out: Path, bar: Bar, *, weights: bool) -> None:
+    """Warn of faults that would make the figures of a case misleading; look at `weights` too.
 
     A case that has records already is left out, and so are weights that another case has.
     """
@@ -234,9 +235,9 @@ def _look_first(prepared: Prepared, out: Path, bar: Bar) -> None:
         if (out / prepared_case.case.folder / RECORDS).is_file():
             continue
         stage = prepared_case.stage
-        weights = str(prepared_case.settings["weights_sha256"])
-        if _is_trained(prepared, prepared_case) and weights not in seen:
-            seen.add(weights)
+        digest = str(prepared_case.settings["weights_sha256"])
+        if weights and _is_trained(prepared, prepared_case) and digest not in seen:
+            seen.add(digest)
             _look_at_weights(prepared, prepared_case, bar)
         few = stage.batches(stage.chunks[0][:LOOKED_AT])
         before_audit(stage.client, few, labels=prepared.job.known, seed=prepared.job.seed)

@@ -115,7 +115,7 @@ def mixed_classes(labels: Sequence[int]) -> str:
     counts = [labels.count(label) for label in dict.fromkeys(labels)]
     low, high = min(counts), max(counts)
     if len(counts) == 1:
-        return f"1 class only, {low} images"
+        return f"1 class only, {low} image{'s' if low > 1 else ''}"
     each = f"{low}" if low == high else f"{low} to {high}"
     return f"{len(counts)} classes, {each} image{'' if each == '1' else 's'} each"
 

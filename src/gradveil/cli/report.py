@@ -1,7 +1,7 @@
 """gradveil report: the page of a run, or of several, with tables, figures and a verdict."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -36,7 +36,8 @@ WithPictures = Annotated[
 
 def report_command(
     runs: Annotated[
-        list[Path], typer.Argument(help="Folders of audits or searches.", metavar="RUN...")
+        list[Path],
+        typer.Argument(help="Folders of audits, assessments or searches.", metavar="RUN..."),
     ],
     out: Annotated[
         Path | None,
@@ -82,8 +83,13 @@ def report_command(
     )
     answers = [line for run in made.decision.plain()["runs"] for line in _lines(run)]
     files = [f"wrote {path}" for path in made.files.values()]
-    plain = {"files": made.files, "verdict": made.decision.plain()}
-    say(plain, as_json, [*answers, *verdict_words(made.decision), "", *files])
+    plain: dict[str, Any] = {"files": made.files, "verdict": made.decision.plain()}
+    if certify is not None:
+        plain["certificates"] = {
+            run: {name: each.plain() for name, each in found.items()}
+            for run, found in made.certificates.items()
+        }
+    say(plain, as_json, [*answers, *verdict_words(made.decision), *made.certified, "", *files])
     if made.passed is False:
         raise typer.Exit(1)
 

@@ -476,6 +476,12 @@ class ThresholdsFile(Struct, frozen=True, forbid_unknown_fields=True):
     positive_control: bool = False
 
 
+class AssessmentFile(Struct, frozen=True):
+    """assessment.json, of which the advice is read back."""
+
+    advice: list[str]
+
+
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 
 

@@ -43,7 +43,7 @@ class Bar:
 
     def __init__(self, shown: bool, *, counted: bool = False, calm: float = 30.0) -> None:
         amount: ProgressColumn = MofNCompleteColumn() if counted else TaskProgressColumn()
-        self._shown, self._done = shown, 0.0
+        self.shown, self._done = shown, 0.0
         self._console = SafeConsole(stderr=True)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
@@ -95,7 +95,7 @@ class Bar:
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
-        if self._shown:
+        if self.shown:
             self._console.print(text, soft_wrap=True, markup=False, highlight=False)
 
     def stop(self) -> None:

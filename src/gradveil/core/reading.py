@@ -141,7 +141,7 @@ def read_toml(path: Path, kind: type[T], *, most: int = MOST_TOML) -> T:
     except MalformedError:
         raise
     except (ValueError, RecursionError) as error:  # no UTF-8, no TOML, or a number of 5,000 digits
-        raise MalformedError(path, shown(error)) from None
+        raise MalformedError(path, f"no TOML file: {shown(error)}") from None
     if _too_deep(found):
         raise MalformedError(path, f"tables nested more than {DEEPEST} deep")
     return convert(found, kind, path)

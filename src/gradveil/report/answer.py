@@ -2,12 +2,13 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
 
 from gradveil.audits import AuditResult, CaseResult, Row
 from gradveil.audits.results import NO_BETTER, TOO_FEW
 from gradveil.core.errors import GradveilError
+from gradveil.core.types import Protocol
 from gradveil.defenses.chain import THEN
 from gradveil.defenses.registry import REGISTRY
 from gradveil.report.audit import ORIGINAL, USED, number
@@ -178,19 +179,23 @@ HEADLINES: dict[Tone, str] = {
 def given_words(result: AuditResult) -> list[tuple[str, str]]:
     """Say what every attacker was given: pairs of a short name and a sentence."""
     settings = result.settings
-    batch, steps = settings.get("batch_size", 1), settings.get("local_steps", 1)
+    batch = settings.get("batch_size", 1)
+    known = {each.name: settings[each.name] for each in fields(Protocol) if each.name in settings}
+    protocol = Protocol(**known)
     update = "the gradient of the loss"
-    if steps > 1:
-        rate = settings["local_lr"]
-        update = f"the change of the weights after {steps} local steps at rate {rate:g}"
+    if protocol.moves(batch):
+        steps, rate = protocol.in_words(batch), protocol.local_lr
+        update = f"the change of the weights after {steps} at rate {rate:g}"
     pictures = "1 picture" if batch == 1 else f"{batch} pictures together"
     labels = {
         "known": "the true labels of the pictures",
         "inferred": "no labels: it inferred them from the update",
     }
+    bare = all(case.defense in BARE for case in result.cases)
+    under = "" if bare else ", under the defense"
     mode = "training mode" if settings.get("train_mode") else "evaluation mode"
     said = [
-        ("The update", f"{update}, as the client shares it, of {pictures}, under the defense"),
+        ("The update", f"{update}, as the client shares it, of {pictures}{under}"),
         ("The model", f"the code and the weights of {settings['model']}, in {mode}"),
         ("Labels", labels.get(settings["labels"], settings["labels"])),
     ]
@@ -234,13 +239,13 @@ def untested_words(result: AuditResult) -> list[str]:
             left.setdefault(words, []).append(case.name)
     for words, names in left.items():
         said.append(words + ("." if len(names) == len(cases) else f" ({', '.join(names)})."))
+    not_run: dict[str, dict[str, None]] = {}
     for case in cases:
         if missing := _breakers_not_run(case):
-            where = "" if case.name == case.defense else f" ({case.name})"
-            said.append(
-                f"{', '.join(missing)}: known to break {case.defense}, and not run{where}; "
-                "--attack auto runs them."
-            )
+            not_run.setdefault(", ".join(missing), {})[case.name] = None
+    for attacks, broken in not_run.items():
+        against = ", ".join(broken)
+        said.append(f"{attacks}: known to break {against}, and not run; --attack auto runs them.")
     failed = sum(row.failed for case in cases for row in case.rows if _counts(row))
     if failed:
         said.append(

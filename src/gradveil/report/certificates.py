@@ -95,9 +95,10 @@ def certificates_in_words(certificates: Mapping[str, Certificate], case: CaseRes
 
 def _certificate_words(certificate: Certificate) -> str:
     """State Definition 2 of the paper with n, decided where that was asked for."""
-    bound, loss = certificate.overall, certificate.loss
+    bound, loss, asked = certificate.overall, certificate.loss, certificate.threshold
+    level = "rank 1 in the line-up" if asked.metric == LINEUP else str(asked)
     reached = (
-        f"{bound.hits} of n = {bound.n} images reached {certificate.threshold} by any attack "
+        f"{bound.hits} of n = {bound.n} images reached {level} by any attack "
         f"here, so at most {bound.upper:.3g} of such images do (delta, {EACH:.1%})"
     )
     if bound.upper_failed is not None:
@@ -164,7 +165,7 @@ def _untested(case: CaseResult, certificate: Certificate) -> str:
 
 # The page
 
-HEADS = ("defense", "reached", "at most", "a blind guess", "accuracy lost")
+HEADS = ("defense", "reached", "at most", "best blind guess", "accuracy lost")
 REACHED = {
     "lineup": "A picture counts as reached if any attack brought it to rank 1 in its line-up.",
     "psnr": "A picture counts as reached if any attack came as close as {:g} dB PSNR.",
@@ -187,10 +188,10 @@ def certificate_section(
         return None
     found = certify_cases(replace(result, cases=cases), threshold)
     intro = (
-        f"{REACHED[threshold.metric].format(threshold.epsilon)} At most so large a share of all "
-        f"such pictures would be, by these attacks: the bound holds with {EACH:.1%} certainty, "
-        f"and together with that on the accuracy with {LEVEL:.0%}. It says nothing of other "
-        "attacks."
+        f"{REACHED[threshold.metric].format(threshold.epsilon)} From the pictures attacked here "
+        'follows a bound for all pictures of their kind: "at most" is the largest share of them '
+        f"that these attacks would reach, with {EACH:.1%} certainty, and together with the range "
+        f"of the accuracy lost with {LEVEL:.0%}. It says nothing of other attacks."
     )
     rows = [_page_row(name_of(case), made) for case, made in found]
     heads = [element("th", head, scope="col") for head in HEADS]
@@ -227,7 +228,8 @@ def _page_row(name: str, certificate: Certificate) -> Html:
     blind = max(certificate.blind.bounds.values(), key=lambda found: found.hits)
     lost = "not known"
     if loss is not None:
-        lost = f"{loss.value:+.1%} ({loss.low:+.1%} to {loss.high:+.1%})"
+        exact = loss.low == loss.value == loss.high  # the model that others are compared with
+        lost = "0%" if exact else f"{loss.value:+.1%} ({loss.low:+.1%} to {loss.high:+.1%})"
     cells = [
         f"{bound.hits} of {bound.n}{failed}",
         f"{high:.1%}",

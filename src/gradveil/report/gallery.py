@@ -135,7 +135,15 @@ def films(cases: Sequence[tuple[str, CaseResult]], budget: Budget) -> Html | Non
         element("tbody", *rows),
         class_="films",
     )
-    return element("div", table, class_="scroll", tabindex="0", role="region", aria_label="films")
+    note = None
+    if len(cases) > ROWS:
+        words = (
+            f"Of {len(cases)} cases the {ROWS - 1} that leak most and the one that leaks least are "
+            "in this table; all are below it."
+        )
+        note = element("p", words, class_="note")
+    region = element("div", table, class_="scroll", tabindex="0", role="region", aria_label="films")
+    return joined([region, note])
 
 
 def slider() -> Html:

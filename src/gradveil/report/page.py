@@ -47,7 +47,7 @@ class Page:
 
     `search` is the search that a single run confirms. `with_pictures` shows the pictures of a
     user's own data too; those of published data sets are always shown. `threshold` is that of the
-    certificates, by default rank 1 in the line-up.
+    certificates, by default rank 1 in the line-up. `advice` is that of an assessment.
     """
 
     results: Mapping[str, AuditResult]
@@ -56,6 +56,7 @@ class Page:
     with_pictures: bool = False
     threshold: Threshold | None = None
     curves: Sequence[Curves] = ()
+    advice: Sequence[str] = ()
 
     @cached_property
     def runs(self) -> dict[str, AuditResult]:
@@ -133,6 +134,7 @@ class Page:
         pictures, data = self._pictures()
         settings = settings_section(self.runs, self.search, self.name_of)
         sections = [
+            ("advice", "What to do", self._advice()),
             ("given", "What the attacker was given", self._given()),
             ("pictures", "Private pictures and their reconstructions", pictures),
             ("leakage", "How much leaks", self._leakage()),
@@ -201,6 +203,10 @@ class Page:
             element("ul", *(element("li", fact) for fact in facts), class_="chips"),
             class_=f"answer {found.tone}",
         )
+
+    def _advice(self) -> Html | None:
+        lines = [element("li", line.strip()) for line in self.advice]
+        return element("ul", *lines, class_="lines") if lines else None
 
     def _given(self) -> Html:
         lines = {pair: None for run in self.runs.values() for pair in given_words(run)}

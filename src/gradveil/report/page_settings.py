@@ -16,8 +16,7 @@ def settings_section(
     """Return the settings of all runs and cases, each with the command that makes it again."""
     parts: list[Html | None] = []
     if search is not None:
-        settings = search.settings
-        parts += [_command(search_command(settings)), _pairs(settings_lines(settings))]
+        parts += [_command(search_command(search)), _pairs(settings_lines(search.settings))]
     for name, run in runs.items():
         parts.append(element("h3", name) if len(runs) > 1 else None)
         if search is None:

@@ -9,6 +9,8 @@ from gradveil import attacks, models
 from gradveil.audits import AuditResult, CaseResult
 from gradveil.audits.attackers import AUTO
 from gradveil.data import catalog
+from gradveil.search import SearchResult
+from gradveil.search.job import FOLDER as SEARCH
 
 FOLDER = "NEW-FOLDER"
 """Stands for the folder of the run in the command: a page does not name it, so it can be moved."""
@@ -21,6 +23,11 @@ OPTIONS = {
     "labels": "known",
     "local_steps": 1,
     "local_lr": 0.01,
+    "local_epochs": 1,
+    "local_batch_size": None,
+    "client_momentum": 0.0,
+    "client_weight_decay": 0.0,
+    "budget": None,
     "split": "test",
     "first": None,
     "victims_at_once": None,
@@ -30,6 +37,9 @@ OPTIONS = {
     "seed": 0,
 }
 """Settings that are options of the command line, with their defaults."""
+
+FACTS = ("weights_sha256", "images_sha256", "gradveil")
+"""What a search found, among its settings: no options of the command line."""
 
 
 def published(data: str) -> bool:
@@ -78,13 +88,19 @@ def _named(settings: Mapping[str, Any], listed: Sequence[str]) -> bool:
     return given and (model in models.names() or ":" in model) and {*parts} <= {*known}
 
 
-def search_command(settings: Mapping[str, Any]) -> str | None:
+def search_command(search: SearchResult) -> str | None:
     """Write the command that makes this search again; None where it was made of Python objects."""
-    if not _named(settings, [settings.get("attack", "adam-cosine")]):
+    settings = {**search.settings}
+    of_python = {"data_sha256", "model_sha256", "attack_settings"} & {*settings}
+    if of_python or not _named(settings, [settings.get("attack", "adam-cosine")]):
         return None
+    # The result has a digest of the weights, and the folder their path.
+    settings["checkpoint"] = SEARCH.read(search.out).get("checkpoint")
     words = ["gradveil", "search"]
     for key, value in settings.items():
         option = key.replace("_", "-")
+        if key in FACTS:
+            continue
         if isinstance(value, bool):
             words += [f"--{option}"] if value else ["--no-augment"] if key == "augment" else []
         elif value is not None:

@@ -2,17 +2,19 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from gradveil.audits import AuditResult, Threshold
+from gradveil.audits import AuditResult, Certificate, Threshold
 from gradveil.core.boundary import public
 from gradveil.core.cell_files import CELL
 from gradveil.core.errors import GradveilError, kind_of
 from gradveil.core.files import shown, write_text
-from gradveil.core.formats import ThresholdsFile
+from gradveil.core.formats import AssessmentFile, ThresholdsFile
 from gradveil.core.job_folder import SETTINGS
 from gradveil.core.locks import alone, held
+from gradveil.core.reading import read_json
+from gradveil.report.certificates import certificates_in_words, certify_cases
 from gradveil.report.curves import Curves
 from gradveil.report.figures import draw_leakage
 from gradveil.report.page import Page
@@ -26,17 +28,24 @@ from gradveil.search.job import RESULT
 PAGE = "index.html"
 CSV = "audit.csv"
 SEVERAL = "gradveil-report"  # the folder of a report on several runs
+ASSESSED = "audit"  # the audit's folder in that of an assessment
+ADVICE = "assessment.json"  # the result of an assessment
 REPORTING = "working in"  # whatever it does: it may be an audit that has not ended
 TEXTS = {".csv": csv_text, ".tex": latex_text}
 
 
 @dataclass(frozen=True)
 class Report:
-    """A report that was written: its files by name, and what the thresholds came to."""
+    """A report that was written: its files by name, and what the thresholds came to.
+
+    `certificates` are those that were asked for, by the name of the run and of the case.
+    """
 
     page: Path
     files: dict[str, Path]
     decision: Decision
+    certificates: dict[str, dict[str, Certificate]] = field(default_factory=dict)
+    certified: tuple[str, ...] = ()  # the same in sentences
 
     @property
     def passed(self) -> bool | None:
@@ -56,13 +65,13 @@ def write_report(
 ) -> Report:
     """Write index.html, verdict.json and audit.csv of a run, or of several side by side.
 
-    A run is the folder of an audit or a search. The folder of a cell beside it, which `gradveil
-    reproduce` recorded, adds its curves of gradients. The files lie in the run's folder; those of
-    several runs in `out`, by default `gradveil-report`. `thresholds` is a TOML file that the run is
-    decided by. Pictures of a user's own images are shown only `with_pictures`; those of published
-    data sets always. `certify`, such as psnr=15, is the threshold of the page's certificates, by
-    default rank 1 in the line-up. Each path of `save` gets a figure (.png, .pdf, .svg) or a table
-    (.tex, .csv).
+    A run is the folder of an audit, an assessment or a search. The folder of a cell beside it,
+    which `gradveil reproduce` recorded, adds its curves of gradients. The files lie in the run's
+    folder; those of several runs in `out`, by default `gradveil-report`. `thresholds` is a TOML
+    file that the run is decided by. Pictures of a user's own images are shown only `with_pictures`;
+    those of published data sets always. `certify`, such as psnr=15, is the threshold of the page's
+    certificates, by default rank 1 in the line-up. Each path of `save` gets a figure (.png, .pdf,
+    .svg) or a table (.tex, .csv).
     """
     asked = None if thresholds is None else read_thresholds(Path(thresholds))
     paths = _paths(save, "save")
@@ -85,8 +94,17 @@ def write_report(
         results[name], search = _read(folder)
     target = Path(out) if out is not None else folders[0] if len(folders) == 1 else Path(SEVERAL)
     found = search if len(folders) == 1 else None
+    advice = _advice(folders[0]) if len(folders) == 1 else []
     return write_files(
-        results, target, asked, found, with_pictures, paths, threshold=threshold, curves=curves
+        results,
+        target,
+        asked,
+        found,
+        with_pictures,
+        paths,
+        threshold=threshold,
+        curves=curves,
+        advice=advice,
     )
 
 
@@ -100,10 +118,14 @@ def write_files(
     *,
     threshold: Threshold | None = None,
     curves: Sequence[Curves] = (),
+    advice: Sequence[str] = (),
 ) -> Report:
-    """Write the files of audits that have been read, by the names of their runs."""
+    """Write the files of audits that have been read, by the names of their runs.
+
+    `advice` is that of an assessment.
+    """
     decision = decide(results, thresholds)
-    page = Page(results, decision, search, with_pictures, threshold, curves)
+    page = Page(results, decision, search, with_pictures, threshold, curves, advice)
     texts = {
         CSV: csv_text(page.runs),
         VERDICT: json.dumps(decision.plain(), indent=1, allow_nan=False) + "\n",
@@ -119,7 +141,23 @@ def write_files(
         else:
             draw_leakage(page.runs, path)
     files = {name: out / name for name in texts} | {str(path): path for path in save}
-    return Report(out / PAGE, files, decision)
+    certificates, words = _certified(results, threshold)
+    return Report(out / PAGE, files, decision, certificates, words)
+
+
+def _certified(
+    results: dict[str, AuditResult], threshold: Threshold | None
+) -> tuple[dict[str, dict[str, Certificate]], tuple[str, ...]]:
+    """Return the certificates of each run by their cases, and in sentences."""
+    if threshold is None:
+        return {}, ()
+    found, words = {}, []
+    for name, result in results.items():
+        made = {case.name: each for case, each in certify_cases(result, threshold)}
+        found[name] = made
+        words += [f"{name}:"] if name else []
+        words += certificates_in_words(made, result.cases[0])
+    return found, tuple(words)
 
 
 def _paths(values: object, name: str) -> list[Path]:
@@ -157,9 +195,22 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 
 def _read(folder: Path) -> tuple[AuditResult, SearchResult | None]:
-    """Read an audit, or a search with its confirming audits."""
+    """Read an audit, also that of an assessment, or a search with its confirming audits."""
     if (folder / RESULT).is_file():
         return AuditResult.read(folder / CONFIRM), SearchResult.read(folder)
     if (folder / CONFIRM / SETTINGS).is_file():
         SearchResult.read(folder)  # it has not ended, and says so
+    if _is_assessment(folder):
+        return AuditResult.read(folder / ASSESSED), None
     return AuditResult.read(folder), None
+
+
+def _is_assessment(folder: Path) -> bool:
+    return all((folder / part / SETTINGS).is_file() for part in (".", ASSESSED))
+
+
+def _advice(folder: Path) -> list[str]:
+    """Return the advice of an assessment that has ended; nothing for any other folder."""
+    if not _is_assessment(folder) or not (folder / ADVICE).is_file():
+        return []
+    return read_json(folder / ADVICE, AssessmentFile).advice

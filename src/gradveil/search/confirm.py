@@ -1,7 +1,8 @@
 """The audits that confirm a search, on the semi-trained and on the untrained model.
 
 Four defenses are audited: none, random policies, the best single policy, and the hybrid. Everything
-that this package knows of audits is in `try_attack`, `audit_tasks` and `read_audits`.
+that this package knows of audits is in `try_attack`, `audit_tasks`, `audit_seconds` and
+`read_audits`.
 """
 
 import math
@@ -10,10 +11,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import torch
 from torch import nn
 
 from gradveil.audits import AuditJob, AuditResult, Case, CaseResult, Row, run_audit
 from gradveil.audits.job import shortened
+from gradveil.audits.prepare import foreseen_seconds
 from gradveil.audits.stage import run_attack
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError
@@ -99,6 +102,25 @@ def audit_tasks(
     return [
         partial(run_case, audit, folder, root, device, number) for number in range(len(audit.cases))
     ]
+
+
+def audit_seconds(
+    job: SearchJob,
+    checkpoint: Path,
+    out: Path,
+    *,
+    apart: Sequence[int],
+    root: Path | None,
+    device: torch.device,
+    workers: int,
+) -> float:
+    """Return about how long the audits take, before it is known which policies they are of.
+
+    Each of the `workers` makes a case at a time.
+    """
+    audit = audit_job(job, checkpoint, policies_to_audit(job, Policy(), Policy()), apart)
+    whole = foreseen_seconds(audit, out.resolve() / CONFIRM, root, device)
+    return whole / min(workers, len(audit.cases))
 
 
 def run_case(

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.progress import LONG, Bar, foretold
+from gradveil.core.progress import LONG, Bar, foretold, spoken
 from gradveil.scores.scorer import Estimate, Scorer
 from gradveil.search.engine import Engine
 from gradveil.search.job import SearchJob
@@ -119,7 +119,10 @@ def saving(job: SearchJob, done: Sequence[TriedTrial], images: int) -> RaceSavin
 
 
 class Loop(TrialLoop[Policy]):
-    """The part of one process in a search."""
+    """The part of one process in a search.
+
+    `after` returns the seconds of what follows the trials, for the time that is told beforehand.
+    """
 
     def __init__(
         self,
@@ -128,10 +131,11 @@ class Loop(TrialLoop[Policy]):
         engine: Engine,
         scorers: Mapping[str, Scorer],
         bar: Bar,
+        after: Callable[[], float] = lambda: 0.0,
     ) -> None:
         size = job.group or engine.workers * max(scorer.unit for scorer in scorers.values())
         super().__init__(study, engine, bar, size, job.objective)
-        self.job, self.scorers = job, scorers
+        self.job, self.scorers, self.after = job, scorers, after
 
     def run(self) -> list[TriedTrial]:
         """Try policies until enough qualify; return all finished trials."""
@@ -145,12 +149,18 @@ class Loop(TrialLoop[Policy]):
         raise _too_few(self.job, done, count)
 
     def tell_time(self, each: float, target: int) -> None:
-        left = target - len(self.study.finished(target))
-        if self.job.race or each * left <= LONG:  # a race drops ever more of them
+        if not self.bar.shown:
+            return
+        trials, after = each * (target - len(self.study.finished(target))), self.after()
+        if trials + after <= LONG:
             return
         fewer = target // 10
-        shorter = {f"--trials {fewer}": each * fewer} if fewer >= self.job.keep else {}
-        self.bar.say(f"the trials: {foretold(each * left, shorter)}")
+        shorter = {f"--trials {fewer}": each * fewer + after} if fewer >= self.job.keep else {}
+        race = ", less what the race saves" if self.job.race else ""
+        self.bar.say(
+            f"{foretold(trials + after, shorter)} (trials {spoken(trials)}{race}, "
+            f"confirming audits {spoken(after)})"
+        )
 
     def score(
         self, trials: Sequence[Trial[Policy]], done: Sequence[TriedTrial], target: int

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from gradveil.models.checkpoints import load_checkpoint
 from gradveil.search.confirm import (
     FEWEST,
     MODELS,
+    audit_seconds,
     audit_tasks,
     policies_to_audit,
     read_audits,
@@ -151,11 +153,22 @@ def run_search(
         facts = job.settings() | setup.facts(model)
         del facts["checkpoint"]
         scorers = setup.scorers(model, where)
+        apart = (*setup.chosen.leak, *setup.chosen.accuracy)
         opened = _open_study(job, out / JOURNAL if storage is None else storage, study, facts)
         try:
             with make_engine(engine, scorers, ray_address) as made:
+                audits = partial(
+                    audit_seconds,
+                    job,
+                    checkpoint,
+                    out,
+                    apart=apart,
+                    root=root,
+                    device=where,
+                    workers=made.workers,
+                )
                 try:
-                    done = Loop(job, opened, made, scorers, bar).run()
+                    done = Loop(job, opened, made, scorers, bar, audits).run()
                 finally:
                     bar.stop()
                 busy = "makes the confirming audits: waiting for it"
@@ -167,7 +180,7 @@ def run_search(
                             checkpoint,
                             out,
                             policies,
-                            apart=(*setup.chosen.leak, *setup.chosen.accuracy),
+                            apart=apart,
                             root=root,
                             device=device,
                         )
