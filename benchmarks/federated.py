@@ -11,8 +11,8 @@ that an audit of them needs. `leakage` attacks that with all that `auto` has; it
 Flower nor the data sets, skips what FILE holds already, and goes on where it was stopped. `guard`
 lets clients check updates that an attack identifies, and others that it does not; it goes on too.
 `speed` times rounds of 10 and 100 clients on Ray, and in one process, with and without a defense
-and a spy. `accuracy` trains on real images with ten clients, and at one site by as many steps;
-it goes on where it was stopped.
+and a spy in turns, by the clock and by the processor; it goes on too. `accuracy` trains on real
+images with ten clients, and at one site by as many steps; it goes on where it was stopped.
 """
 
 import argparse
@@ -25,6 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -333,7 +334,7 @@ def guard_updates(asked: argparse.Namespace, found: dict[str, Any]) -> None:
                     "kind": kind,
                     "steps": STAGES[number % len(STAGES)],
                     "withheld": reason,
-                    "said": reason or said[-1],
+                    "said": said[-1],
                     "rank": rank,
                     "candidates": len(known),
                     "guard_seconds": check,
@@ -368,39 +369,80 @@ def guards(asked: argparse.Namespace) -> None:
 PARTS: dict[str, dict[str, Any]] = {
     "plain": {},
     "defense": {"defense": parse("prune:0.95")},
-    "defense and spy": {"defense": parse("prune:0.95"), "spy_rounds": (1, 2, 3)},
+    "defense and spy": {"defense": parse("prune:0.95"), "spy_rounds": (1, 2, 3, 4)},
 }
 ENGINES = ("one-process", "simulation")
-TIMED = 3  # rounds; the first starts processes, and is given alone
+TIMED = 4  # rounds; the first loads what each process needs
+
+
+def processor_seconds() -> float:
+    """Return the seconds of the processor that this process and its descendants have used."""
+    parents, used = dict[int, int](), dict[int, float]()
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:  # it has ended since
+            continue
+        parents[int(path.parent.name)] = int(fields[1])
+        used[int(path.parent.name)] = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+    family = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in family} - family:
+        family |= more
+    return sum(used[pid] for pid in family)
+
+
+def timed_rounds(engine: Callable[..., None], rounds: list[dict[str, float]]) -> Any:
+    """Return an engine that adds the seconds of each round, which ends as the next one asks."""
+
+    def run(plan: Any, serve: Callable[..., None]) -> None:
+        marks: list[tuple[float, float]] = []
+
+        def mark() -> None:
+            marks.append((time.perf_counter(), processor_seconds()))
+
+        def served(grid: Any, stopped: Callable[[], bool]) -> None:
+            push = grid.push_messages
+
+            def marked(messages: Any) -> Any:
+                mark()
+                return push(messages)
+
+            grid.push_messages = marked
+            serve(grid, stopped)
+            mark()
+
+        engine(plan, served)
+        _, *ends = marks  # the first question is who is which client
+        for (began, used), (ended, later) in pairwise(ends):
+            rounds.append({"wall": ended - began, "processor": later - used})
+
+    return run
 
 
 def speed(asked: argparse.Namespace) -> None:
-    """Time rounds of many clients, and write their seconds."""
-    from gradveil.federated.run import federate
+    """Time rounds of many clients in turns with and without a defense and a spy."""
+    from gradveil.federated.run import federate, simulate
 
     torch.set_num_threads(1)
     found: list[dict[str, Any]] = []
-    for clients in asked.clients:
-        for part, given in PARTS.items():
-            job = FederationJob("fashion-mnist-mini", "lenet", clients, TIMED, lr=0.05, **given)
-            for name in asked.engines:
-                engine = None if name == "simulation" else in_this_process
-                with tempfile.TemporaryDirectory() as out:
-                    result, seconds = spent(
-                        partial(federate, job, out, progress=False, engine=engine)
-                    )
-                found.append(
-                    {
-                        "clients": clients,
-                        "part": part,
-                        "engine": name,
-                        "rounds": [row["seconds"] for row in result.history],
-                        "whole": seconds,
-                        "load": os.getloadavg()[0],
-                    }
-                )
-                print(found[-1], flush=True)
-                write_bytes(asked.json, (json.dumps(found, indent=1) + "\n").encode())
+    if asked.json.is_file():
+        found = json.loads(asked.json.read_text())
+    for repeat, clients, name, part in product(
+        range(asked.repeats), asked.clients, asked.engines, PARTS
+    ):
+        about = {"repeat": repeat, "clients": clients, "engine": name, "part": part}
+        if any(about.items() <= row.items() for row in found):
+            continue
+        job = FederationJob("fashion-mnist-mini", "lenet", clients, TIMED, lr=0.05, **PARTS[part])
+        rounds: list[dict[str, float]] = []
+        engine = timed_rounds(simulate if name == "simulation" else in_this_process, rounds)
+        load, began = os.getloadavg()[0], time.perf_counter()
+        with tempfile.TemporaryDirectory() as out:
+            federate(job, out, progress=False, engine=engine)
+        whole = time.perf_counter() - began
+        found.append(about | {"rounds": rounds, "whole": whole, "load_before": load})
+        print(found[-1], flush=True)
+        write_bytes(asked.json, (json.dumps(found, indent=1) + "\n").encode())
 
 
 def accuracy(asked: argparse.Namespace) -> None:
@@ -473,6 +515,7 @@ def main() -> None:
     command.add_argument("--json", type=Path, required=True)
     command.add_argument("--clients", type=int, nargs="+", default=(10, 100))
     command.add_argument("--engines", nargs="+", default=ENGINES, choices=ENGINES)
+    command.add_argument("--repeats", type=int, default=3)
     command.set_defaults(run=speed)
     command = commands.add_parser("accuracy")
     command.add_argument("--json", type=Path, required=True)

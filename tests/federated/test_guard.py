@@ -1,23 +1,29 @@
 """A client that checks its own update and the model it was given."""
 
+from collections.abc import Sequence
 from functools import partial
 from itertools import count
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 
 import toys
 from flower import answer, context, question
+from gradveil.attacks import Attack
+from gradveil.clients import Client
 from gradveil.core.errors import GradveilError, GradveilWarning
-from gradveil.core.types import Batch
+from gradveil.core.seeds import generator
+from gradveil.core.types import Batch, Observation, Protocol, Reconstruction
 from gradveil.federated import guard
-from gradveil.federated.guards import PATIENCE, Guard, Outcome
+from gradveil.federated.canaries import plant
+from gradveil.federated.guards import PATIENCE, Guard, Outcome, shared_by
 
 CANARIES = Batch(toys.pictures(1200, 1, 12).float(), torch.arange(1200) % 10)
 FEW = Batch(CANARIES.images[:90], CANARIES.labels[:90])
 OTHERS = toys.fashion(300, 12, dtype=torch.float32)
+OTHERS_TWICE = OTHERS.images.repeat(2, 1, 1, 1), OTHERS.labels.repeat(2)
 
 
 def network(width: int = 64) -> nn.Module:
@@ -64,9 +70,9 @@ def test_an_update_that_hides_images_is_sent() -> None:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A second goes by from each look at the clock to the next, and 10 iterations are enough."""
-    monkeypatch.setattr("gradveil.federated.guards.TIMED", 10)
-    monkeypatch.setattr("gradveil.federated.guards.LEAST", 10)
-    monkeypatch.setattr("gradveil.federated.guards.time.process_time", partial(next, count()))
+    monkeypatch.setattr("gradveil.federated.attempts.TIMED", 10)
+    monkeypatch.setattr("gradveil.federated.attempts.LEAST", 10)
+    monkeypatch.setattr("gradveil.federated.attempts.time.process_time", partial(next, count()))
 
 
 def guarded_lenet(**more: Any) -> Any:
@@ -77,11 +83,12 @@ def guarded_lenet(**more: Any) -> Any:
 
 @pytest.mark.usefixtures("clock")
 @pytest.mark.filterwarnings("ignore:canaries")
-def test_by_default_a_convolutional_network_meets_a_search_that_the_seconds_allow() -> None:
+def test_by_default_a_convolutional_network_meets_a_search_that_the_seconds_allow(
+    log: Any,
+) -> None:
     reply = guarded_lenet(seconds=10.0)
-    said = str(reply.error.reason)
-    assert "by adam-cosine (40 iterations, for 10 s)" in said
-    assert "closed-form could not run: the first layer" in said
+    assert "by adam-cosine (40 iterations, for 10 s)" in str(reply.error.reason)
+    assert "closed-form could not run: the first layer" in log.text
 
 
 @pytest.mark.usefixtures("clock")
@@ -92,10 +99,106 @@ def test_a_search_that_finds_nothing_lets_the_update_go() -> None:
 
 @pytest.mark.usefixtures("clock")
 @pytest.mark.filterwarnings("ignore:canaries")
-def test_nothing_is_sent_where_no_attack_can_run() -> None:
-    said = str(guarded_lenet(seconds=5.0).error.reason)
-    assert "the check failed: closed-form could not run" in said
-    assert "adam-cosine could not run: 5 s are time for 2 of its iterations" in said
+def test_nothing_is_sent_where_no_attack_can_run(log: Any) -> None:
+    reply = guarded_lenet(seconds=5.0)
+    assert str(reply.error.reason) == "withheld: the check failed, its log says why"
+    assert "the check failed, its log says why: closed-form could not run" in log.text
+    assert "adam-cosine could not run: 5 s are time for 2 of its iterations" in log.text
+
+
+@pytest.mark.usefixtures("clock")
+def test_nothing_is_sent_where_the_exact_attack_finds_nothing_and_no_search_can_run(
+    log: Any,
+) -> None:
+    assert guarded(seconds=5.0, defense="gaussian:10")(asked(), context(), train).has_error()
+    assert "likelihood could not run: 5 s are time for" in log.text
+
+
+class Lost(Attack):
+    """An attack whose reconstructions are not finite."""
+
+    def reconstruct(
+        self, seen: Sequence[Observation], rng: Generator, progress: Any
+    ) -> list[Reconstruction]:
+        images = torch.full((seen[0].size, *seen[0].image_shape), float("nan"))
+        return [Reconstruction(images, None, float("inf")) for _ in seen]
+
+
+def test_nothing_is_sent_where_the_attack_diverges(log: Any) -> None:
+    assert guarded(attack=Lost())(asked(), context(), train).has_error()
+    assert "Lost diverged on 59 of 59 planted images" in log.text
+
+
+def test_an_image_that_comes_back_as_the_policy_changed_it_is_picked_out() -> None:
+    reply = guarded(defense="43-18-18", attack="closed-form")(asked(), context(), train)
+    assert reply.has_error() and "of 8 planted images" in str(reply.error.reason)
+
+
+def test_the_model_given_to_a_guard_is_left_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Guard, "identified", lambda *_: Outcome(0, 59))
+    model = network().train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    others = {name: 2 * value for name, value in before.items()}
+    assert not guarded(model=model)(asked(others), context(), train).has_error()
+    assert model.training
+    assert all(bool((value == before[name]).all()) for name, value in model.state_dict().items())
+
+
+def test_errors_of_the_clients_code_are_for_its_log_alone(log: Any) -> None:
+    def batch(_: Any) -> Any:
+        raise KeyError("patient-0042.png")
+
+    mod = guard(network(), (CANARIES.images, CANARIES.labels), batch)
+    reply = mod(asked(), context(), train)
+    assert str(reply.error.reason) == "withheld: the check failed, its log says why"
+    assert "patient-0042.png" in log.text
+
+
+def test_a_canary_has_the_place_and_the_label_of_an_image() -> None:
+    batch = Batch(mine(4).images, torch.tensor([3, 3, 3, 5]))
+    planted = plant(batch, CANARIES, 59, generator(0))
+    assert len({each.number for each in planted}) == 59
+    assert {each.row for each in planted} == {0, 1, 2, 3}
+    for each in planted:
+        others = torch.arange(4) != each.row
+        assert bool((each.batch.images[others] == batch.images[others]).all())
+        assert bool((each.batch.images[each.row] == CANARIES.images[each.number]).all())
+        assert each.batch.labels.tolist() == batch.labels.tolist()
+
+
+def test_canaries_of_other_labels_are_planted_where_those_of_a_label_are_used_up() -> None:
+    batch = Batch(mine(1).images, torch.tensor([3]))
+    labels = [int(each.batch.labels) for each in plant(batch, FEW, 59, generator(0))]
+    assert labels[:9] == [3] * 9 and 3 not in labels[9:]
+
+
+def test_a_planted_batch_is_shared_as_a_plain_loop_of_local_epochs_trains_on_it() -> None:
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = nn.Sequential(
+            *(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten()),
+            nn.Linear(400, 10),
+        )
+    client = Client(model, 10, protocol=Protocol(1, 0.1, True, 2, 2, 0.5, 0.01))
+    (planted,) = plant(mine(4), CANARIES, 1, generator(0))
+    (seen,) = shared_by(client, [planted])
+    before = {name: value.detach().clone() for name, value in model.named_parameters()}
+    optimizer = torch.optim.SGD(model.train().parameters(), 0.1, 0.5, weight_decay=0.01)
+    for first in (0, 2, 0, 2):
+        some = slice(first, first + 2)
+        optimizer.zero_grad()
+        answers = model(planted.batch.images[some])
+        nn.functional.cross_entropy(answers, planted.batch.labels[some]).backward()
+        optimizer.step()
+    for name, value in model.named_parameters():
+        torch.testing.assert_close(
+            0.1 * seen.gradients[name], before[name] - value, atol=1e-5, rtol=1e-4
+        )
+
+
+def test_a_guarantee_of_differential_privacy_is_said_to_be_void() -> None:
+    with pytest.warns(GradveilWarning, match="voids its guarantee of differential privacy"):
+        guarded(defense="dp:norm=1,multiplier=1.1")
 
 
 def test_each_round_and_client_plants_other_canaries(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,6 +234,27 @@ def test_evaluations_are_not_checked() -> None:
 def test_nothing_is_sent_where_the_check_fails() -> None:
     reply = guarded()(asked({"other": torch.ones(1)}), context(), train)
     assert reply.has_error() and "the check failed" in str(reply.error.reason)
+
+
+@pytest.mark.parametrize(
+    ("images", "labels", "said"),
+    [
+        (torch.zeros(2, 1, 12, 12, dtype=torch.uint8), [0, 1], "images of type torch.uint8"),
+        (torch.full((2, 1, 12, 12), -1.0), [0, 1], "images with values from -1 to -1"),
+        (torch.zeros(2, 1, 12, 12), [0, 12], "label 12; there are 10 classes"),
+    ],
+)
+def test_a_batch_that_cannot_be_checked_is_named_in_the_log_alone(
+    images: Tensor, labels: list[int], said: str, log: Any
+) -> None:
+    mod = guard(
+        network(),
+        (CANARIES.images, CANARIES.labels),
+        lambda _: (images, torch.tensor(labels)),
+    )
+    reply = mod(asked(), context(), train)
+    assert str(reply.error.reason) == "withheld: the check failed, its log says why"
+    assert f"the client's batch: {said}" in log.text
 
 
 @pytest.mark.parametrize(
@@ -175,10 +299,27 @@ def test_a_leaking_layer_that_a_server_planted_is_refused() -> None:
 
 
 def test_a_loss_that_does_not_fall_is_refused_after_enough_rounds(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, log: Any
 ) -> None:
     monkeypatch.setattr(Guard, "identified", lambda *_: Outcome(0, 59))
     mod, here = guarded(), context()
     replies = [mod(asked(), here, train) for _ in range(2 * PATIENCE)]
     assert not any(reply.has_error() for reply in replies[:-1])
-    assert "does not fall" in str(replies[-1].error.reason)
+    said = "the loss of the models that were received does not fall"
+    assert str(replies[-1].error.reason) == f"withheld: {said}"  # no figure leaves the client
+    assert f"{said}: 2." in log.text
+
+
+def test_a_loss_that_stands_after_a_training_is_not_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Guard, "identified", lambda *_: Outcome(0, 59))
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, 0.9)
+    for _ in range(20):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(model(OTHERS.images), OTHERS.labels).backward()
+        optimizer.step()
+    mod, here, weights = guarded(canaries=Batch(*OTHERS_TWICE)), context(), model.state_dict()
+    replies = [mod(asked(dict(weights)), here, train) for _ in range(2 * PATIENCE)]
+    assert not any(reply.has_error() for reply in replies)

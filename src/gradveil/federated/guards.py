@@ -1,10 +1,10 @@
 """A client that attacks its own update before it sends it, and looks at the model it was given."""
 
+import copy
 import math
-import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -13,8 +13,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from torch import Generator, Tensor, nn
 
 from gradveil.attacks import Attack, GradientMatching
-from gradveil.attacks.presets import find, find_attack
-from gradveil.audits.attackers import AUTO, RACED, STANDARD, automatic, granted
+from gradveil.audits.attackers import AUTO, granted
 from gradveil.clients import Client, check_batch
 from gradveil.core.boundary import public
 from gradveil.core.errors import GradveilError, GradveilWarning, one_line
@@ -23,6 +22,8 @@ from gradveil.core.seeds import as_generator, drawn_seed, generator
 from gradveil.core.types import Batch, Loss, Observation, Protocol
 from gradveil.defenses import Defense, as_defense
 from gradveil.engine.gradients import cross_entropy
+from gradveil.federated.attempts import Attempt, choose_attempts, named
+from gradveil.federated.canaries import Lineup, Planted, plant
 from gradveil.federated.messages import (
     LOG,
     as_tensors,
@@ -32,7 +33,6 @@ from gradveil.federated.messages import (
     round_of,
 )
 from gradveil.federated.received import suspicion
-from gradveil.scores.identification import rank_among, signatures
 from gradveil.stats import upper_bound
 from gradveil.transforms import Policy
 
@@ -40,9 +40,7 @@ LOSSES = "gradveil.guard"  # in the client's state, the losses of the models it 
 FIRST = 8  # canaries that are tried before all others
 LUCK = 0.1  # chance of a hit in a round that is no reason to say anything
 PATIENCE = 10  # rounds that a loss has, to fall below that of the first of them
-LOOKED_AT = 64  # canaries that the layers of a received model are looked at with
-TIMED = 20  # iterations that tell how long one takes
-LEAST = 50  # iterations: with 15 and fewer it missed images that 150 identify
+LOOKED_AT = 256  # canaries that a received model is looked at with
 
 GetBatch = Callable[[Context], tuple[Tensor, Tensor]]
 
@@ -72,24 +70,27 @@ def guard(
 
     `canaries` are images (N, C, H, W) in [0, 1] and labels that nobody trains on, a thousand or
     more; `batch` gives the images and labels that this client is about to train on. Before the
-    client trains, each of `count` canaries takes the place of an image in a copy of that batch. The
-    update of the copy, under the `defense` and the client's protocol, is attacked, and the canary
-    is looked for in a line-up of all canaries; each round plants others. With 95% confidence the
-    share of images that this attack identifies must be at most `max_identified`: 5% needs 0 of 59.
-    Else the reply is an error with the reason, and the round goes on without this client.
+    client trains, each of `count` canaries takes the place of an image in a copy of that batch, one
+    of its class where there is any. The update of the copy, under the `defense` and the client's
+    protocol, is attacked, and the canary is looked for in a line-up of all canaries, as in an
+    audit; each round plants others. With 95% confidence the share of images that this attack
+    identifies must be at most `max_identified`: 5% needs 0 of 59. Else the reply is an error with
+    the reason, and the round goes on without this client. Errors of the check and losses, which
+    could tell of the client's images, are for its log alone.
 
     The attack `auto` is the exact one for such batches, and after it the search that an audit with
     `auto` has for the defense, with as many iterations as `seconds` allow: of the processor, so
     that other programs change nothing, or of the clock on a GPU. A canary that either identifies
-    counts. Where neither can run, nothing is sent.
+    counts. Where the search cannot run, or diverges, nothing is sent.
 
     That is an exact bound for these attacks and canaries like the client's images, and no proof:
-    another attack, or a longer one, may do better. Withholding by what the data show tells
-    something of the data, so it voids a guarantee of differential privacy.
+    another attack, or a longer one, may do better. It is as right as the `defense` and the protocol
+    given here: the guard does not see the training that follows. Withholding by what the data show
+    tells something of the data, so it voids a guarantee of differential privacy.
 
-    The model that was received is looked at too. Weights that no honest training gives are refused:
-    layers of copied or dead units, trap weights, values that are not finite, a loss that does not
-    fall.
+    The model that was received is looked at too, in a copy of `model`. Weights that no honest
+    training gives are refused: layers of copied units, trap weights, values that are not finite,
+    a loss on the canaries that neither falls nor is below that of answers which say nothing.
     """
     if not 0 < seconds < math.inf:
         raise GradveilError(f"seconds {seconds:g}: they must be above 0")
@@ -102,6 +103,8 @@ def guard(
             "canaries"
         )
     images, labels = canaries
+    with user_code("guard: the model could not be copied"):
+        model = copy.deepcopy(model)  # the guard loads weights, and changes the mode
     classes = Client(model, loss=loss).count_classes(images[:1])
     check_batch(Batch(images, labels), classes, "canaries")
     if len(images) < max(count, 2):
@@ -114,6 +117,15 @@ def guard(
             GradveilWarning,
             stacklevel=3,
         )
+    acting = as_defense(defense)
+    for part in acting.parts():
+        if hasattr(part, "epsilon"):
+            warnings.warn(
+                f"defense {part}: withholding updates by what the data show voids its guarantee of "
+                "differential privacy",
+                GradveilWarning,
+                stacklevel=3,
+            )
     return Guard(
         Client(
             model,
@@ -128,29 +140,23 @@ def guard(
                 client_momentum,
                 client_weight_decay,
             ),
-            as_defense(defense),
+            acting,
         ),
         Batch(images, labels),
         batch,
         max_identified,
         count,
-        None if attack == AUTO else _named(attack),
+        None if attack == AUTO else named(attack),
         seconds,
         drawn_seed(as_generator(seed, "guard")),
     )
 
 
-def _named(attack: Attack | str) -> "Attempt":
-    if isinstance(attack, str):
-        return Attempt(attack, find(attack, (AUTO,)))
-    return Attempt(type(attack).__name__, find_attack(attack))
+class Reason(NamedTuple):
+    """Why nothing is sent: what the server is told, and more of it for the client's log."""
 
-
-class Attempt(NamedTuple):
-    """An attack, and what it is called in reasons."""
-
-    name: str
-    attack: Attack
+    told: str
+    more: str = ""
 
 
 class Outcome(NamedTuple):
@@ -184,23 +190,26 @@ class Guard:
                 reason = self.problem(message, context)
         except Exception as error:  # who cannot check does not send
             said = str(error) if isinstance(error, GradveilError) else one_line(error, 200)
-            reason = f"the check failed: {said}"
+            reason = Reason("the check failed, its log says why", f": {said}")
         if reason is None:
             return call_next(message, context)
-        LOG.warning("gradveil: client %s withholds its update: %s", client_of(context), reason)
-        return refusal(f"withheld: {reason}", message)
+        LOG.warning("gradveil: client %s withholds its update: %s%s", client_of(context), *reason)
+        return refusal(f"withheld: {reason.told}", message)
 
-    def problem(self, message: Message, context: Context) -> str | None:
+    def problem(self, message: Message, context: Context) -> Reason | None:
         """Say why nothing should be sent; None where it may be."""
-        (record,) = message.content.array_records.values()
-        self.client.model.load_state_dict(as_tensors(record))
+        records = [*message.content.array_records.values()]
+        if len(records) != 1:
+            raise GradveilError(f"the server sent {len(records)} array records; a guard expects 1")
+        self.client.model.load_state_dict(as_tensors(records[0]))
         with user_code("the function that gives the client's batch failed"):
             images, labels = self.batch(context)
-        looked_at = self.canaries.images[:LOOKED_AT]
-        if (found := suspicion(self.client.model, looked_at)) is not None:
-            return f"no honest training gives such a model: {found}"
-        if (found := self._loss_stands(Batch(images, labels), context)) is not None:
-            return found
+        assert self.client.classes is not None
+        check_batch(Batch(images, labels), self.client.classes, "the client's batch")
+        if (found := suspicion(self.client.model, self.canaries.images[:LOOKED_AT])) is not None:
+            return Reason(f"no honest training gives such a model: {found}")
+        if (stands := self._loss_stands(context)) is not None:
+            return stands
         rng = generator(self.seed, "round", client_of(context), round_of(message) or 0)
         made = self.identified(Batch(images, labels), rng)
         bound = upper_bound(made.hits, made.tried)
@@ -212,9 +221,10 @@ class Guard:
         if bound <= self.max_identified:
             LOG.info("gradveil: client %s sends its update: %s%s", client_of(context), said, but)
             return None
-        return (
+        return Reason(
             f"{said}; with 95% confidence up to {bound:.1%} are identified, at most "
-            f"{self.max_identified:g} may be{but}"
+            f"{self.max_identified:g} may be",
+            but,
         )
 
     def identified(self, batch: Batch, rng: Generator) -> Outcome:
@@ -229,109 +239,78 @@ class Guard:
             self.client.protocol,
             self.client.defense,
         )
-        chosen = torch.randperm(len(self.canaries), generator=rng)[: self.count]
-        planted = []
-        for number in chosen.tolist():
-            place = int(torch.randint(len(batch), (), generator=rng))
-            images, labels = batch.images.clone(), batch.labels.clone()
-            images[place] = self.canaries.images[number].to(images)
-            labels[place] = self.canaries.labels[number]
-            planted.append(Batch(images, labels))
-        hits, tried, known = set[int](), 0, signatures(self.canaries.images.double())
+        planted = plant(batch, self.canaries, self.count, rng)
+        lineup, hits, answered = Lineup(self.canaries.images), set[int](), set[int]()
         attempts = None if self.attack is None else [self.attack]
         left_out: list[str] = []
         ran: list[str] = []
         for some in filter(None, (planted[:FIRST], planted[FIRST:])):
-            shared = client.share_batches(
-                some, rng, tell_defense=True, tell_draws=self.attack is None
-            )
-            seen = [each.seen for each in shared]
+            seen = shared_by(client, some)
             if attempts is None:
-                attempts, left_out = self._automatic(seen, rng)
+                attempts, left_out = choose_attempts(client, seen, self.count, self.seconds, rng)
+            first = planted.index(some[0])
             for name, attack in attempts:
                 ran += [name] if name not in ran else []
-                told = seen if self.attack else [granted(each, attack, None) for each in seen]
-                for row, found in enumerate(attack(told, rng), tried):
-                    images = found.images.detach().cpu().double().clamp(0, 1)
-                    index = torch.full((len(images),), int(chosen[row]))
-                    if bool((rank_among(images, known, index) == 1).any()):
+                told = [granted(each, attack, None) for each in seen]
+                for row, found in enumerate(attack(told, rng), first):
+                    diverged = isinstance(attack, GradientMatching) and found.status != "ok"
+                    if diverged or not bool(found.images.isfinite().all()):
+                        continue
+                    answered.add(row)
+                    if lineup.picks_out(found, planted[row], client.defense):
                         hits.add(row)
                 if upper_bound(len(hits), self.count) > self.max_identified:
-                    return Outcome(len(hits), tried + len(some), name, "; ".join(left_out))
-            tried += len(some)
-        return Outcome(len(hits), tried, " and ".join(ran), "; ".join(left_out))
-
-    def _automatic(
-        self, seen: Sequence[Observation], rng: Generator
-    ) -> tuple[list[Attempt], list[str]]:
-        """Return the attacks of `auto` that suit these updates, and why others could not run.
-
-        The search comes last, with the iterations that all canaries have time for.
-        """
-        client, size = self.client, seen[0].size
-        *names, exact = automatic(client.defense, seen[0].model, client.protocol.train_mode, size)
-        strongest = {name for part in client.defense.parts() for name in part.strongest}
-        searches = [name for name in names if RACED not in name.split("+")]
-        searches.sort(key=lambda name: (name == STANDARD, "+" not in name, name not in strongest))
-        found: list[Attempt] = []
-        left_out: list[str] = []
-        for name in (exact, *searches):
-            attack = find(name)
-            told = [granted(each, attack, None) for each in seen]
-            try:
-                if isinstance(attack, GradientMatching):
-                    return [*found, self._fitted(name, attack, told, rng)], left_out
-                attack(told[:1], rng)
-            except GradveilError as error:
-                left_out.append(f"{name} could not run: {error}")
-            else:
-                found.append(Attempt(name, attack))
-        if not found:
+                    return Outcome(len(hits), len(answered), name, "; ".join(left_out))
+        searched = any(isinstance(attack, GradientMatching) for _, attack in attempts or ())
+        if self.attack is None and not searched:
             raise GradveilError("; ".join(left_out))
-        return found, left_out
-
-    def _fitted(
-        self, name: str, attack: GradientMatching, seen: Sequence[Observation], rng: Generator
-    ) -> Attempt:
-        """Return a search with as many iterations as there is time for, from timed ones."""
-        on_cpu = next(seen[0].model.parameters()).device.type == "cpu"
-        now = time.process_time if on_cpu else time.perf_counter
-        each = math.inf  # seconds; the first iteration warms up
-        for steps in (1, TIMED):
-            if steps * each * len(seen) > self.seconds and steps > 1:
-                break
-            began = now()
-            replace(attack, steps=steps)(seen, rng)
-            each = (now() - began) / steps / len(seen)
-        steps = min(attack.steps, int(self.seconds / each / self.count))
-        if steps < LEAST:
+        if len(answered) < self.count:
             raise GradveilError(
-                f"{self.seconds:g} s are time for {steps} of its iterations on {self.count} "
-                f"canaries, and fewer than {LEAST} find too little; give more seconds"
+                f"{' and '.join(ran)} diverged on {self.count - len(answered)} of {self.count} "
+                "planted images"
             )
-        return Attempt(
-            f"{name} ({steps} iterations, for {self.seconds:g} s)", replace(attack, steps=steps)
-        )
+        return Outcome(len(hits), self.count, " and ".join(ran), "; ".join(left_out))
 
-    def _loss_stands(self, batch: Batch, context: Context) -> str | None:
-        """Say that the model's loss on the client's images does not fall, after enough rounds."""
+    def _loss_stands(self, context: Context) -> Reason | None:
+        """Say that the received models' loss on canaries does not fall, after enough rounds.
+
+        It may stand where it is below that of answers which say nothing, as after a training that
+        has converged.
+        """
         model, example = self.client.model, next(self.client.model.parameters())
+        images, labels = self.canaries.images[:LOOKED_AT], self.canaries.labels[:LOOKED_AT]
         with torch.no_grad():
-            answers = model.eval()(batch.images.to(example))
-            present = float(self.client.loss(answers, batch.labels.to(example.device)).mean())
+            answers = model.eval()(images.to(example))
+            present, silent = (
+                float(self.client.loss(given, labels.to(example.device)).mean())
+                for given in (answers, torch.zeros_like(answers))
+            )
         record = context.state.config_records.get(LOSSES)
         before = [] if record is None else record["losses"]
         assert isinstance(before, list)
         losses = [*map(float, before), present]
         context.state[LOSSES] = ConfigRecord({"losses": losses[-100:]})
         if not math.isfinite(present):
-            return "the loss of the model that was received is not finite"
+            return Reason("the loss of the model that was received is not finite")
         if len(losses) < 2 * PATIENCE:
             return None
-        first, last = sorted(losses[:PATIENCE]), sorted(losses[-PATIENCE:])
-        if last[PATIENCE // 2] < first[PATIENCE // 2]:
-            return None
-        return (
-            f"the loss of the models that were received does not fall: {first[PATIENCE // 2]:.3g} "
-            f"at first, {last[PATIENCE // 2]:.3g} in the last {PATIENCE} rounds"
+        first, last = (
+            sorted(some)[PATIENCE // 2] for some in (losses[:PATIENCE], losses[-PATIENCE:])
         )
+        if last < max(first, silent):
+            return None
+        return Reason(
+            "the loss of the models that were received does not fall",
+            f": {first:.3g} at first, {last:.3g} in the last {PATIENCE} rounds",
+        )
+
+
+def shared_by(client: Client, planted: Sequence[Planted]) -> list[Observation]:
+    """Return what a server sees of each planted batch, and all that an attacker may be told."""
+    shared = client.share_batches(
+        [each.batch for each in planted],
+        [each.rng.clone_state() for each in planted],
+        tell_defense=True,
+        tell_draws=True,
+    )
+    return [each.seen for each in shared]

@@ -1,8 +1,7 @@
 """The model that a client received: does it have weights that no honest training gives?"""
 
-from collections.abc import Iterator
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -10,10 +9,18 @@ from torch import Tensor, nn
 from gradveil.clients import check_weights
 from gradveil.core.errors import GradveilError
 
+LAYERS = nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d
 ALIKE = 0.9999  # cosine of the weights of two units that are copies of each other
-COPIES = 0.25  # share of a layer's units that may be copies, or dead
+COPIES = {32: 0.05, 4: 0.25}
+"""Weights of a unit, at least, and the share of a layer's units that may be copies.
+
+With few weights some units point the same way by chance; with many, honest trainings gave no
+copies. Linear layers of fewer than 32 inputs see no image, and are those of adapters (LoRA).
+"""
 FEW = 8  # units of a layer that is too small to judge
+DEAD = 0.5  # share of the classes whose units may be dead
 ENOUGH = 64  # units of a layer whose sums are compared
+NEGATIVE = 0.02  # share of a layer's inputs, by their size, that may be negative there
 CROWDED = {0.25: 0.15, 0.5: 0.5}
 """Share of a layer's units, and the width of an interval that holds so many of their sums.
 
@@ -32,20 +39,30 @@ def suspicion(model: nn.Module, images: Tensor) -> str | None:
     is left to chance decides by itself whether a unit answers to all images or to none. How often
     units answer tells nothing: those of honest trainings often answer to few images too.
 
-    `images` (N, C, H, W) in [0, 1] show which layers get inputs that are never negative.
+    The last layer, whose outputs are the answers, has no thresholds behind it. From zero weights
+    honest training makes copies of its units there, one for each class not seen yet. What it does
+    not do is to leave most of them at zero and others not, which lets a server ask for one class
+    (Wen et al. 2022, Fishing for User Data). Elsewhere dead units come from pruning and from weight
+    decay, and separate no images.
+
+    `images` (N, C, H, W) in [0, 1] show which layer is the last, and which layers get inputs that
+    are hardly ever negative.
     """
     try:
         check_weights(model)
     except GradveilError as error:
         return str(error)
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
-            rows = module.weight.detach().flatten(1).double()
-            if len(rows) >= FEW and (found := _dead_or_copied(rows)) is not None:
-                return f"{found[0]} of {len(rows)} units of layer {name!r} are {found[1]}"
-    for name, module in _without_negative_inputs(model, images):
-        rows = module.weight.detach().double()
-        if (share := _crowded(rows)) is not None:
+    seen = _passed(model, images)
+    for name, passed in seen.items():
+        layer = model.get_submodule(name)
+        assert isinstance(layer, LAYERS)
+        rows = layer.weight.detach().flatten(1).double()
+        linear = isinstance(layer, nn.Linear)
+        found = dead(rows) if passed.last else copies(rows, linear)
+        if found:
+            words = "dead" if passed.last else "copies of others"
+            return f"{found} of {len(rows)} units of layer {name!r} are {words}"
+        if linear and not passed.last and passed.negative <= NEGATIVE and (share := _crowded(rows)):
             return (
                 f"the weights of at least {share:.0%} of the {len(rows)} units of layer {name!r} "
                 "have nearly the same sum, as trap weights do"
@@ -53,18 +70,27 @@ def suspicion(model: nn.Module, images: Tensor) -> str | None:
     return None
 
 
-def _dead_or_copied(rows: Tensor) -> tuple[int, str] | None:
-    """Count the units, by their rows of weights, that are dead or copies where these are many."""
+def copies(rows: Tensor, linear: bool) -> int:
+    """Count the units, by their rows of weights, that are copies; 0 where these are few."""
+    alive, weights = _alive(rows), rows.shape[1]
+    least = max(COPIES) if linear else min(COPIES)
+    if len(alive) < FEW or weights < least:
+        return 0
+    unit = alive / alive.norm(dim=1, keepdim=True)
+    count = int(((unit @ unit.T).fill_diagonal_(0).amax(1) > ALIKE).sum())
+    allowed = next(share for given, share in COPIES.items() if weights >= given)
+    return count if count > max(2, allowed * len(alive)) else 0
+
+
+def dead(rows: Tensor) -> int:
+    """Count the units, by their rows of weights, that are zero; 0 where these are few, or all."""
+    count = len(rows) - len(_alive(rows))
+    return count if len(rows) >= FEW and DEAD * len(rows) < count < len(rows) else 0
+
+
+def _alive(rows: Tensor) -> Tensor:
     norms = rows.norm(dim=1)
-    dead = norms <= 1e-6 * norms.max()
-    if int(dead.sum()) > COPIES * len(rows):
-        return int(dead.sum()), "dead"
-    if rows.shape[1] < 2:
-        return None  # units of one weight all point the same way
-    unit = rows[~dead] / norms[~dead, None]
-    likeness = (unit @ unit.T).fill_diagonal_(0).amax(1)
-    copies = int((likeness > ALIKE).sum())
-    return (copies, "copies of others") if copies > COPIES * len(rows) else None
+    return rows[norms > 1e-6 * norms.max()]
 
 
 def _crowded(rows: Tensor) -> float | None:
@@ -72,9 +98,8 @@ def _crowded(rows: Tensor) -> float | None:
 
     A sum is measured in the norm of the weights, so that independent ones give about a normal law.
     """
-    norms = rows.norm(dim=1)
-    alive = norms > 1e-6 * norms.max()
-    sums = (rows[alive].sum(1) / norms[alive]).sort().values
+    alive = _alive(rows)
+    sums = (alive.sum(1) / alive.norm(dim=1)).sort().values
     if len(sums) < ENOUGH:
         return None
     for share, width in CROWDED.items():
@@ -84,23 +109,29 @@ def _crowded(rows: Tensor) -> float | None:
     return None
 
 
-def _without_negative_inputs(model: nn.Module, images: Tensor) -> Iterator[tuple[str, nn.Linear]]:
-    """Give the larger linear layers that get no negative number from these images, by name."""
-    lowest: dict[str, float] = {}
-    layers = {
-        name: module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear) and module.out_features >= ENOUGH
-    }
-    if not layers:
-        return
+class Passed(NamedTuple):
+    """A pass through a layer: the share of its inputs that is negative, and if it is the last."""
+
+    negative: float
+    last: bool
+
+
+def _passed(model: nn.Module, images: Tensor) -> dict[str, Passed]:
+    """Pass the images through the model in eval mode, and look at its layers, by name."""
+    negative: dict[str, float] = {}
+    shapes: dict[str, torch.Size] = {}
     example = next(model.parameters())
     with ExitStack() as hooks, torch.no_grad():
-        for name, layer in layers.items():
+        for name, layer in model.named_modules():
+            if not isinstance(layer, LAYERS):
+                continue
 
-            def look(_: nn.Module, given: tuple[Any, ...], name: str = name) -> None:
-                lowest[name] = min(lowest.get(name, 0.0), float(given[0].min()))
+            def look(_: nn.Module, given: Any, made: Tensor, name: str = name) -> None:
+                below, size = given[0].clamp(max=0).abs().sum(), given[0].abs().sum()
+                share = float(below / size) if size else 0.0
+                negative[name] = max(negative.get(name, 0.0), share)
+                shapes[name] = made.shape
 
-            hooks.callback(layer.register_forward_pre_hook(look).remove)
-        model.eval()(images.to(example))
-    yield from ((name, layer) for name, layer in layers.items() if lowest.get(name) == 0)
+            hooks.callback(layer.register_forward_hook(look).remove)
+        answers = model.eval()(images.to(example))
+    return {name: Passed(share, shapes[name] == answers.shape) for name, share in negative.items()}

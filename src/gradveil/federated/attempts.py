@@ -1,0 +1,91 @@
+"""The attacks that a client makes on its update: the exact one, and a search that has time."""
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from torch import Generator
+
+from gradveil.attacks import Attack, GradientMatching
+from gradveil.attacks.presets import find, find_attack
+from gradveil.audits.attackers import AUTO, RACED, STANDARD, automatic, granted
+from gradveil.clients import Client
+from gradveil.core.errors import GradveilError
+from gradveil.core.types import Observation
+
+TIMED = 20  # iterations that tell how long one takes
+LEAST = 50  # iterations: with 15 and fewer it missed images that 150 identify
+
+
+class Attempt(NamedTuple):
+    """An attack, and what it is called in reasons."""
+
+    name: str
+    attack: Attack
+
+
+def named(attack: Attack | str) -> Attempt:
+    """Return the attack of this name, or an attack by the name of its class."""
+    if isinstance(attack, str):
+        return Attempt(attack, find(attack, (AUTO,)))
+    return Attempt(type(attack).__name__, find_attack(attack))
+
+
+def choose_attempts(
+    client: Client, seen: Sequence[Observation], count: int, seconds: float, rng: Generator
+) -> tuple[list[Attempt], list[str]]:
+    """Return the attacks of `auto` that suit these updates, and why others could not run.
+
+    The search comes last, with the iterations that `count` updates have time for in these seconds.
+    """
+    train_mode, size = client.protocol.train_mode, seen[0].size
+    *names, exact = automatic(client.defense, seen[0].model, train_mode, size)
+    strongest = {name for part in client.defense.parts() for name in part.strongest}
+    searches = [name for name in names if RACED not in name.split("+")]
+    searches.sort(key=lambda name: (name == STANDARD, "+" not in name, name not in strongest))
+    found: list[Attempt] = []
+    left_out: list[str] = []
+    for name in (exact, *searches):
+        attack = find(name)
+        told = [granted(each, attack, None) for each in seen]
+        try:
+            if isinstance(attack, GradientMatching):
+                steps = count_steps(attack, told, count, seconds, rng)
+                called = f"{name} ({steps} iterations, for {seconds:g} s)"
+                return [*found, Attempt(called, replace(attack, steps=steps))], left_out
+            attack(told[:1], rng)
+        except GradveilError as error:
+            left_out.append(f"{name} could not run: {error}")
+        else:
+            found.append(Attempt(name, attack))
+    if not found:
+        raise GradveilError("; ".join(left_out))
+    return found, left_out
+
+
+def count_steps(
+    attack: GradientMatching,
+    seen: Sequence[Observation],
+    count: int,
+    seconds: float,
+    rng: Generator,
+) -> int:
+    """Return how many iterations a search has time for on `count` updates, from timed ones."""
+    on_cpu = next(seen[0].model.parameters()).device.type == "cpu"
+    now = time.process_time if on_cpu else time.perf_counter
+    each = math.inf  # seconds; the first iteration warms up
+    for steps in (1, TIMED):
+        if steps * each * len(seen) > seconds and steps > 1:
+            break
+        began = now()
+        replace(attack, steps=steps)(seen, rng)
+        each = (now() - began) / steps / len(seen)
+    steps = min(attack.steps, int(seconds / each / count))
+    if steps < LEAST:
+        raise GradveilError(
+            f"{seconds:g} s are time for {steps} of its iterations on {count} canaries, and fewer "
+            f"than {LEAST} find too little; give more seconds"
+        )
+    return steps
