@@ -13,13 +13,13 @@ import torch
 from torch import Generator, Tensor
 
 import toys
-from gradveil.attacks import Attack, GradientMatching, find
+from gradveil.attacks import Attack, GradientMatching, find, optimizers
 from gradveil.attacks.hidden_draws import FreshDraws
 from gradveil.attacks.matching import Problem
 from gradveil.attacks.policy_views import ExpectedTransform
 from gradveil.attacks.priors import LabelTerm, Prior, TotalVariation
 from gradveil.core.seeds import generator
-from gradveil.core.types import Observation, Protocol, Reconstruction
+from gradveil.core.types import Batch, Observation, Protocol, Reconstruction
 
 COUNT = 2
 PROTOCOLS = {"one step": Protocol(), "two steps": Protocol(local_steps=2, local_lr=0.01)}
@@ -98,6 +98,48 @@ def test_an_attack_that_looks_for_draws_depends_on_its_generator_alone(
 ) -> None:
     victims, attack = seen("lenet", defense), short(name, prior=prior)
     assert same(at(0, attack, victims), at(1, attack, victims))
+
+
+@pytest.mark.parametrize(
+    ("attack", "defense"),
+    [
+        (short("adam-cosine", steps=4), "precode:k=8"),
+        (short("adam-cosine", steps=4), "none"),
+        (short("dlg", steps=2), "dropout:0.3"),
+        (short("joint-noise", steps=4), "precode:k=8,then,dropout:0.3"),
+    ],
+)
+def test_steps_that_are_replayed_read_draws_that_were_made_before_them(
+    attack: Attack, defense: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    victims, refill = seen("lenet", defense), FreshDraws.refill
+    plain = attack(victims, generator(5))
+
+    def made_before(fresh: FreshDraws, draws: dict[str, Tensor]) -> None:
+        assert not (draws and toys.AsReplayed.inside), "a capture does not know the generator"
+        refill(fresh, draws)
+
+    monkeypatch.setattr(FreshDraws, "refill", made_before)
+    monkeypatch.setattr(optimizers, "Replayed", toys.AsReplayed)
+    monkeypatch.setattr(Problem, "_replayable", lambda _: True)
+    assert same(plain, attack(victims, generator(5)))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("name", ["adam-cosine", "dlg"])
+@pytest.mark.parametrize("defense", ["none", "precode:k=8", "dropout:0.3"])
+def test_a_gpu_finds_the_same_by_replayed_steps(
+    name: str, defense: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = toys.built("lenet", 1, 12, mean=(0.2,), std=(0.4,)).float().cuda()
+    batch = toys.fashion(COUNT, dtype=torch.float32)
+    there = Batch(batch.images.cuda(), batch.labels.cuda())
+    victims = toys.observe_each(model, there, defense, seed=1)
+    attack = short(name, steps=12 if name == "adam-cosine" else 2)
+    replayed = attack(victims, generator(5))
+    monkeypatch.setattr(Problem, "_replayable", lambda _: False)
+    for one, other in zip(replayed, attack(victims, generator(5)), strict=True):
+        torch.testing.assert_close(one.images, other.images, rtol=0, atol=1e-3)
 
 
 @pytest.mark.parametrize("defense", ["precode:k=8", "dropout:0.3"])

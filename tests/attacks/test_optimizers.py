@@ -1,12 +1,12 @@
 """Each row of a batched search takes the steps of torch's optimizer on that row alone."""
 
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+import toys
 from gradveil.attacks import optimizers
 from gradveil.attacks.optimizers import LBFGS, SGD, Adam, Optimizer, Search
 
@@ -54,25 +54,6 @@ def batched(
     optimizer.minimize(search)
     assert seen == list(range(1, steps + 1))
     return x
-
-
-class AsReplayed:
-    """Stands in for a CUDA graph: each call writes into the tensors that the first one returned."""
-
-    def __init__(self, function: Callable[[], Tensor | tuple[Tensor, ...]]) -> None:
-        self.function = function
-        self.found: Any = None
-
-    def __call__(self) -> Any:
-        found = self.function()
-        if self.found is None:
-            self.found = found
-        elif isinstance(found, tuple):
-            for old, new in zip(self.found, found, strict=True):
-                old.copy_(new)
-        else:
-            self.found.copy_(found)
-        return self.found
 
 
 def alone(
@@ -158,7 +139,7 @@ def test_lbfgs_forgets_the_oldest_pairs_as_torch_does() -> None:
 def test_lbfgs_takes_the_same_steps_where_they_are_replayed(
     optimizer: LBFGS, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optimizers, "Replayed", AsReplayed)
+    monkeypatch.setattr(optimizers, "Replayed", toys.AsReplayed)
     for low in (-9.0, -0.2):
         plain, replayed = (batched(optimizer, 6, low=low, replayable=way) for way in (False, True))
         assert torch.equal(plain, replayed)

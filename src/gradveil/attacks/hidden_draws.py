@@ -153,11 +153,21 @@ class FreshDraws:
 
     def __call__(self, rows: int) -> dict[str, Tensor]:
         """Return new draws, (rows, B, ...) by the name of the module."""
-        sizes = {name: (rows, len(self.example), *shape) for name, shape in self.shapes.items()}
+        found = self.empty(rows)
+        self.refill(found)
+        return found
+
+    def empty(self, rows: int) -> dict[str, Tensor]:
+        """Return room for the draws of so many rows."""
         return {
-            name: draw(self.modules[name], size, self.example, self.rng)
-            for name, size in sizes.items()
+            name: self.example.new_empty(rows, len(self.example), *shape)
+            for name, shape in self.shapes.items()
         }
+
+    def refill(self, draws: Mapping[str, Tensor]) -> None:
+        """Write new draws into these."""
+        for name, old in draws.items():
+            old.copy_(draw(self.modules[name], tuple(old.shape), self.example, self.rng))
 
     def seeded(self) -> AbstractContextManager[None]:
         """Let modules that draw by themselves follow the stream for a while."""

@@ -6,7 +6,7 @@ Every published variant is a choice of its parts, see `presets`.
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import pairwise
 from typing import TypeVar
 
@@ -27,6 +27,7 @@ from gradveil.core.boundary import check_fields
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Observation, Reconstruction, Statistics
 from gradveil.engine.device import keep_freed_memory, sharing_cores, tf32
+from gradveil.engine.draws import Draws
 from gradveil.engine.shares import Shares
 
 Frames = list[tuple[int, Tensor]]
@@ -266,40 +267,58 @@ class Problem:
                 self.images.clamp_(low, high)
 
         self.distances(*self.variables)  # tries the model out before a step is captured
-        # A policy needs values back from the GPU, and the generator of the model's draws is
-        # unknown to a capture: such steps cannot be replayed.
-        replayable = (
-            self.images.is_cuda
-            and self.shares.why_not is None
-            and isinstance(attack.view, Itself)
-            and not self.fresh.shapes
-            and not self.untold
-        )
+        replayable = self._replayable()
+        # A step that is replayed reads draws from where they lie: new ones are made before it.
+        fixed = self.fresh.empty(len(self.images)) if replayable else {}
         return Search(
             self.variables,
-            self.evaluate,
+            partial(self.evaluate, fixed if replayable else None),
             steps,
             attack.signed,
             decay,
             confine,
             after,
             replayable,
+            partial(self.fresh.refill, fixed),
         )
 
-    def evaluate(self) -> tuple[Tensor, Slopes]:
-        """Return the loss of each row, and the slope by each variable."""
+    def _replayable(self) -> bool:
+        """Tell whether a GPU may replay steps.
+
+        It may not where a policy needs values back, or the model draws by itself: the generator is
+        unknown to a capture.
+        """
+        return (
+            self.images.is_cuda
+            and self.shares.why_not is None
+            and isinstance(self.attack.view, Itself)
+            and not self.untold
+        )
+
+    def evaluate(self, fixed: Draws | None = None) -> tuple[Tensor, Slopes]:
+        """Return the loss of each row, and the slope by each variable; see `distances`."""
         leaves = [variable.detach().requires_grad_() for variable in self.variables]
         with torch.enable_grad():
-            losses = self.distances(*leaves, differentiable=True) + self._penalties(*leaves)
+            distances = self.distances(*leaves, differentiable=True, fixed=fixed)
+            losses = distances + self._penalties(*leaves)
             return losses.detach(), list(torch.autograd.grad(losses.sum(), leaves))
 
-    def distances(self, images: Tensor, *others: Tensor, differentiable: bool = False) -> Tensor:
-        """Return the distance of each row, the mean over the views of its images."""
+    def distances(
+        self,
+        images: Tensor,
+        *others: Tensor,
+        differentiable: bool = False,
+        fixed: Draws | None = None,
+    ) -> Tensor:
+        """Return the distance of each row, the mean over the views of its images.
+
+        The model's draws that are no variables are new ones, or these `fixed` ones.
+        """
         labels, draws = self._split(*others)
         values = self._values(draws)
         each = []
         for view in self.rows.views(images * self.std + self.mean):
-            drawn = {**values, **self.fresh(len(images))}
+            drawn = {**values, **(self.fresh(len(images)) if fixed is None else fixed)}
             with self._model_randomness():
                 each.append(
                     self.measure.from_shares(self.shares, view, labels, drawn, differentiable)

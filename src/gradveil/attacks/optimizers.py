@@ -23,8 +23,9 @@ class Search:
 
     `evaluate` returns the loss (rows,) and the slopes at the present variables. `signed` shows the
     optimizer the sign of the first variable's slope. `decay` lowers the learning rate on the way.
-    `confine` moves the variables back to where they may be. `after(step)` is called after each
-    step, counted from 1. `replayable` says that a GPU may capture a whole step and replay it.
+    `confine` moves the variables back to where they may be. `before` is called before each
+    evaluation, `after(step)` after each step, counted from 1. `replayable` says that a GPU may
+    capture a whole step and replay it, but for these two.
     """
 
     variables: list[Tensor]
@@ -35,6 +36,7 @@ class Search:
     confine: Callable[[], None]
     after: Callable[[int], None]
     replayable: bool = False
+    before: Callable[[], object] = bool  # which does nothing
 
     def losses_and_slopes(self) -> tuple[Tensor, Slopes]:
         """Return the loss of each row, and the slopes as the optimizer shall see them."""
@@ -77,6 +79,7 @@ class FirstOrder(Optimizer):
 
         run = Replayed(step) if search.replayable else step
         for done in range(1, search.steps + 1):
+            search.before()
             run()
             search.after(done)
 
@@ -253,6 +256,7 @@ class _Rows:
         return self._flat(self.search.variables)
 
     def evaluate(self) -> tuple[Tensor, Tensor]:
+        self.search.before()
         losses, slopes = self._evaluate()
         # A replay writes into the tensors that the last one returned.
         return (losses.clone(), slopes.clone()) if self.search.replayable else (losses, slopes)
