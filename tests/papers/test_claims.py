@@ -7,26 +7,27 @@ import pytest
 
 from gradveil.papers.catalog import EXPERIMENTS
 from gradveil.papers.cells import Workspace
-from gradveil.papers.claims import (
+from gradveil.papers.claims import decide_all
+from gradveil.papers.experiments import Size
+from gradveil.papers.queue import make_parts
+from gradveil.papers.records import Records
+from gradveil.papers.summaries import correlation_table, correlations, lowest, overlap
+from gradveil.papers.switches import VARIANTS
+from gradveil.papers.verdicts import (
     FAILS,
     HOLDS,
     IN_PART,
     MISSING,
     UNTOLD,
     accuracy_loss,
-    decide_all,
     decide_better,
     decide_infeasible,
+    decide_less,
     decide_loss,
     decide_overlap,
     decide_search,
     together,
 )
-from gradveil.papers.experiments import Size
-from gradveil.papers.queue import make_parts
-from gradveil.papers.records import Records
-from gradveil.papers.summaries import correlation_table, correlations, lowest, overlap
-from gradveil.papers.switches import VARIANTS
 from gradveil.search.confirm import Comparison
 
 
@@ -59,6 +60,12 @@ def test_verdicts_of_parts_are_joined() -> None:
     assert together([UNTOLD, MISSING]) == f"{UNTOLD}, so far"
     assert together([HOLDS, MISSING]) == f"{HOLDS}, so far"
     assert together([MISSING]) == MISSING and together([]) == MISSING
+
+
+def test_a_share_is_smaller_only_where_the_bounds_of_the_gap_say_so() -> None:
+    assert decide_less((20, 64), (60, 64)) == HOLDS
+    assert decide_less((60, 64), (20, 64)) == FAILS
+    assert decide_less((30, 64), (34, 64)) == UNTOLD
 
 
 def test_the_papers_five_are_decided_by_the_bounds_of_their_number() -> None:

@@ -5,13 +5,14 @@ from pathlib import Path
 
 from gradveil.papers.catalog import EXPERIMENTS
 from gradveil.papers.cells import Workspace
-from gradveil.papers.claims import INFEASIBLE, MISSING, POINT, decide_all
+from gradveil.papers.claims import decide_all
 from gradveil.papers.experiments import OPTIONAL_DATA, Experiment, Size
 from gradveil.papers.published import table_title
 from gradveil.papers.queue import Part, make_parts
 from gradveil.papers.records import Records
 from gradveil.papers.switches import VARIANTS
 from gradveil.papers.tables import compare
+from gradveil.papers.verdicts import INFEASIBLE, MISSING, POINT
 from gradveil.scores.lineup import FAR
 from results.records import RECORDS, table
 

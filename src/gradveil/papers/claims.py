@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from gradveil.papers.beyond import END
 from gradveil.papers.catalog import EXPERIMENTS
 from gradveil.papers.experiments import (
     HYBRID,
@@ -29,26 +30,40 @@ from gradveil.papers.records import Records
 from gradveil.papers.searched import Searched
 from gradveil.papers.summaries import correlation_table, lowest, overlap
 from gradveil.papers.tables import (
+    FAR_RANK,
     accuracies,
     attack_records,
     attack_row,
     attacks_of,
+    count_first,
     count_tested,
     rank_one,
     rank_tests,
     rows_of,
 )
-from gradveil.search.confirm import Comparison
+from gradveil.papers.verdicts import (
+    FAILS,
+    HOLDS,
+    IN_PART,
+    MISSING,
+    POINT,
+    UNTOLD,
+    accuracy_loss,
+    decide_better,
+    decide_infeasible,
+    decide_less,
+    decide_loss,
+    decide_overlap,
+    decide_search,
+    together,
+    welch,
+)
+from gradveil.scores.lineup import FAR
 from gradveil.search.job import SEMI_TRAINED
-from gradveil.stats import clopper_pearson, difference, mean_interval, summary
+from gradveil.stats import difference, mean_interval, summary
 
-HOLDS, IN_PART, FAILS = "holds", "holds in part", "does not hold"
-UNTOLD, MISSING = "cannot be told at this n", "not measured yet"
-SO_FAR = ", so far"
-INFEASIBLE = 0.10  # the largest share of images with rank 1 that "infeasible" allows
-POINT = 0.01  # of accuracy: what "almost nothing" allows
-TEST = 0.05 / 4  # level of each of a search's two tests in two directions
-SOME = 3  # of the paper's five best transformations: "in part"
+Share = tuple[int, int]
+"""Images with rank 1, of how many."""
 
 
 @dataclass(frozen=True)
@@ -81,42 +96,6 @@ class Evidence:
         """Return the result of a row's single cell; None where it is not done."""
         found = self.entries(experiment, row, way)
         return self.records.result(found[0].cell) if found else None
-
-
-def together(verdicts: Sequence[str]) -> str:
-    """Join the verdicts of a claim's parts.
-
-    It holds where all do, and does not where one does not and none holds, even in part. It cannot
-    be told where nothing fails and a part cannot be told. While parts are missing, it is a verdict
-    so far.
-    """
-    known = {*verdicts} - {MISSING}
-    if not known:
-        return MISSING
-    if len(known) == 1:
-        (joined,) = known
-    elif FAILS in known:
-        joined = IN_PART if known & {HOLDS, IN_PART} else FAILS
-    else:
-        joined = UNTOLD if UNTOLD in known else IN_PART
-    return f"{joined}{SO_FAR}" if MISSING in verdicts else joined
-
-
-def decide_infeasible(hits: int, n: int, chance: float, bare: tuple[int, int] | None) -> str:
-    """Decide whether an attack is infeasible that has rank 1 for `hits` of n images.
-
-    It holds where the share can be at most `INFEASIBLE`, and the attack works without the defense,
-    `bare` (hits, n). It does not where the share must be more than that. Between the two it holds
-    in part where it is above chance, but below that without the defense.
-    """
-    low, high = clopper_pearson(hits, n)
-    if low > INFEASIBLE:
-        return FAILS
-    if low <= chance:
-        works = bare is not None and clopper_pearson(*bare)[0] > chance
-        return HOLDS if works and high <= INFEASIBLE else UNTOLD
-    below = bare is not None and difference(hits, n, *bare, level=0.975).high < 0
-    return IN_PART if below else UNTOLD
 
 
 def protects(evidence: Evidence, tables: Sequence[str], name: str, text: str) -> Decision:
@@ -180,27 +159,6 @@ def _psnr(evidence: Evidence, row: str, attack: str) -> dict[int, float]:
     return {each.image: each.scores["used"]["psnr"] for each in found if each.ok}
 
 
-def accuracy_loss(
-    bare: Sequence[float], defended: Sequence[float], tested: int
-) -> tuple[float, float, float]:
-    """Return the loss of accuracy and its 95% bounds.
-
-    Over trainings by Welch's t, where there are two or more of each; else over the `tested` images.
-    """
-    if min(len(bare), len(defended)) >= 2:
-        found = _welch(bare, defended)
-        if np.isfinite(found[1]):
-            return found
-    one, other = (round(tested * values[0]) for values in (bare, defended))
-    test = difference(one, tested, other, tested, level=0.975)
-    return test.value, test.low, test.high
-
-
-def decide_loss(low: float, high: float) -> str:
-    """Decide whether a loss of accuracy is at most a point."""
-    return HOLDS if high <= POINT else FAILS if low > POINT else UNTOLD
-
-
 def costs_nothing(
     evidence: Evidence, name: str, text: str, pairs: Sequence[tuple[str, str, str]]
 ) -> Decision:
@@ -233,7 +191,7 @@ def shallow_layers(evidence: Evidence) -> Decision:
         return Decision("claim 5", claim(5), MISSING, "")
     falls, figures = [], []
     for layer, values in none["layers"].items():
-        middle, low, high = _welch(values["last"], hybrid["layers"][layer]["last"])
+        middle, low, high = welch(values["last"], hybrid["layers"][layer]["last"])
         falls.append((middle, low, high))
         figures.append(f"{layer} {middle:.2f} ({low:.2f} to {high:.2f})")
     shallow, deep = falls[:2], falls[2:]
@@ -283,24 +241,6 @@ def _lower_than_none(evidence: Evidence) -> tuple[int, int] | None:
     return sum(score < bare for score in scores), len(scores)
 
 
-def _welch(left: Sequence[float], right: Sequence[float]) -> tuple[float, float, float]:
-    """Return the difference of two means, with its 95% bounds by Welch's t."""
-    from scipy.stats import ttest_ind
-
-    found = ttest_ind(left, right, equal_var=False).confidence_interval(0.95)
-    return float(np.mean(left) - np.mean(right)), float(found.low), float(found.high)
-
-
-def decide_overlap(low: int, high: int, least: int) -> str:
-    """Decide whether at least `least` of the paper's five are ours, by 95% bounds of their number.
-
-    Where there can be no more than `least` - 1, it holds in part with at least `SOME` of them.
-    """
-    if low >= least:
-        return HOLDS
-    return UNTOLD if high >= least else IN_PART if low >= SOME else FAILS
-
-
 def best_transformations(evidence: Evidence, experiment: str, name: str, least: int) -> Decision:
     """Decide whether the paper's five best transformations are ours."""
     text = EXPERIMENTS[experiment].claim
@@ -336,16 +276,6 @@ def score_foretells(evidence: Evidence) -> Decision:
         f"images); paper {paper}"
     )
     return Decision("claim 7", claim(7), verdict, figure)
-
-
-def decide_better(leaks: tuple[float, float], costs: tuple[float, float]) -> str:
-    """Decide whether a defense leaks less and costs less than another, by bounds of both gaps.
-
-    Either refutes it where it is surely the other way.
-    """
-    if leaks[0] > 0 or costs[0] > 0:
-        return FAILS
-    return HOLDS if leaks[1] < 0 and costs[1] < 0 else UNTOLD
 
 
 def best_defense(evidence: Evidence) -> Decision:
@@ -384,17 +314,6 @@ def best_defense(evidence: Evidence) -> Decision:
     return Decision("defenses", table.claim, together(verdicts), text)
 
 
-def decide_search(tests: Sequence[Comparison]) -> str:
-    """Decide on a search's policy by two tests, against none and random, in both directions.
-
-    It holds where both show that it leaks less. It does not where one shows that it leaks more.
-    """
-    if any(test.more < TEST for test in tests):
-        return FAILS
-    less = [test.less < TEST for test in tests]
-    return HOLDS if all(less) else IN_PART if any(less) else UNTOLD
-
-
 def search_finds(evidence: Evidence) -> Decision:
     """Decide whether the policies of searches leak less than none and than random, by rank 1."""
     experiment = EXPERIMENTS["searches"]
@@ -415,6 +334,59 @@ def search_finds(evidence: Evidence) -> Decision:
         ours = tests["none"].ours
         figures.append(f"{entry.row}: `{rows[name].defense}` {ours:.0%} with rank 1, {told}")
     return Decision("searches", experiment.claim, together(verdicts), "; ".join(figures))
+
+
+def training_lowers(evidence: Evidence) -> Decision:
+    """Decide whether the strongest attack finds fewer images at the end of training than before.
+
+    Reconstructions of trained networks lie further off, so it must be so by either line-up.
+    """
+    experiment = EXPERIMENTS["over-training"]
+    verdicts, figures = [], []
+    for row in (NONE, HYBRID):
+        before, after = (
+            _most_found(evidence, experiment.id, f"{row}, {stage}") for stage in ("step 0", END)
+        )
+        if before is None or after is None:
+            verdicts.append(MISSING)
+            continue
+        verdicts += [
+            decide_less(late, early)
+            for late, early in zip(after, before, strict=True)
+            if late is not None and early is not None
+        ]
+        told = " and ".join(_shares(each) for each in (before, after))
+        figures.append(f"{row}: {told}")
+    text = (
+        "rank 1 before training and at its end, the stronger of two attacks, one training (and "
+        f"with {FAR} pixels of room, where recorded): {'; '.join(figures)}"
+        if figures
+        else ""
+    )
+    return Decision("training", experiment.claim, together(verdicts), text)
+
+
+def _most_found(evidence: Evidence, experiment: str, row: str) -> list[Share | None] | None:
+    """Return rank 1 of the strongest attack on a row, by the line-up and with the most room.
+
+    None where not all attacks that are planned are done.
+    """
+    entries = evidence.entries(experiment, row)
+    found = [attack_records(entries, evidence.records, attack) for attack in attacks_of(entries)]
+    if not found or not all(found):
+        return None
+    best: list[Share | None] = []
+    for rank in ("rank", FAR_RANK):
+        counts = [(count_first(each, rank), len(each)) for each in found]
+        shares = [(hits, n) for hits, n in counts if hits is not None]
+        whole = len(shares) == len(found)
+        best.append(max(shares, key=lambda share: share[0] / share[1]) if whole else None)
+    return best
+
+
+def _shares(both: Sequence[Share | None]) -> str:
+    near, far = ("" if each is None else f"{each[0]}/{each[1]}" for each in both)
+    return f"{near} ({far})" if far else near
 
 
 def precode_protects(evidence: Evidence, way: str) -> Decision:
@@ -495,6 +467,7 @@ def decide_all(parts: Sequence[Part], records: Records) -> list[Decision]:
         later_rise(evidence),
         best_defense(evidence),
         search_finds(evidence),
+        training_lowers(evidence),
         protects(evidence, ("table5",), "extension 1", EXPERIMENTS["table5"].claim),
         best_transformations(evidence, "ext2", "extension 2", 3),
         costs_nothing(evidence, "PRECODE's accuracy", accuracy.claim, pairs),

@@ -18,6 +18,7 @@ from gradveil.search.confirm import AGAINST, Comparison, confirmation
 from gradveil.search.confirm import compare as compare_audits
 from gradveil.stats import clopper_pearson
 
+FAR_RANK = f"rank_{FAR}"
 APART = 10**9  # between the numbers of images of two cells that are pooled
 
 
@@ -159,11 +160,14 @@ def rank_one(row: Row) -> str:
 
 def _far(found: Sequence[Record]) -> str:
     """Write how many have rank 1 in the line-up with the most room, where all records say it."""
-    name = f"rank_{FAR}"
-    ranks = [record.scores["used"].get(name) for record in found if record.ok]
-    if not ranks or None in ranks:
-        return ""
-    return f", {FAR} px: {ranks.count(1)}"
+    hits = count_first(found, FAR_RANK)
+    return "" if hits is None else f", {FAR} px: {hits}"
+
+
+def count_first(found: Sequence[Record], rank: str = "rank") -> int | None:
+    """Count the images that have rank 1, by the score of this name; None if a record lacks it."""
+    ranks = [record.scores["used"].get(rank) for record in found if record.ok]
+    return ranks.count(1) if ranks and None not in ranks else None
 
 
 def _compare_measurements(

@@ -1,0 +1,118 @@
+"""Rules of the verdicts on claims: what figures with which bounds decide."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from gradveil.search.confirm import Comparison
+from gradveil.stats import clopper_pearson, difference
+
+HOLDS, IN_PART, FAILS = "holds", "holds in part", "does not hold"
+UNTOLD, MISSING = "cannot be told at this n", "not measured yet"
+SO_FAR = ", so far"
+INFEASIBLE = 0.10  # the largest share of images with rank 1 that "infeasible" allows
+POINT = 0.01  # of accuracy: what "almost nothing" allows
+TEST = 0.05 / 4  # level of each of a search's two tests in two directions
+SOME = 3  # of the paper's five best transformations: "in part"
+
+
+def together(verdicts: Sequence[str]) -> str:
+    """Join the verdicts of a claim's parts.
+
+    It holds where all do, and does not where one does not and none holds, even in part. It cannot
+    be told where nothing fails and a part cannot be told. While parts are missing, it is a verdict
+    so far.
+    """
+    known = {*verdicts} - {MISSING}
+    if not known:
+        return MISSING
+    if len(known) == 1:
+        (joined,) = known
+    elif FAILS in known:
+        joined = IN_PART if known & {HOLDS, IN_PART} else FAILS
+    else:
+        joined = UNTOLD if UNTOLD in known else IN_PART
+    return f"{joined}{SO_FAR}" if MISSING in verdicts else joined
+
+
+def decide_infeasible(hits: int, n: int, chance: float, bare: tuple[int, int] | None) -> str:
+    """Decide whether an attack is infeasible that has rank 1 for `hits` of n images.
+
+    It holds where the share can be at most `INFEASIBLE`, and the attack works without the defense,
+    `bare` (hits, n). It does not where the share must be more than that. Between the two it holds
+    in part where it is above chance, but below that without the defense.
+    """
+    low, high = clopper_pearson(hits, n)
+    if low > INFEASIBLE:
+        return FAILS
+    if low <= chance:
+        works = bare is not None and clopper_pearson(*bare)[0] > chance
+        return HOLDS if works and high <= INFEASIBLE else UNTOLD
+    below = bare is not None and difference(hits, n, *bare, level=0.975).high < 0
+    return IN_PART if below else UNTOLD
+
+
+def accuracy_loss(
+    bare: Sequence[float], defended: Sequence[float], tested: int
+) -> tuple[float, float, float]:
+    """Return the loss of accuracy and its 95% bounds.
+
+    Over trainings by Welch's t, where there are two or more of each; else over the `tested` images.
+    """
+    if min(len(bare), len(defended)) >= 2:
+        found = welch(bare, defended)
+        if np.isfinite(found[1]):
+            return found
+    one, other = (round(tested * values[0]) for values in (bare, defended))
+    test = difference(one, tested, other, tested, level=0.975)
+    return test.value, test.low, test.high
+
+
+def decide_loss(low: float, high: float) -> str:
+    """Decide whether a loss of accuracy is at most a point."""
+    return HOLDS if high <= POINT else FAILS if low > POINT else UNTOLD
+
+
+def welch(left: Sequence[float], right: Sequence[float]) -> tuple[float, float, float]:
+    """Return the difference of two means, with its 95% bounds by Welch's t."""
+    from scipy.stats import ttest_ind
+
+    found = ttest_ind(left, right, equal_var=False).confidence_interval(0.95)
+    return float(np.mean(left) - np.mean(right)), float(found.low), float(found.high)
+
+
+def decide_overlap(low: int, high: int, least: int) -> str:
+    """Decide whether at least `least` of the paper's five are ours, by 95% bounds of their number.
+
+    Where there can be no more than `least` - 1, it holds in part with at least `SOME` of them.
+    """
+    if low >= least:
+        return HOLDS
+    return UNTOLD if high >= least else IN_PART if low >= SOME else FAILS
+
+
+def decide_better(leaks: tuple[float, float], costs: tuple[float, float]) -> str:
+    """Decide whether a defense leaks less and costs less than another, by bounds of both gaps.
+
+    Either refutes it where it is surely the other way.
+    """
+    if leaks[0] > 0 or costs[0] > 0:
+        return FAILS
+    return HOLDS if leaks[1] < 0 and costs[1] < 0 else UNTOLD
+
+
+def decide_search(tests: Sequence[Comparison]) -> str:
+    """Decide on a search's policy by two tests, against none and random, in both directions.
+
+    It holds where both show that it leaks less. It does not where one shows that it leaks more.
+    """
+    if any(test.more < TEST for test in tests):
+        return FAILS
+    less = [test.less < TEST for test in tests]
+    return HOLDS if all(less) else IN_PART if any(less) else UNTOLD
+
+
+def decide_less(later: tuple[int, int], earlier: tuple[int, int]) -> str:
+    """Decide whether the later of two shares (hits, n) is smaller, by the bounds of their gap."""
+    gap = difference(*later, *earlier, level=0.975)
+    return HOLDS if gap.high < 0 else FAILS if gap.low > 0 else UNTOLD
