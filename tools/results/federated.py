@@ -20,7 +20,11 @@ def section() -> str:
     body = [_row(cell) for cell in cells]
     single = [cell for cell in cells if cell["images_of_an_update"] == 1]
     low, high = (
-        f(_found(cell, "attack", "adam-cosine")["identified"] for cell in single)
+        f(
+            _found(cell, "attack", name)["identified"]
+            for cell in single
+            for name in ("adam-cosine", "raced")
+        )
         for f in (min, max)
     )
     few = sum(cell["updates"] < FEWEST for cell in cells)

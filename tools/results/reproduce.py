@@ -1,12 +1,21 @@
 """The papers' experiments, run again: verdicts, tables four ways, and what is missing."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 from gradveil.papers.catalog import EXPERIMENTS
-from gradveil.papers.cells import Workspace
+from gradveil.papers.cells import Audited, Workspace
 from gradveil.papers.claims import decide_all
-from gradveil.papers.experiments import OPTIONAL_DATA, Experiment, Size
+from gradveil.papers.experiments import (
+    HYBRID,
+    NONE,
+    OPTIONAL_DATA,
+    STRONGEST,
+    DefenseTable,
+    Experiment,
+    Size,
+)
 from gradveil.papers.published import table_title
 from gradveil.papers.queue import Part, make_parts
 from gradveil.papers.records import Records
@@ -14,8 +23,10 @@ from gradveil.papers.switches import VARIANTS
 from gradveil.papers.tables import compare
 from gradveil.papers.verdicts import INFEASIBLE, MISSING, POINT
 from gradveil.scores.lineup import FAR
-from results.records import RECORDS, table
+from gradveil.stats import holm
+from results.records import RECORDS, mcnemar, ranked_first, table
 
+LEVEL = 0.05
 FOLDER = RECORDS / "reproduce"
 NOWHERE = Workspace(Path("no-weights"), Path("no-data"), "cpu")  # so that no machine's files count
 
@@ -84,9 +95,51 @@ def _experiment(experiment: Experiment, ways: dict[str, Part], records: Records)
         return []
     title = experiment.claim if experiment.table is None else table_title(experiment.table)
     title = title.rstrip(".")
-    return [
+    text = (
         f"**{experiment.id}**: {title}. Agreeing means: {experiment.agrees}\n\n{table(head, body)}"
+    )
+    if isinstance(experiment, DefenseTable):
+        return [text, *_paired(ways["ours"], records)]
+    return [text]
+
+
+def _paired(part: Part, records: Records) -> list[str]:
+    """Compare the raced attack under each defense with that without and under the hybrid."""
+    firsts: dict[str, dict[int, bool]] = {}
+    for row, cell in part.entries:
+        if isinstance(cell, Audited) and cell.attack.startswith(STRONGEST):
+            case = records.case(cell)
+            if case is None:
+                return []
+            firsts[row] = ranked_first(case, cell.attack)
+    shared = sorted(set.intersection(*({*first} for first in firsts.values())))
+    found = {row: [first[image] for image in shared] for row, first in firsts.items()}
+    none, hybrid = found.pop(NONE), found.pop(HYBRID)
+    ordered = sorted(found, key=lambda row: -sum(found[row]))
+    tests = [mcnemar(none, found[row]) for row in ordered]
+    adjusted = holm([p for _, _, p in tests])
+    told = [
+        f"`{row}` {sum(found[row])} ({only} : {other}, p = {p:.2g})"
+        for row, (only, other, _), p in zip(ordered, tests, adjusted, strict=True)
     ]
+    fewer = [row for row, p in zip(ordered, adjusted, strict=True) if p < LEVEL]
+    beside = holm([mcnemar(hybrid, found[row])[2] for row in ordered])
+    left, right, p = mcnemar(none, hybrid)
+    apart = sum(value < LEVEL for value in beside)
+    return [
+        f"**On the {len(shared)} images that all have** (as it should be, raced attacks; those on "
+        f"a gradient defense know it): rank 1 for {sum(none)} without a defense; "
+        f"{', '.join(told)}; in brackets how many only none and only the defense has, exact McNemar p with Holm's "
+        f"correction for {len(tests)}. After it {_listed(fewer)} from none. The hybrid, attacked "
+        f"without knowing it, has {sum(hybrid)} ({left} : {right}, p = {p:.2g}, one test), and is "
+        f"apart from {apart or 'none'} of the {len(beside)} gradient defenses. One training and "
+        "one attacker seed each; these cells have no sham."
+    ]
+
+
+def _listed(rows: Sequence[str]) -> str:
+    names = " and ".join(f"`{row}`" for row in rows)
+    return f"{names} differ{'s' * (len(rows) == 1)}" if rows else "none differs"
 
 
 def _missing(parts: tuple[Part, ...], records: Records) -> str:

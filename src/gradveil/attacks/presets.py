@@ -113,8 +113,8 @@ ABOUT: Mapping[str, About] = {
     "ig-default": About(
         "the same with more smoothness, unsigned", "to compare with its code", ONE, GEIPING
     ),
-    "lbfgs-l2": About("as published, at a rate that hardly moves", "to show that", "0.1", GAO),
-    "lbfgs-cosine": About("as published, at a rate that hardly moves", "to show that", "2", GAO),
+    "lbfgs-l2": About("hardly leaves its start", "to repeat the paper's table", "0.1", GAO),
+    "lbfgs-cosine": About("hardly leaves its start", "to repeat the paper's table", "2", GAO),
     "dlg": About("matches gradients by L-BFGS", "small smooth models, such as lenet", "0.3", ZHU),
     "adam-l1": About("matches gradients by absolute differences", "to compare", ONE, GAO),
     "adam-l2": About("matches gradients by squared differences", "to compare", ONE, GAO),

@@ -193,7 +193,9 @@ class CaseRun:
                 self.bar.advance(self._sham_seconds)
             elif name == NOISY:
                 records = result.of("attack", strongest.attack)
-                made = ranked(_noisy(stage, victims, records, strongest.truth), lot)
+                view = getattr(stage.attacks[strongest.attack], "view", None)
+                truth = "used" if view is None else view.aims_at
+                made = ranked(_noisy(stage, victims, records, truth), lot, far=True)
             else:
                 assert name == GRADIENTS
                 made = [_nearest(stage, victim, lot) for victim in victims]
@@ -249,7 +251,7 @@ def _chosen(
 def _noisy(
     stage: Stage, victims: Sequence[Victim], records: Sequence[Record], truth: str
 ) -> list[Outcome]:
-    """Return the true pictures with noise of the size of the error in an attack's records."""
+    """Return the true pictures with noise of the variance of an attack's error, then clipped."""
     errors = {record.image: record.scores[truth]["mse"] for record in records if record.ok}
     rng = generator(stage.seed, "ceiling", "noise")
     made = []

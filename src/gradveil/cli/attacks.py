@@ -30,5 +30,5 @@ def list_attacks(as_json: Json = False) -> None:
         (name, about.line, about.use, about.cost, ", ".join(PRESETS[name].needs), about.paper)
         for name, about in ABOUT.items()
     ]
-    columns = ("attack", "what it does", "use against", "cost", "must know", "paper")
+    columns = ("attack", "what it does", "use", "cost, adam-cosine 1", "must know", "paper")
     say({"attacks": found, "auto": AUTO}, as_json, listing("Attacks", columns, rows), AUTO)

@@ -57,14 +57,14 @@ def audit_command(
         typer.Option(
             "--defense",
             autocompletion=completion.defenses,
-            help="Of the clients, see `gradveil defenses list`: a policy, prune:0.95, ... "
+            help="The clients' defense, see `gradveil defenses list`: a policy, prune:0.95, ... "
             "Several times: a table of them.",
         ),
     ] = None,
     policy: Annotated[
         str,
         typer.Option(
-            "--policy", help="A defense that is a policy, or the policies.toml of a search."
+            "--policy", help="Another spelling of --defense; also the policies.toml of a search."
         ),
     ] = "none",
     clean: Annotated[

@@ -106,7 +106,7 @@ ClientOptimizer = Annotated[
     str | None,
     typer.Option(
         "--client-optimizer",
-        help="The client's optimizer in one: sgd, or sgd:momentum=0.9,weight-decay=5e-4.",
+        help="The client's optimizer as one text: sgd, or sgd:momentum=0.9,weight-decay=5e-4.",
     ),
 ]
 TrainMode = Annotated[

@@ -306,10 +306,6 @@ def balanced(labels: Tensor, fraction: float, seed: int) -> Tensor:
     return torch.cat(kept).sort().values
 
 
-# Batches prepared together: enough to keep a GPU busy, few enough for its memory.
-AHEAD = 64
-
-
 @dataclass(frozen=True, eq=False)
 class Batches:
     """Go once over uint8 images and labels, in float batches in [0, 1] on the images' device.

@@ -139,6 +139,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "other defense, and a higher accuracy.",
             CIFAR_RESNET,
             (
+                NONE,
                 "prune:0.7",
                 "prune:0.95",
                 "prune:0.99",

@@ -117,8 +117,19 @@ def protects(evidence: Evidence, tables: Sequence[str], name: str, text: str) ->
         beside = "" if none is None else f" against {rank_one(none)} without a policy"
         figures.append(
             f"{table}: `{STRONGEST}` has rank 1 for {rank_one(hybrid)}{beside}, chance {chance:.0%}"
+            f"{_to_originals(evidence, table, experiment.hybrid)}"
         )
     return Decision(name, text, together(verdicts), "; ".join(figures))
+
+
+def _to_originals(evidence: Evidence, table: str, hybrid: str) -> str:
+    """Tell rank 1 among the images before crop, flip and policy, which decides nothing here."""
+    both = [
+        attack_row(evidence.entries(table, row), evidence.records, STRONGEST, truth="original")
+        for row in (hybrid, NONE)
+    ]
+    told = [rank_one(each) for each in both if each is not None and each.candidates]
+    return f" (among the images before the policy {' against '.join(told)})" if told else ""
 
 
 def defeats_attacks(evidence: Evidence) -> Decision:
@@ -293,10 +304,11 @@ def best_defense(evidence: Evidence) -> Decision:
             worst[row] = (most.identified, most.n)
         if values := accuracies(entries, evidence.records):
             right[row] = values[0]
-    others = [row for row in worst if row != HYBRID]
+    others = [row for row in worst if row not in (HYBRID, NONE)]
     if HYBRID not in worst or HYBRID not in right or not others:
         return Decision("defenses", table.claim, MISSING, "")
-    verdicts = [MISSING for row in table.rows if row not in worst or row not in right]
+    wanted = [row for row in table.rows if row != NONE]
+    verdicts = [MISSING for row in wanted if row not in worst or row not in right]
     for row in others:
         if row in right:
             gap = difference(*worst[HYBRID], *worst[row], level=0.975)

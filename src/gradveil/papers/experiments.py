@@ -256,7 +256,7 @@ class DefenseTable(Experiment):
         for row in self.rows:
             training = self.setting.training(row, switches)
             found.append(Entry(row, Trained(training)))
-            grid = row == HYBRID  # as in the other tables: the same cell
+            grid = row in (NONE, HYBRID)  # as in the other tables: the same cells
             images = size.count(switches)
             found.append(Entry(row, audit(training, switches, images, STANDARD, grid)))
             if switches.gradient == "shared":

@@ -145,9 +145,25 @@ def _measured(entries: Sequence[Entry], records: Records, experiment: object) ->
         other = attack_row(entries, records, attack, truth="original")
         if other is not None and other.psnr.mean is not None and other.psnr != row.psnr:
             originals.append(f"{told}{other.psnr.mean:.2f}, {rank_one(other)}")
+    lineups += _guessed(entries, records, attacks[:1]) if lineups else []
     right = accuracies(entries, records)
     each = ", ".join(f"{100 * value:.1f}%" for value in right)
     return ["; ".join(levels), "; ".join(lineups), "; ".join(originals), each]
+
+
+def _guessed(entries: Sequence[Entry], records: Records, attacks: Sequence[str]) -> list[str]:
+    """Write rank 1 of the guess and of the bar beside an attack on some cells."""
+    guesses: list[Record] = []
+    bars: list[Record] = []
+    for entry in entries:
+        case = None
+        if isinstance(entry.cell, Audited) and entry.cell.attack in attacks:
+            case = records.case(entry.cell)
+        if case is not None and "guess" in case.settings:
+            guesses += case.of("blind", case.settings["guess"]["used"])
+            bars += case.of("bar")
+    found = [(name, some, count_first(some)) for name, some in (("guess", guesses), ("bar", bars))]
+    return [f"{name} {hits}/{len(some)}" for name, some, hits in found if hits is not None]
 
 
 def rank_one(row: Row) -> str:

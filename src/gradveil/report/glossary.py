@@ -23,8 +23,8 @@ GLOSSARY = {
     "update.",
     "Positive control": "The same attack on an easy, untrained model, where it is known to work. "
     "If it fails there, a low score elsewhere says nothing.",
-    "Ceiling": "What the line-up would give to the true picture with noise, or to a ranking of the "
-    "candidates by their gradients.",
+    "Ceiling": "What the line-up would give to the true picture with noise of the attack's error, "
+    "clipped, or to a ranking of the candidates by their gradients.",
     "Bar": "The class mean of public pictures, changed by the victim's own draws of the defense.",
     "Original and used": "The client's picture, and that picture after a defense changed it. "
     "Attacks are compared with both where they differ.",
