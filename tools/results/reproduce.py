@@ -129,8 +129,8 @@ def _paired(part: Part, records: Records) -> list[str]:
     return [
         f"**On the {len(shared)} images that all have** (as it should be, raced attacks; those on "
         f"a gradient defense know it): rank 1 for {sum(none)} without a defense; "
-        f"{', '.join(told)}; in brackets how many only none and only the defense has, exact McNemar p with Holm's "
-        f"correction for {len(tests)}. After it {_listed(fewer)} from none. The hybrid, attacked "
+        f"{', '.join(told)}; in brackets how many only none and only the defense has, exact "
+        f"McNemar p with Holm's correction for {len(tests)}. After it {_listed(fewer)} from none. The hybrid, attacked "
         f"without knowing it, has {sum(hybrid)} ({left} : {right}, p = {p:.2g}, one test), and is "
         f"apart from {apart or 'none'} of the {len(beside)} gradient defenses. One training and "
         "one attacker seed each; these cells have no sham."
