@@ -199,8 +199,12 @@ def given_words(result: AuditResult) -> list[tuple[str, str]]:
         ("The model", f"the code and the weights of {settings['model']}, in {mode}"),
         ("Labels", labels.get(settings["labels"], settings["labels"])),
     ]
+    alike: dict[str, list[str]] = {}
     for attack, told in _told(result.cases).items():
-        said.append((attack, f"was also told: {told}"))
+        alike.setdefault(told, []).append(attack)
+    for told, attacks in alike.items():
+        were = "was" if len(attacks) == 1 else "were"
+        said.append((", ".join(attacks), f"{were} also told: {told}"))
     return said
 
 
