@@ -90,7 +90,7 @@ def test_p_values_are_corrected_for_the_number_of_defenses() -> None:
 
 def test_where_nothing_leaks_no_defense_is_said_to_help() -> None:
     found = concluded(*bare(1), case("prune:0.9", THEN, 0, 0.9))
-    assert "Nothing was shown to leak, which proves no safety" in found.advice[0]
+    assert "Nothing was shown to leak, which is no proof that nothing does" in found.advice[0]
     assert found.recommended is None and "no attack was shown to work either" in found.advice[1]
 
 

@@ -241,7 +241,7 @@ def test_breakers_that_were_not_run_are_named(five: Path) -> None:
         "early-step, transform-drawn, transform-guessed, class-mean",
         "likelihood, averaged",  # of two defenses
     ]
-    assert any("gaussian:0.01, dp:norm=1,multiplier=1.1, and not run" in line for line in said)
+    assert any("gaussian:0.01; dp:norm=1,multiplier=1.1, and not run" in line for line in said)
     assert not any("prune" in line for line in said if "known to break" in line)
 
 

@@ -357,7 +357,7 @@ def test_leakage_over_training_is_a_picture_with_a_line_for_each_defense_and_att
     ]
     result = AuditResult(tmp_path, dict(SETTINGS), tuple(parts))
     assert [one.step for one in result.cases] == [0, 10, 400] * 2
-    assert "step end (400)" in shown(several_tables(result))
+    assert "last step (400)" in shown(several_tables(result))
     with Image.open(draw_timeline(result)) as picture:
         colors = {
             tuple(color) for color in np.asarray(picture.convert("RGB")).reshape(-1, 3).tolist()

@@ -8,7 +8,7 @@ from results.records import ROOT, audit, row
 
 AUDIT, SEARCH, MEASURED = "tutorials/audit.md", "tutorials/search.md", "measured.md"
 BEGIN, END = "<!-- made by make results -->\n```\n", "```\n<!-- end -->"
-NAMES = {"attack": "", "blind": "", "sham": "", "ceiling": "ceiling: ", "positive": "positive: "}
+NAMES = {"attack": "", "blind": "", "ceiling": "ceiling: ", "sham": "", "positive": "positive: "}
 
 
 def pages() -> dict[Path, str]:

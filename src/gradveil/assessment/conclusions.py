@@ -151,7 +151,10 @@ def _on_now(now: CaseResult) -> list[str]:
     )
     if row.doubt is None:
         return [f"Now: {figures}."]
-    return [f"Now: {figures}: {row.doubt}. Nothing was shown to leak, which proves no safety."]
+    return [
+        f"Now: {figures}: {row.doubt}. Nothing was shown to leak, which is no proof that nothing "
+        "does."
+    ]
 
 
 def _on_best(best: Assessed | None, judged: Sequence[Assessed], bare: CaseResult) -> list[str]:
@@ -189,6 +192,7 @@ def _on_limits(result: AuditResult, now: CaseResult) -> list[str]:
         )
     lines.append(
         "A defense was judged by the attacks that are known here, on images like these; tests were "
-        f"corrected for {len(result.cases) - 2} defense(s). Others may leak in ways nobody tried."
+        f"corrected for the number of defenses, {len(result.cases) - 2}. There may be leaks that "
+        "nobody has tried."
     )
     return lines

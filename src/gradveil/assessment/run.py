@@ -130,7 +130,8 @@ def run_assessment(
         claim(out, settings)
         write_text(out / DOCTOR, json.dumps(diagnosis.plain(), indent=1) + "\n")
         share = "" if fraction == 1 else f", on {fraction:.0%} of the training images"
-        bar.say(f"training on under {len(defenses)} defenses, {job.epochs} epoch(s) each{share}")
+        epochs = "1 epoch" if job.epochs == 1 else f"{job.epochs} epochs"
+        bar.say(f"training on without a defense and under {len(job.tried)}, {epochs} each{share}")
         trained = [
             train(
                 job.training(defense, fraction),

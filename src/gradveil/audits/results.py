@@ -153,8 +153,8 @@ class CaseResult:
         """The case on one line: defense, clean gradient, step."""
         parts = [self.defense, *(["clean gradient"] if self.clean else [])]
         if (asked := self.asked_step) is not None:
-            known = f" ({self.step})" if not asked.isdecimal() and self.step is not None else ""
-            parts.append(f"step {asked}{known}")
+            known = "" if self.step is None else f" ({self.step})"
+            parts.append(f"step {asked}" if asked.isdecimal() else f"last step{known}")
         return ", ".join(parts)
 
     @cached_property

@@ -199,8 +199,12 @@ def given_words(result: AuditResult) -> list[tuple[str, str]]:
         ("The model", f"the code and the weights of {settings['model']}, in {mode}"),
         ("Labels", labels.get(settings["labels"], settings["labels"])),
     ]
+    alike: dict[str, list[str]] = {}
     for attack, told in _told(result.cases).items():
-        said.append((attack, f"was also told: {told}"))
+        alike.setdefault(told, []).append(attack)
+    for told, attacks in alike.items():
+        were = "was" if len(attacks) == 1 else "were"
+        said.append((", ".join(attacks), f"{were} also told: {told}"))
     return said
 
 
@@ -238,13 +242,13 @@ def untested_words(result: AuditResult) -> list[str]:
             words = f"{attack} was left out: {str(reason).removeprefix('attack ')}"
             left.setdefault(words, []).append(case.name)
     for words, names in left.items():
-        said.append(words + ("." if len(names) == len(cases) else f" ({', '.join(names)})."))
+        said.append(words + ("." if len(names) == len(cases) else f" ({'; '.join(names)})."))
     not_run: dict[str, dict[str, None]] = {}
     for case in cases:
         if missing := _breakers_not_run(case):
             not_run.setdefault(", ".join(missing), {})[case.name] = None
     for attacks, broken in not_run.items():
-        against = ", ".join(broken)
+        against = "; ".join(broken)
         said.append(f"{attacks}: known to break {against}, and not run; --attack auto runs them.")
     failed = sum(row.failed for case in cases for row in case.rows if _counts(row))
     if failed:
