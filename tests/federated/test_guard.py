@@ -5,8 +5,10 @@ from functools import partial
 from itertools import count
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from scipy.stats import binom
 from torch import Generator, Tensor, nn
 
 import toys
@@ -18,7 +20,8 @@ from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Observation, Protocol, Reconstruction
 from gradveil.federated import guard
 from gradveil.federated.canaries import plant
-from gradveil.federated.guards import PATIENCE, Guard, Outcome, shared_by
+from gradveil.federated.guards import FIRST, PATIENCE, Guard, Outcome, shared_by
+from gradveil.stats import upper_bound
 
 CANARIES = Batch(toys.pictures(1200, 1, 12).float(), torch.arange(1200) % 10)
 FEW = Batch(CANARIES.images[:90], CANARIES.labels[:90])
@@ -281,9 +284,19 @@ def test_a_short_line_up_is_warned_of() -> None:
 
 
 def test_0_of_59_is_what_5_percent_needs() -> None:
-    from gradveil.stats import upper_bound
-
     assert upper_bound(0, 59) <= 0.05 < upper_bound(0, 58)
+
+
+def test_the_bound_holds_although_a_few_canaries_are_tried_before_the_others() -> None:
+    few, others = np.arange(FIRST + 1), np.arange(60 - FIRST)
+    early = np.array([upper_bound(int(hits), FIRST) for hits in few])
+    late = np.array([upper_bound(hits, 59) for hits in range(60)])
+    for share in np.linspace(0.01, 0.99, 99):
+        chance = binom.pmf(few, FIRST, share)
+        missed = (chance * (early < share))[late[few] > 0.05].sum()
+        both = chance[0] * binom.pmf(others, 59 - FIRST, share)  # no hit, and it goes on
+        missed += (both * (late[others] < share)).sum()
+        assert missed <= 0.05
 
 
 def test_a_leaking_layer_that_a_server_planted_is_refused() -> None:

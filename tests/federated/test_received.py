@@ -159,7 +159,7 @@ def with_dead_units() -> nn.Module:
 @pytest.mark.parametrize(
     "make", [adapted, partial(zero_headed, 10), partial(zero_headed, 100), with_dead_units]
 )
-def test_honest_models_that_started_from_zeros_pass(make: Any, steps: int) -> None:
+def test_honest_models_that_started_from_zeros_or_lost_units_pass(make: Any, steps: int) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = make()
