@@ -73,7 +73,7 @@ def _together(
 
 
 def _apart(target: Observation, batch: Batch, place: int, candidates: Tensor) -> Tensor:
-    """Add up gradients: a batch's is the mean of its images', of which only one changes.
+    """Return the distance of each candidate, from sums: only one image of the batch changes.
 
     With r the mean gradient of the other images and g that of a candidate, the batch has
     G = ((B - 1) r + g) / B, so inner products with r and with the target are enough.

@@ -1,6 +1,5 @@
 """What a check looks at (a client, some batches and what is known around them) and what it says."""
 
-import json
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -82,10 +81,6 @@ class Diagnosis:
             "skipped": list(self.skipped),
             "errors": self.errors,
         }
-
-    def to_json(self) -> str:
-        """Return one JSON object as text."""
-        return json.dumps(self.plain())
 
     def __str__(self) -> str:
         """Two lines for each finding, the worst first, then the silent and the skipped checks."""

@@ -84,7 +84,7 @@ class Dataset(Source):
         return self.downloads[0].url if self.downloads else None
 
     def here(self, root: Path) -> bool:
-        """Tell whether a part of it lies below the root; `verify` says whether it is whole."""
+        """Tell whether files of this data set lie below the root; `verify` says whether all do."""
         unpacked = any((root / path.split("/")[0]).exists() for path in self.layout)
         return unpacked or self._only_archive(root)
 

@@ -164,7 +164,7 @@ class Defense:
         return () if type(self) is Defense else (self,)
 
     def changes(self, seam: Seam) -> bool:
-        """Return whether a part of it acts on the model, the batch or the gradients."""
+        """Return whether a part of this defense acts on the model, the batch or the gradients."""
         return any(part.acts_on == seam for part in self.parts())
 
     def without_gradients(self) -> "Defense":
