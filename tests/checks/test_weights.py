@@ -67,6 +67,17 @@ def test_honest_weights_raise_no_alarm_at_any_stage_of_training(norm: bool) -> N
     assert looked_at(model).accuracy > 0.6
 
 
+def test_classes_that_take_turns_are_all_looked_at() -> None:
+    images, labels = torch.zeros(500, 1, 4, 4), torch.arange(500) % CLASSES
+    for label in range(CLASSES):  # a model that always answers with this class
+        linear = nn.Linear(16, CLASSES)
+        linear.load_state_dict(
+            {"weight": torch.zeros(CLASSES, 16), "bias": F.one_hot(torch.tensor(label), 10).float()}
+        )
+        found = look_at_weights(nn.Sequential(nn.Flatten(), linear), images, labels, CLASSES)
+        assert found.n == 400 and 0.06 < found.accuracy < 0.14
+
+
 def test_untrained_weights_raise_no_alarm() -> None:
     for seed in range(3):
         assert looked_at(small(seed, norm=False)).finding is None

@@ -17,6 +17,7 @@ from torch.nn.functional import cross_entropy
 
 import flower
 import toys
+from gradveil.attacks import find
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
@@ -26,7 +27,8 @@ from gradveil.data import Images
 from gradveil.data.images import as_images
 from gradveil.defenses import parse
 from gradveil.defenses.base import Moment
-from gradveil.federated import spied
+from gradveil.federated import recorded, spied
+from gradveil.federated import run as federated_run
 from gradveil.federated.client_app import Plan, Workshop
 from gradveil.federated.job import SPY, FederationJob, make_model, make_shares
 from gradveil.federated.messages import as_record, as_tensors
@@ -194,6 +196,19 @@ def test_the_spy_has_what_a_client_outside_of_flower_shares(defense: str, tmp_pa
         found = update.as_gradients(1.0)
         for name, value in wanted.items():
             assert torch.equal(value, found[name])
+
+
+def test_the_audits_of_several_rounds_say_beforehand_how_long_they_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    job = make_job(spy_rounds=(1, 3), attacks={"closed-form": find("closed-form")})
+    run(replace(job, attacks={}), tmp_path)
+    monkeypatch.setattr(recorded, "foreseen_seconds", lambda *_: 45.0)
+    for rounds, text in (((1, 3), "the audits of rounds 1, 3: about 2 min"), ((3,), "")):
+        few = replace(job, spy_rounds=rounds)
+        federated_run._audit(few, tmp_path, job.splits(None), "cpu", True)
+        said = capfd.readouterr().err
+        assert text in said and ("audits" in said) is bool(text)
 
 
 def test_a_killed_training_goes_on_to_the_same_result(tmp_path: Path) -> None:

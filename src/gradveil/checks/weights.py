@@ -56,7 +56,8 @@ def look_at_weights(
     The images are (N, C, H, W), uint8 or floats in [0, 1].
     """
     count = min(LOOKED_AT, len(labels))
-    chosen = torch.linspace(0, len(labels) - 1, count).round().long()
+    # Drawn: every n-th image would leave classes out where these take turns.
+    chosen = torch.randperm(len(labels), generator=generator(seed, "looked at"))[:count]
     images, labels = images[chosen], labels[chosen].cpu()
     images = images if images.is_floating_point() else images.float() / 255
 

@@ -9,12 +9,14 @@ import torch
 from torch import Generator, Tensor
 
 from gradveil.audits import AuditJob, AuditResult, Case, run_audit
+from gradveil.audits.prepare import foreseen_seconds
 from gradveil.clients import Client, Shared
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import digest
 from gradveil.core.seeds import derived
 from gradveil.core.types import Batch, Gradients, Protocol, Statistics
 from gradveil.data import Images
+from gradveil.engine.device import find_device
 from gradveil.federated.job import AUDITS, SPY, FederationJob, make_shares
 from gradveil.federated.spied import SENT, Update, read_round, round_folder
 
@@ -126,6 +128,25 @@ def audit_round(
     audit, note = make_audit(job, number, out, splits)
     folder = audit_folder(out, number)
     return run_audit(audit, folder, device=device, progress=progress), note
+
+
+def foreseen_audits(
+    job: FederationJob,
+    numbers: Sequence[int],
+    out: Path,
+    splits: tuple[Images, Images],
+    device: str,
+) -> float:
+    """Return about how many seconds the audits of these rounds take, from the first's attacks.
+
+    0 where that cannot be attacked.
+    """
+    try:
+        audit, _ = make_audit(job, numbers[0], out, splits)
+        folder = audit_folder(out, numbers[0])
+        return len(numbers) * foreseen_seconds(audit, folder, None, find_device(device))
+    except GradveilError:  # said when its turn comes
+        return 0.0
 
 
 def audit_folder(out: Path, number: int) -> Path:

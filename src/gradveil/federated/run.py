@@ -70,7 +70,7 @@ with warnings.catch_warnings():
     )
     from gradveil.federated.messages import LOG
     from gradveil.federated.mods import unpack
-    from gradveil.federated.recorded import audit_folder, audit_round
+    from gradveil.federated.recorded import audit_folder, audit_round, foreseen_audits
     from gradveil.federated.server import Learner, Round
     from gradveil.search.ray import connect, disconnect
 
@@ -163,7 +163,14 @@ def _audit(
     audits: dict[int, AuditResult] = {}
     notes: dict[int, str] = {}
     refused: dict[int, str] = {}
-    for number in sorted(job.spy_rounds) if job.attacks or job.auto else ():
+    numbers = sorted(job.spy_rounds) if job.attacks or job.auto else []
+    left = [number for number in numbers if not (audit_folder(out, number) / SETTINGS).exists()]
+    if progress and len(left) > 1:  # a single audit says by itself how long it takes
+        seconds = foreseen_audits(job, left, out, splits, device)
+        if seconds > LONG:
+            said = foretold(seconds, {})
+            Bar(progress).say(f"the audits of rounds {', '.join(map(str, left))}: {said}")
+    for number in numbers:
         try:
             audits[number], note = audit_round(
                 job, number, out, splits=splits, device=device, progress=progress
