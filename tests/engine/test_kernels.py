@@ -77,7 +77,7 @@ def test_short_formats_on_a_gpu_are_near_the_loop(name: str, batch: int) -> None
 def test_products_and_mixtures_are_the_sums_they_stand_for(dtype: torch.dtype) -> None:
     g, t = torch.randn(2, 7, 33, 41, device="cuda").to(dtype).unbind()
     assert suits(g)
-    dot, square = load_kernels().products(g, t)
+    dot, square = load_kernels().products([g], [t], [1.0])
     torch.testing.assert_close(
         dot, (g.double() * t.double()).flatten(1).sum(1).float(), rtol=1e-4, atol=1e-2
     )
@@ -86,8 +86,8 @@ def test_products_and_mixtures_are_the_sums_they_stand_for(dtype: torch.dtype) -
     )
     a, b = torch.randn(2, 7, device="cuda").unbind()
     torch.testing.assert_close(
-        load_kernels().mix(g, t, a, b),
-        (a[:, None, None] * g.float() + b[:, None, None] * t.float()).to(dtype),
+        load_kernels().mix(g, t, a, b, 0.5),
+        (a[:, None, None] * g.float() + 0.5 * b[:, None, None] * t.float()).to(dtype),
     )
 
 

@@ -13,6 +13,7 @@ from torch import Generator, Tensor, nn
 
 from gradveil.core.errors import GradveilError, one_line
 from gradveil.core.types import Gradients, Loss
+from gradveil.engine.convolutions import is_short, shortened
 from gradveil.engine.device import suits
 from gradveil.engine.draws import DROPOUTS, Draws, given, is_dropping
 from gradveil.engine.gradients import check_victims, copied_buffers, gradient, trainable
@@ -54,6 +55,7 @@ class BatchedGradients:
         self._tried = False
         self._mismatch: str | None = None
         self._forwards = FORWARDS
+        self._shortened: dict[str, tuple[tuple[int, int], Tensor]] = {}
 
     @property
     def why_not(self) -> str | None:
@@ -149,8 +151,7 @@ class BatchedGradients:
         if not differentiable:
             images, labels = images.detach(), labels.detach()
             draws = {name: value.detach() for name, value in draws.items()}
-        # Detached parameters spare autograd the summed weight gradients, which nobody needs.
-        frozen = {name: parameter.detach() for name, parameter in self._model.named_parameters()}
+        frozen = self._frozen()
         with torch.enable_grad(), _rows_given(self._model, draws):
             yield forward(
                 self._model,
@@ -162,6 +163,25 @@ class BatchedGradients:
                 buffers=buffers,
                 running=running,
             )
+
+    def _frozen(self) -> dict[str, Tensor]:
+        """Return the parameters, detached: nobody needs the gradients summed over all victims.
+
+        For a short pass the weights of convolutions are given in its format, made anew only when
+        they have changed.
+        """
+        found = {name: parameter.detach() for name, parameter in self._model.named_parameters()}
+        if self._forwards is not SHORT_TWICE:
+            return found
+        for prefix, module in self._model.named_modules():
+            name = f"{prefix}.weight" if prefix else "weight"
+            if type(module) is not nn.Conv2d or not is_short(module) or name not in found:
+                continue
+            state = found[name].data_ptr(), found[name]._version
+            if self._shortened.get(name, (None,))[0] != state:
+                self._shortened[name] = state, shortened(found[name])
+            found[name] = self._shortened[name][1]
+        return found
 
 
 def obstacle(model: nn.Module, told: Collection[str] = ()) -> str | None:

@@ -125,20 +125,22 @@ def short_convolve(layer: nn.Conv2d, inputs: Tensor) -> Tensor:
     """
     if _left_to_torch(layer):
         return nn.Conv2d.forward(layer, inputs.to(layer.weight.dtype))
-    inputs, weight = (
-        part.to(torch.bfloat16, memory_format=torch.channels_last)
-        for part in (inputs, layer.weight)
-    )
-    return _convolved(layer, inputs, weight)
+    return _convolved(layer, shortened(inputs), shortened(layer.weight))
+
+
+def shortened(values: Tensor) -> Tensor:
+    """Return maps or weights in bf16 with channels last; those that are so already as they are."""
+    return values.to(torch.bfloat16, memory_format=torch.channels_last)
+
+
+def is_short(layer: nn.Conv2d) -> bool:
+    """Tell whether a short pass has rules for the layer: it pads with zeros, on all sides alike."""
+    return not isinstance(layer.padding, str) and layer.padding_mode == "zeros"
 
 
 def _left_to_torch(layer: nn.Conv2d) -> bool:
     """Tell whether the layer needs a slope at its weight, or pads in a way of its own."""
-    return (
-        layer.weight.requires_grad
-        or isinstance(layer.padding, str)
-        or layer.padding_mode != "zeros"
-    )
+    return layer.weight.requires_grad or not is_short(layer)
 
 
 def _convolved(layer: nn.Conv2d, inputs: Tensor, weight: Tensor) -> Tensor:

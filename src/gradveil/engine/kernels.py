@@ -3,6 +3,9 @@
 Each has a plain torch twin in the module that calls it, which serves on a CPU and tests it.
 """
 
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 import triton  # type: ignore[import-untyped,import-not-found,unused-ignore]
 import triton.language as tl  # type: ignore[import-untyped,import-not-found,unused-ignore]
@@ -11,7 +14,6 @@ from torch import Tensor
 BLOCK = 1024  # entries handled together by a program
 CHUNK = 8192  # entries of a gradient summed by a program
 POSITIONS = 64  # of the maps, multiplied in one go
-ENTRIES = 2048  # of the maps, scaled by one program
 
 
 def patches(
@@ -104,20 +106,39 @@ def _alike(found: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
     return found.contiguous(), target.contiguous()
 
 
-def products(found: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """Return <g', g> and <g', g'> for each victim, in one pass and in float32."""
-    found, target = _alike(found, target)
-    victims, size = len(found), found[0].numel()
-    chunks = triton.cdiv(size, CHUNK)
-    sums = torch.empty(2, victims, chunks, device=found.device)
-    _products[(victims, chunks)](found, target, sums[0], sums[1], size, chunks, CHUNK, BLOCK)
+def products(
+    found: Sequence[Tensor], target: Sequence[Tensor], factors: Sequence[float]
+) -> tuple[Tensor, Tensor]:
+    """Return sum f <g', g> and sum f <g', g'> over gradients in lists, for each victim.
+
+    One pass over each gradient, in float32.
+    """
+    victims = len(found[0])
+    counts = [triton.cdiv(g[0].numel(), CHUNK) for g in found]
+    sums = torch.empty(2, victims, sum(counts), device=found[0].device)
+    first = 0
+    for g, t, factor, chunks in zip(found, target, factors, counts, strict=True):
+        g, t = _alike(g, t)
+        _products[(victims, chunks)](
+            g, t, sums[0], sums[1], factor, g[0].numel(), first, sums.shape[2], CHUNK, BLOCK
+        )
+        first += chunks
     dot, square = sums.sum(2).unbind()
     return dot, square
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _products(  # type: ignore[no-untyped-def]
-    found, target, dots, squares, size, chunks, chunk: tl.constexpr, block: tl.constexpr
+    found,
+    target,
+    dots,
+    squares,
+    factor,
+    size,
+    before,
+    chunks,
+    chunk: tl.constexpr,
+    block: tl.constexpr,
 ):
     victim = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * chunk
@@ -130,35 +151,36 @@ def _products(  # type: ignore[no-untyped-def]
         t = tl.load(target + victim * size + index, mask=inside, other=0.0).to(tl.float32)
         dot += g * t
         square += g * g
-    tl.store(dots + victim * chunks + tl.program_id(1), tl.sum(dot))
-    tl.store(squares + victim * chunks + tl.program_id(1), tl.sum(square))
+    at = victim * chunks + before + tl.program_id(1)
+    tl.store(dots + at, factor * tl.sum(dot))
+    tl.store(squares + at, factor * tl.sum(square))
 
 
-def mix(found: Tensor, target: Tensor, to_found: Tensor, to_target: Tensor) -> Tensor:
-    """Return a_v g' + b_v g for each victim v, in one pass."""
+def mix(
+    found: Tensor, target: Tensor, to_found: Tensor, to_target: Tensor, factor: float
+) -> Tensor:
+    """Return f (2 a_v g' + b_v g) for each victim v, in one pass."""
     found, target = _alike(found, target)
     out = torch.empty_like(found)
     size = found[0].numel()
     _mix[(len(found), triton.cdiv(size, BLOCK))](
-        found, target, to_found, to_target, out, size, BLOCK
+        found, target, to_found, to_target, out, factor, size, BLOCK
     )
     return out
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _mix(  # type: ignore[no-untyped-def]
-    found, target, to_found, to_target, out, size, block: tl.constexpr
+    found, target, to_found, to_target, out, factor, size, block: tl.constexpr
 ):
     victim = tl.program_id(0).to(tl.int64)
     index = tl.program_id(1) * block + tl.arange(0, block)
     inside = index < size
     g = tl.load(found + victim * size + index, mask=inside, other=0.0).to(tl.float32)
     t = tl.load(target + victim * size + index, mask=inside, other=0.0).to(tl.float32)
-    tl.store(
-        out + victim * size + index,
-        tl.load(to_found + victim) * g + tl.load(to_target + victim) * t,
-        mask=inside,
-    )
+    a = 2 * factor * tl.load(to_found + victim).to(tl.float32)
+    b = factor * tl.load(to_target + victim).to(tl.float32)
+    tl.store(out + victim * size + index, a * g + b * t, mask=inside)
 
 
 def line_products(
@@ -269,35 +291,41 @@ def _line_products(  # type: ignore[no-untyped-def]
         tl.store(squares + tile * count + image, tl.sum(tl.sum(found * found, 1), 0))
 
 
-def moments(blame: Tensor, inputs: Tensor) -> tuple[Tensor, Tensor]:
-    """Return sum b and sum b a over the positions, (images, channels) each, in float32."""
+class Statistics(NamedTuple):
+    """What a batch norm in eval mode has for each channel: weight and bias may be missing."""
+
+    mean: Tensor
+    variance: Tensor
+    weight: Tensor | None
+    bias: Tensor | None
+    eps: float
+
+
+def norm_sums(blame: Tensor, inputs: Tensor, kept: Statistics) -> tuple[Tensor, Tensor]:
+    """Return sum b (a - mean) / std and sum b over the positions, (images, channels) each.
+
+    They are the gradients of weight and bias, in float32.
+    """
     count, channels, height, width = blame.shape
     sums = torch.empty(2, count, channels, device=blame.device)
-    tile = min(64, _tile(channels))
-    grid = (count, triton.cdiv(channels, tile))
-    _moments[grid](
-        blame,
-        inputs,
-        sums[0],
-        sums[1],
-        channels,
-        height * width,
-        width,
-        *blame.stride(),
-        *inputs.stride(),
-        tile,
-        POSITIONS,
-    )
-    plain, mixed = sums.unbind()
-    return plain, mixed
+    tile = 16  # channels: few, so that there are programs for all of the GPU
+    _norm_sums[(count, triton.cdiv(channels, tile))](
+        blame, inputs, kept.mean, kept.variance, sums[0], sums[1], kept.eps, channels,
+        height * width, width, *blame.stride(), *inputs.stride(), tile, POSITIONS,
+    )  # fmt: skip
+    to_weight, to_bias = sums.unbind()
+    return to_weight, to_bias
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _moments(  # type: ignore[no-untyped-def]
+def _norm_sums(  # type: ignore[no-untyped-def]
     blame,
     inputs,
-    plains,
-    mixes,
+    means,
+    variances,
+    weights,
+    biases,
+    eps,
     channels,
     positions: tl.constexpr,
     width: tl.constexpr,
@@ -314,13 +342,14 @@ def _moments(  # type: ignore[no-untyped-def]
 ):
     image = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * tile + tl.arange(0, tile)
+    held = c < channels
     plain = tl.zeros((tile,), tl.float32)
     mixed = tl.zeros((tile,), tl.float32)
     for start in range(0, positions, block):
         p = start + tl.arange(0, block)
         y = p // width
         x = p % width
-        there = (p < positions)[:, None] & (c < channels)[None, :]
+        there = (p < positions)[:, None] & held[None, :]
         b = tl.load(
             blame
             + image * out_image
@@ -328,7 +357,7 @@ def _moments(  # type: ignore[no-untyped-def]
             + c[None, :] * out_channel,
             mask=there,
             other=0.0,
-        )
+        ).to(tl.float32)
         a = tl.load(
             inputs
             + image * in_image
@@ -336,44 +365,129 @@ def _moments(  # type: ignore[no-untyped-def]
             + c[None, :] * in_channel,
             mask=there,
             other=0.0,
-        )
-        plain += tl.sum(b.to(tl.float32), 0)
-        mixed += tl.sum(b.to(tl.float32) * a.to(tl.float32), 0)
-    tl.store(plains + image * channels + c, plain, mask=c < channels)
-    tl.store(mixes + image * channels + c, mixed, mask=c < channels)
+        ).to(tl.float32)
+        plain += tl.sum(b, 0)
+        mixed += tl.sum(b * a, 0)
+    mean = tl.load(means + c, mask=held, other=0.0).to(tl.float32)
+    r = tl.rsqrt(tl.load(variances + c, mask=held, other=1.0).to(tl.float32) + eps)
+    tl.store(weights + image * channels + c, (mixed - mean * plain) * r, mask=held)
+    tl.store(biases + image * channels + c, plain, mask=held)
 
 
-def scale_shift(maps: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
-    """Return scale x + shift, channel by channel, in one pass and through float32.
+def norm_slopes(
+    blame: Tensor, inputs: Tensor, to_weight: Tensor, to_bias: Tensor, kept: Statistics
+) -> tuple[Tensor, Tensor]:
+    """Return the slopes of `norm_sums` at blame and input, from those at its sums, in one pass.
 
     The maps come out with channels last.
     """
-    maps = maps.contiguous(memory_format=torch.channels_last)
+    blame, inputs = _last(blame), _last(inputs)
+    to_weight, to_bias = to_weight.contiguous(), to_bias.contiguous()
+    to_blame, to_inputs = torch.empty_like(blame), torch.empty_like(inputs)
+    count, channels, height, width = blame.shape
+    tile = min(64, _tile(channels))
+    positions = height * width
+    _norm_slopes[(count, triton.cdiv(positions, POSITIONS), triton.cdiv(channels, tile))](
+        blame, inputs, to_weight, to_bias, kept.mean, kept.variance, to_blame, to_inputs,
+        kept.eps, channels, positions, tile, POSITIONS,
+    )  # fmt: skip
+    return to_blame, to_inputs
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _norm_slopes(  # type: ignore[no-untyped-def]
+    blame,
+    inputs,
+    to_weight,
+    to_bias,
+    means,
+    variances,
+    to_blame,
+    to_inputs,
+    eps,
+    channels,
+    positions,
+    tile: tl.constexpr,
+    block: tl.constexpr,
+):
+    image = tl.program_id(0).to(tl.int64)
+    p = tl.program_id(1) * block + tl.arange(0, block)
+    c = tl.program_id(2) * tile + tl.arange(0, tile)
+    held = c < channels
+    there = (p < positions)[:, None] & held[None, :]
+    at = image * positions * channels + p[:, None] * channels + c[None, :]
+    r = tl.rsqrt(tl.load(variances + c, mask=held, other=1.0).to(tl.float32) + eps)
+    mixed = r * tl.load(to_weight + image * channels + c, mask=held, other=0.0).to(tl.float32)
+    plain = tl.load(to_bias + image * channels + c, mask=held, other=0.0).to(tl.float32)
+    plain -= mixed * tl.load(means + c, mask=held, other=0.0).to(tl.float32)
+    b = tl.load(blame + at, mask=there, other=0.0).to(tl.float32)
+    a = tl.load(inputs + at, mask=there, other=0.0).to(tl.float32)
+    tl.store(to_blame + at, plain[None, :] + a * mixed[None, :], mask=there)
+    tl.store(to_inputs + at, b * mixed[None, :], mask=there)
+
+
+def affine(maps: Tensor, kept: Statistics, *, shifted: bool) -> Tensor:
+    """Run batch norm in eval mode, in one pass and through float32; else its slope, unshifted.
+
+    The maps come out with channels last.
+    """
+    maps = _last(maps)
     found = torch.empty_like(maps)
-    total = maps.numel()
-    _scale_shift[(triton.cdiv(total, ENTRIES),)](
+    count, channels, height, width = maps.shape
+    tile, positions = min(64, _tile(channels)), count * height * width
+    missing = kept.mean  # never read
+    _affine[(triton.cdiv(positions, POSITIONS), triton.cdiv(channels, tile))](
         maps,
-        scale,
-        scale if shift is None else shift,
+        kept.mean,
+        kept.variance,
+        missing if kept.weight is None else kept.weight,
+        missing if kept.bias is None else kept.bias,
         found,
-        total,
-        maps.shape[1],
-        shift is not None,
-        ENTRIES,
+        kept.eps,
+        channels,
+        positions,
+        kept.weight is not None,
+        kept.bias is not None,
+        shifted,
+        tile,
+        POSITIONS,
     )
     return found
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
-def _scale_shift(  # type: ignore[no-untyped-def]
-    maps, scale, shift, found, total, channels, shifted: tl.constexpr, block: tl.constexpr
+def _affine(  # type: ignore[no-untyped-def]
+    maps,
+    means,
+    variances,
+    weights,
+    biases,
+    found,
+    eps,
+    channels,
+    positions,
+    weighted: tl.constexpr,
+    biased: tl.constexpr,
+    shifted: tl.constexpr,
+    tile: tl.constexpr,
+    block: tl.constexpr,
 ):
-    index = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    inside = index < total
-    c = index % channels
-    value = tl.load(maps + index, mask=inside, other=0.0).to(tl.float32) * tl.load(
-        scale + c, mask=inside, other=0.0
-    )
+    p = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
+    c = tl.program_id(1) * tile + tl.arange(0, tile)
+    held = c < channels
+    there = (p < positions)[:, None] & held[None, :]
+    at = p[:, None] * channels + c[None, :]
+    scale = tl.rsqrt(tl.load(variances + c, mask=held, other=1.0).to(tl.float32) + eps)
+    if weighted:
+        scale *= tl.load(weights + c, mask=held, other=0.0).to(tl.float32)
+    value = tl.load(maps + at, mask=there, other=0.0).to(tl.float32) * scale[None, :]
     if shifted:
-        value += tl.load(shift + c, mask=inside, other=0.0)
-    tl.store(found + index, value, mask=inside)
+        shift = -tl.load(means + c, mask=held, other=0.0).to(tl.float32) * scale
+        if biased:
+            shift += tl.load(biases + c, mask=held, other=0.0).to(tl.float32)
+        value += shift[None, :]
+    tl.store(found + at, value, mask=there)
+
+
+def _last(maps: Tensor) -> Tensor:
+    return maps.contiguous(memory_format=torch.channels_last)

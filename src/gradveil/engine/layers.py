@@ -17,6 +17,9 @@ from gradveil.engine.device import load_kernels, suits
 from gradveil.engine.norms import Norm
 from gradveil.engine.products import thin_product
 
+# Torch's public functions have no slope of ReLU that does not look at the map again.
+_threshold_backward = torch.ops.aten.threshold_backward
+
 Rule = Callable[[Any, Tensor, Tensor, int], dict[str, Tensor]]
 """(layer, input, blame, victims) -> (victims, *parameter shape) for each of its parameters."""
 
@@ -55,20 +58,19 @@ def batch_norm(layer: Norm, inputs: Tensor, blame: Tensor, victims: int) -> dict
     """
     if layer.weight is None:
         return {}
-    plain: Tensor
-    mixed: Tensor
-    plain, mixed = _Moments.apply(blame, inputs)  # type: ignore[no-untyped-call]
-    found = normalized_sums(layer, plain, mixed)
-    return {name: part.view(victims, -1, part.shape[1]).sum(1) for name, part in found.items()}
-
-
-def normalized_sums(layer: Norm, plain: Tensor, mixed: Tensor) -> dict[str, Tensor]:
-    """Return each row's gradients, (rows, channels), from sum b and sum b a."""
     assert layer.running_mean is not None and layer.running_var is not None
-    return {
-        "weight": (mixed - layer.running_mean * plain) * torch.rsqrt(layer.running_var + layer.eps),
-        "bias": plain,
-    }
+    weight: Tensor
+    plain: Tensor
+    if suits(blame) and blame.dim() == 4:
+        kept = layer.running_mean, layer.running_var, layer.eps
+        weight, plain = _NormSums.apply(blame, inputs, *kept)  # type: ignore[no-untyped-call]
+    else:
+        plain, mixed = _Moments.apply(blame, inputs)  # type: ignore[no-untyped-call]
+        weight = (mixed - layer.running_mean * plain) * torch.rsqrt(layer.running_var + layer.eps)
+    if len(plain) == victims:
+        return {"weight": weight, "bias": plain}
+    found = (part.view(victims, -1, part.shape[1]).sum(1) for part in (weight, plain))
+    return dict(zip(("weight", "bias"), found, strict=True))
 
 
 def group_norm(
@@ -95,7 +97,11 @@ def affine(norm: nn.BatchNorm1d | nn.BatchNorm2d, inputs: Tensor) -> Tensor:
 
     Torch's batch norm takes a dozen passes over the maps when it is differentiated twice.
     """
-    scale, shift = _scale_and_shift(norm)
+    assert norm.running_mean is not None and norm.running_var is not None
+    scale = torch.rsqrt(norm.running_var + norm.eps)
+    scale = scale if norm.weight is None else scale * norm.weight
+    shift = -norm.running_mean * scale
+    shift = shift if norm.bias is None else shift + norm.bias
     channels = (-1, *(1,) * (inputs.dim() - 2))
     return torch.addcmul(shift.view(channels), inputs, scale.view(channels))
 
@@ -107,8 +113,16 @@ def short_affine(norm: nn.BatchNorm2d, inputs: Tensor) -> Tensor:
     """
     if not suits(inputs):
         return affine(norm, inputs)
-    scale, shift = _scale_and_shift(norm)
-    found: Tensor = _ShortAffine.apply(inputs, scale, shift)  # type: ignore[no-untyped-call]
+    kept = norm.running_mean, norm.running_var, norm.weight, norm.bias, norm.eps
+    found: Tensor = _ShortAffine.apply(inputs, True, *kept)  # type: ignore[no-untyped-call]
+    return found
+
+
+def rectify(layer: nn.ReLU, inputs: Tensor) -> Tensor:
+    """Run ReLU; torch's own, differentiated twice, makes a map of zeros and adds it."""
+    if layer.inplace:
+        return nn.ReLU.forward(layer, inputs)
+    found: Tensor = _Rectified.apply(inputs)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -149,16 +163,9 @@ SHORT_TWICE: dict[type[nn.Module], Callable[[Any, Tensor], Tensor]] = {
     nn.Linear: wide_linear,
     nn.BatchNorm1d: affine,
     nn.BatchNorm2d: short_affine,
+    nn.ReLU: rectify,
 }
 """The same for one that is differentiated twice."""
-
-
-def _scale_and_shift(norm: nn.BatchNorm1d | nn.BatchNorm2d) -> tuple[Tensor, Tensor]:
-    assert norm.running_mean is not None and norm.running_var is not None
-    scale = torch.rsqrt(norm.running_var + norm.eps)
-    scale = scale if norm.weight is None else scale * norm.weight
-    shift = -norm.running_mean * scale
-    return scale, shift if norm.bias is None else shift + norm.bias
 
 
 def _sums(values: Tensor, victims: int) -> Tensor:
@@ -170,15 +177,49 @@ class _ShortAffine(torch.autograd.Function):
     """scale x + shift, channel by channel; its slope is one without a shift."""
 
     @staticmethod
-    def forward(ctx: Any, inputs: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
-        ctx.save_for_backward(scale)
-        found: Tensor = load_kernels().scale_shift(inputs, scale, shift)
+    def forward(ctx: Any, inputs: Tensor, shifted: bool, *kept: Any) -> Tensor:
+        *tensors, ctx.eps = kept
+        ctx.save_for_backward(*tensors)
+        kernels = load_kernels()
+        found: Tensor = kernels.affine(inputs, kernels.Statistics(*kept), shifted=shifted)
         return found
 
     @staticmethod
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, None]:
-        (scale,) = ctx.saved_tensors
-        return _ShortAffine.apply(slope, scale, None), None, None  # type: ignore[no-untyped-call]
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        kept = *ctx.saved_tensors, ctx.eps
+        found: Tensor = _ShortAffine.apply(slope, False, *kept)  # type: ignore[no-untyped-call]
+        return found, None, *(None for _ in kept)
+
+
+class _Rectified(torch.autograd.Function):
+    """max(x, 0), with a slope that goes through where it is positive."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor) -> Tensor:
+        found = inputs.relu()
+        ctx.save_for_backward(found)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> Tensor:
+        found: Tensor = _Masked.apply(slope, *ctx.saved_tensors)  # type: ignore[no-untyped-call]
+        return found
+
+
+class _Masked(torch.autograd.Function):
+    """The slope where a map is positive; it does not depend on how large the map is there."""
+
+    @staticmethod
+    def forward(ctx: Any, slope: Tensor, maps: Tensor) -> Tensor:
+        ctx.save_for_backward(maps)
+        found: Tensor = _threshold_backward(slope, maps, 0)
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None]:
+        (maps,) = ctx.saved_tensors
+        return _threshold_backward(slope, maps, 0), None
 
 
 class _Outer(torch.autograd.Function):
@@ -207,9 +248,6 @@ class _Moments(torch.autograd.Function):
         positions = tuple(range(2, blame.dim()))
         if not positions:
             return blame.clone(), blame * inputs
-        if suits(blame) and blame.dim() == 4:
-            both: tuple[Tensor, Tensor] = load_kernels().moments(blame, inputs)
-            return both
         return blame.sum(positions), (blame * inputs).sum(positions)
 
     @staticmethod
@@ -219,3 +257,33 @@ class _Moments(torch.autograd.Function):
         shape = (*to_plain.shape, *(1,) * (blame.dim() - 2))
         to_plain, to_mixed = (slope.view(shape).to(blame.dtype) for slope in (to_plain, to_mixed))
         return torch.addcmul(to_plain, inputs, to_mixed), blame * to_mixed
+
+
+class _NormSums(torch.autograd.Function):
+    """The gradients of a batch norm's weight and bias of each row, on a GPU."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, blame: Tensor, inputs: Tensor, mean: Tensor, variance: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(blame, inputs, mean, variance)
+        ctx.eps = eps
+        kernels = load_kernels()
+        kept = kernels.Statistics(mean, variance, None, None, eps)
+        found: tuple[Tensor, Tensor] = kernels.norm_sums(blame, inputs, kept)
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, to_weight: Tensor, to_bias: Tensor) -> tuple[Tensor | None, ...]:
+        blame, inputs, mean, variance = ctx.saved_tensors
+        if not blame.is_contiguous(memory_format=torch.channels_last):
+            mixed = to_weight * torch.rsqrt(variance + ctx.eps)
+            plain, mixed = (
+                part[:, :, None, None].to(blame.dtype) for part in (to_bias - mean * mixed, mixed)
+            )
+            return torch.addcmul(plain, inputs, mixed), blame * mixed, None, None, None
+        kernels = load_kernels()
+        kept = kernels.Statistics(mean, variance, None, None, ctx.eps)
+        found = kernels.norm_slopes(blame, inputs, to_weight, to_bias, kept)
+        return (*found, None, None, None)

@@ -18,9 +18,9 @@ from gradveil.core.types import Gradients, Loss
 from gradveil.engine.batched import BatchedGradients, NotBatchableError
 from gradveil.engine.convolutions import line_products as convolution_products
 from gradveil.engine.convolutions import suits_one_by_one, weights_one_by_one
-from gradveil.engine.device import load_kernels, suits
+from gradveil.engine.device import suits
 from gradveil.engine.gradients import gradient, trainable
-from gradveil.engine.layers import RULES, SHORT_FORWARDS, normalized_sums
+from gradveil.engine.layers import RULES, SHORT_FORWARDS
 from gradveil.engine.passes import Pass, copied, find_blames, forward
 from gradveil.engine.products import DotAndSquare
 
@@ -97,18 +97,12 @@ def layer_products(
     """
     if type(layer) is nn.Linear:
         return _linear(layer, inputs, blame, lines)
-    if suits(blame) and blame.dtype == torch.bfloat16 and blame.dim() == 4:
-        if type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros":
-            found = {"weight": convolution_products(layer, inputs, blame, lines)}
-            if layer.bias is not None:
-                found["bias"] = products(blame.float().sum((2, 3)), lines)
-            return found
-        if type(layer) is nn.BatchNorm2d:
-            plain, mixed = load_kernels().moments(blame, inputs)
-            return {
-                name: products(part, lines)
-                for name, part in normalized_sums(layer, plain, mixed).items()
-            }
+    short = suits(blame) and blame.dtype == torch.bfloat16 and blame.dim() == 4
+    if short and type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros":
+        found = {"weight": convolution_products(layer, inputs, blame, lines)}
+        if layer.bias is not None:
+            found["bias"] = products(blame.float().sum((2, 3)), lines)
+        return found
     if isinstance(layer, nn.Conv2d) and suits_one_by_one(layer, inputs, blame):
         rows = inputs.shape[0] // lines
         each = [

@@ -78,7 +78,7 @@ def inner_products(
 def products(found: Tensor, target: Tensor) -> DotAndSquare:
     """Return <g', g> and <g', g'> of each victim, (victims,), without slopes."""
     if suits(found):
-        both: DotAndSquare = load_kernels().products(found, target)
+        both: DotAndSquare = load_kernels().products([found], [target], [1.0])
         return both
     found = found.detach()  # this is the inside of a function that has its own slope
     if found.is_cuda or found.numel() < LARGE * len(found):
@@ -145,6 +145,9 @@ class InnerProducts(torch.autograd.Function):
         ctx.factors = factors  # type: ignore[attr-defined]
         ctx.save_for_backward(*both)
         found, target = both[: len(factors)], both[len(factors) :]
+        if all(map(suits, found)):
+            pair: DotAndSquare = load_kernels().products(found, target, factors)
+            return pair
         parts = [
             (f * dot, f * square)
             for f, (dot, square) in zip(factors, map(products, found, target), strict=True)
@@ -160,8 +163,7 @@ class InnerProducts(torch.autograd.Function):
         both: tuple[Tensor, ...] = ctx.saved_tensors  # type: ignore[attr-defined]
         found, target = both[: len(factors)], both[len(factors) :]
         slopes = [
-            _mix(g, t, 2 * f * to_square, f * to_dot)
-            for g, t, f in zip(found, target, factors, strict=True)
+            _mix(g, t, to_square, to_dot, f) for g, t, f in zip(found, target, factors, strict=True)
         ]
         return (None, *slopes, *(None for _ in target))
 
@@ -188,11 +190,12 @@ class OuterProducts(torch.autograd.Function):
         return to_blame, to_dot * carried + twice * (outer @ inputs), None
 
 
-def _mix(found: Tensor, target: Tensor, to_found: Tensor, to_target: Tensor) -> Tensor:
-    """Return a g' + b g, with numbers a and b for each victim."""
+def _mix(found: Tensor, target: Tensor, to_square: Tensor, to_dot: Tensor, factor: float) -> Tensor:
+    """Return f (2 a g' + b g), with numbers a and b for each victim."""
     if suits(found):
-        fused: Tensor = load_kernels().mix(found, target, to_found, to_target)
+        fused: Tensor = load_kernels().mix(found, target, to_square, to_dot, factor)
         return fused
+    to_found, to_target = 2 * factor * to_square, factor * to_dot
     if found.is_cuda or found.numel() < LARGE * len(found):
         shape = (-1, *(1,) * (found.dim() - 1))
         return (found * to_found.view(shape)).addcmul_(target, to_target.view(shape))

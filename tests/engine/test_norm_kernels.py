@@ -1,0 +1,91 @@
+"""The kernels of batch norm in eval mode against plain torch.
+
+They run on a GPU, or anywhere by Triton's interpreter: TRITON_INTERPRET=1 with Triton installed.
+"""
+
+import os
+from importlib.util import find_spec
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gradveil.engine.device import load_kernels
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+DEVICE = "cpu" if INTERPRETED else "cuda"
+
+pytestmark = pytest.mark.skipif(
+    find_spec("triton") is None or not (INTERPRETED or torch.cuda.is_available()),
+    reason="no GPU and no Triton that interprets",
+)
+SHAPES = [(2, 64, 8, 8), (3, 5, 7, 3), (1, 130, 9, 9)]
+
+
+def maps(shape: tuple[int, ...], seed: int, last: bool = True) -> Tensor:
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+    return drawn.contiguous(memory_format=torch.channels_last) if last else drawn
+
+
+def kept(
+    channels: int, weighted: bool = True
+) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    rng = torch.Generator().manual_seed(9)
+    mean, variance, weight, bias = torch.rand(4, channels, generator=rng).to(DEVICE).unbind()
+    return mean, variance + 0.1, weight if weighted else None, bias if weighted else None
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("weighted", [True, False])
+def test_the_affine_kernel_is_batch_norm_in_eval_mode_and_its_slope(
+    shape: tuple[int, ...], weighted: bool
+) -> None:
+    kernels, values = load_kernels(), maps(shape, 0).requires_grad_()
+    mean, variance, weight, bias = kept(shape[1], weighted)
+    expected = F.batch_norm(values, mean, variance, weight, bias, eps=1e-3)
+    statistics = kernels.Statistics(mean, variance, weight, bias, 1e-3)
+    found = kernels.affine(values.detach(), statistics, shifted=True)
+    torch.testing.assert_close(found, expected.detach())
+    blame = maps(shape, 1)
+    (slope,) = torch.autograd.grad(expected, values, blame)
+    torch.testing.assert_close(kernels.affine(blame, statistics, shifted=False), slope)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("last", [True, False])
+def test_sums_and_slopes_of_batch_norm_are_those_of_autograd(
+    shape: tuple[int, ...], last: bool
+) -> None:
+    kernels = load_kernels()
+    blame, inputs = (maps(shape, seed, last).requires_grad_() for seed in (2, 3))
+    mean, variance, _, _ = kept(shape[1])
+    statistics = kernels.Statistics(mean, variance, None, None, 1e-3)
+    normal = F.batch_norm(inputs, mean, variance, eps=1e-3)
+    expected = (blame * normal).sum((2, 3)), blame.sum((2, 3))
+    found = kernels.norm_sums(blame.detach(), inputs.detach(), statistics)
+    for mine, theirs in zip(found, expected, strict=True):
+        torch.testing.assert_close(mine, theirs.detach(), rtol=1e-4, atol=1e-4)
+    to_sums = [maps((shape[0], shape[1]), seed, last=False) for seed in (4, 5)]
+    slopes = torch.autograd.grad(expected, [blame, inputs], to_sums)
+    made = kernels.norm_slopes(blame.detach(), inputs.detach(), *to_sums, statistics)
+    for mine, theirs in zip(made, slopes, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_products_and_mixtures_of_several_gradients_have_their_factors() -> None:
+    kernels, factors = load_kernels(), (1.0, 0.5, 3.0)
+    shapes = [(3, 5, 4), (3, 9_001), (3, 2, 3, 3)]
+    found = [maps(shape, k, last=False) for k, shape in enumerate(shapes)]
+    target = [maps(shape, k + 9, last=False) for k, shape in enumerate(shapes)]
+    dot, square = kernels.products(found, target, factors)
+    pairs = zip(found, target, factors, strict=True)
+    expected = [(f * g * t, f * g * g) for g, t, f in pairs]
+    for mine, number in ((dot, 0), (square, 1)):
+        whole = torch.stack([parts[number].flatten(1).sum(1) for parts in expected]).sum(0)
+        torch.testing.assert_close(mine, whole, rtol=1e-4, atol=1e-3)
+    a, b = maps((2, 3), 30, last=False).unbind()
+    for g, t, f in zip(found, target, factors, strict=True):
+        shape = (-1, *(1,) * (g.dim() - 1))
+        expected_mix = f * (2 * a.view(shape) * g + b.view(shape) * t)
+        torch.testing.assert_close(kernels.mix(g, t, a, b, f), expected_mix)
