@@ -1,15 +1,15 @@
 """How long the parts of an experiment take on one H200, estimated beforehand.
 
-Measured with resnet20-4 on images of 32 x 32: 60 epochs of CIFAR-100 take 110 s; an iteration of an
-attack takes 9.0 ms with 64 rows, 11.6 ms with 100 and 44.2 ms with 512. All else is scaled.
+Measured with resnet20-4 on images of 32 x 32: 60 epochs of CIFAR-100 take 84 s; an iteration of an
+attack takes 3.9 ms with 32 rows, 5.3 ms with 64 and 27.6 ms with 512. All else is scaled.
 """
 
 from gradveil.attacks import GradientMatching, find
 from gradveil.attacks.optimizers import LBFGS
 
-TRAINING = 110 / 60 / 50_000  # seconds an image of 32 x 32, resnet20-4
+TRAINING = 84 / 60 / 50_000  # seconds an image of 32 x 32, resnet20-4
 STARTING = 15.0  # seconds: loading, compiling, controls, writing
-ITERATION, ROW = 4.0e-3, 0.0785e-3  # seconds: of an iteration, and of each of its rows
+ITERATION, ROW = 2.2e-3, 0.0497e-3  # seconds: of an iteration, and of each of its rows
 SLOW = 1.5  # how much longer full precision takes
 SHAM = 32  # images at most of the sham of an attack
 MODE = 2.5  # batch norm in train mode beside eval mode: 18 and 7 ms, batches of 8
