@@ -183,7 +183,7 @@ def test_a_convolution_with_weights_for_each_victim_is_torchs_with_both_derivati
     layer: nn.Conv2d, together: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All victims in one product of patches is the way of a GPU."""
-    monkeypatch.setattr(convolutions, "one_by_one", lambda _: not together)
+    monkeypatch.setattr(convolutions, "grouped", lambda _: not together)
     rng = torch.Generator().manual_seed(0)
     draw = partial(torch.randn, generator=rng, dtype=torch.float64)
     inputs, weight = draw(6, 4, 13, 17), draw(3, *layer.weight.shape)

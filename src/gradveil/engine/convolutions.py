@@ -7,6 +7,7 @@ batched products and no loop. In bf16 on a GPU, kernels read the patches from th
 lie.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -15,7 +16,13 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from gradveil.engine.device import load_convolution_kernels, load_kernels, suits
-from gradveil.engine.each import Moves, convolve_one_by_one
+from gradveil.engine.each import (
+    Moves,
+    convolve_grouped,
+    convolve_rows,
+    slope_at_inputs,
+    slope_at_weight,
+)
 from gradveil.engine.patches import (
     PatchLayout,
     by_row,
@@ -29,6 +36,7 @@ from gradveil.engine.patches import (
 )
 from gradveil.engine.products import multiply
 
+THIN = 8  # channels below which torch's weight gradient is slower than a product of patches
 MANY_PATCHES = 200_000  # numbers in one image's patches
 
 # Torch's public `torch.nn.grad` wraps this operator, but hides which memory format it works in.
@@ -43,6 +51,11 @@ def convolution_weight(layer: nn.Conv2d, inputs: Tensor, blame: Tensor, victims:
     if suits(blame) and blame.dtype == torch.bfloat16 and layer.groups == 1:
         found = _InPlaceProducts.apply(inputs, blame, layout)  # type: ignore[no-untyped-call]
         return found.view(victims, outputs, *kernel, channels).permute(0, 1, 4, 2, 3)
+    if grouped(inputs):
+        shape = (victims, *layer.weight.shape)
+        given = (*_moves(inputs, layout), blame, shape, layout)
+        found = _GroupedProducts.apply(*given)  # type: ignore[no-untyped-call]
+        return found
     found = _PatchProducts.apply(inputs, blame, layout)  # type: ignore[no-untyped-call]
     return found.view(victims, *layer.weight.shape)
 
@@ -54,9 +67,9 @@ def convolve_each(layer: nn.Conv2d, inputs: Tensor, weight: Tensor) -> Tensor:
     """
     victims, outputs = len(weight), weight.shape[1]
     inputs, layout = lay_out(layer, inputs, victims)
-    if one_by_one(inputs):
+    if grouped(inputs):
         inputs, moves = _moves(inputs, layout)
-        return convolve_one_by_one(inputs, weight, moves)
+        return convolve_grouped(inputs, weight, moves)
     sizes = zip(
         inputs.shape[2:], layout.edges, layout.kernel, layout.dilation, layout.stride, strict=True
     )
@@ -69,8 +82,8 @@ def convolve_each(layer: nn.Conv2d, inputs: Tensor, weight: Tensor) -> Tensor:
     return by_row(multiply(kernels, patches), layout, (len(inputs), outputs, *out))
 
 
-def one_by_one(inputs: Tensor) -> bool:
-    """Tell whether a call for each victim beats one product of patches: on a CPU."""
+def grouped(inputs: Tensor) -> bool:
+    """Tell whether a grouped convolution beats a product of patches: on a CPU."""
     return not inputs.is_cuda
 
 
@@ -180,6 +193,36 @@ class _InPlaceProducts(torch.autograd.Function):
         to_inputs = kernels.input_slope(blame, slope, tuple(inputs.shape[2:]), layout)
         to_blame = kernels.blame_slope(inputs, slope, tuple(blame.shape[2:]), layout)
         return to_inputs, to_blame, None
+
+
+class _GroupedProducts(torch.autograd.Function):
+    """The weight gradient of each victim as that of a grouped convolution, on a CPU."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        inputs: Tensor,
+        moves: Moves,
+        blame: Tensor,
+        shape: tuple[int, ...],
+        layout: PatchLayout,
+    ) -> Tensor:
+        ctx.save_for_backward(inputs, blame)
+        ctx.moves = moves
+        if shape[2] < THIN:
+            edges = (moves.padding[0],) * 2, (moves.padding[1],) * 2
+            layout = replace(layout, edges=edges)
+            flat = by_victim(blame.flatten(2), layout)
+            patches = find_patches(inputs, layout, blame.shape[2:])
+            return torch.bmm(flat, patches.transpose(1, 2)).view(shape)
+        return slope_at_weight(blame, inputs, shape, moves)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, Tensor, None, None]:
+        inputs, blame = ctx.saved_tensors
+        to_inputs = slope_at_inputs(blame, inputs, slope, ctx.moves)
+        return to_inputs, None, convolve_rows(inputs, slope, ctx.moves), None, None
 
 
 class _PatchProducts(torch.autograd.Function):

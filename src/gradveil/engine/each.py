@@ -1,6 +1,7 @@
-"""Convolutions with weights for each victim by a call of torch's for each, differentiable twice.
+"""Convolutions with a weight for each victim, as grouped ones of torch's, differentiable twice.
 
-On a CPU that is faster than products of patches.
+The rows of a victim become its channels' group, so that one call does the work of all victims. On a
+CPU that is faster than a call for each, and than products of patches.
 """
 
 from typing import Any, NamedTuple
@@ -23,7 +24,7 @@ class Moves(NamedTuple):
     groups: int
 
 
-def convolve_one_by_one(inputs: Tensor, weight: Tensor, moves: Moves) -> Tensor:
+def convolve_grouped(inputs: Tensor, weight: Tensor, moves: Moves) -> Tensor:
     """Return the convolution of each victim's rows with its weight, (victims, *weight shape)."""
     found: Tensor = _Convolved.apply(inputs, weight, moves)  # type: ignore[no-untyped-call]
     return found
@@ -34,7 +35,7 @@ class _Convolved(torch.autograd.Function):
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, moves: Moves) -> Tensor:
         ctx.save_for_backward(inputs, weight)
         ctx.moves = moves
-        return _convolve(inputs, weight, moves)
+        return convolve_rows(inputs, weight, moves)
 
     @staticmethod
     def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
@@ -54,8 +55,8 @@ class _Slopes(torch.autograd.Function):
         ctx.save_for_backward(slope, inputs, weight)
         ctx.moves = moves
         ctx.set_materialize_grads(False)
-        to_inputs = _to_inputs(slope, inputs, weight, moves) if at_inputs else slope.new_empty(0)
-        return to_inputs, _to_weight(slope, inputs, weight.shape, moves)
+        to_inputs = slope_at_inputs(slope, inputs, weight, moves) if at_inputs else slope.new_empty(0)
+        return to_inputs, slope_at_weight(slope, inputs, weight.shape, moves)
 
     @staticmethod
     @once_differentiable
@@ -65,38 +66,53 @@ class _Slopes(torch.autograd.Function):
         moves, needs = ctx.moves, ctx.needs_input_grad
         to_slope = to_inputs = to_weight = None
         if u is not None:
-            to_slope = _convolve(u, weight, moves) if needs[0] else None
-            to_weight = _to_weight(slope, u, weight.shape, moves) if needs[2] else None
+            to_slope = convolve_rows(u, weight, moves) if needs[0] else None
+            to_weight = slope_at_weight(slope, u, weight.shape, moves) if needs[2] else None
         if v is not None:
             if needs[0]:
-                part = _convolve(inputs, v, moves)
+                part = convolve_rows(inputs, v, moves)
                 to_slope = part if to_slope is None else to_slope.add_(part)
-            to_inputs = _to_inputs(slope, inputs, v, moves) if needs[1] else None
+            to_inputs = slope_at_inputs(slope, inputs, v, moves) if needs[1] else None
         return to_slope, to_inputs, to_weight, None, None
 
 
-def _convolve(inputs: Tensor, weight: Tensor, moves: Moves) -> Tensor:
-    rows = inputs.chunk(len(weight))
-    return torch.cat([F.conv2d(x, w, None, *moves) for x, w in zip(rows, weight, strict=True)])
+def convolve_rows(inputs: Tensor, weight: Tensor, moves: Moves) -> Tensor:
+    """Return x * w for each victim, (rows, outputs, ...)."""
+    victims, (stride, padding, dilation, groups) = len(weight), moves
+    x, w = _as_groups(inputs, victims), weight.flatten(0, 1)
+    return _as_rows(F.conv2d(x, w, None, stride, padding, dilation, groups * victims), victims)
 
 
-def _to_inputs(slope: Tensor, inputs: Tensor, weight: Tensor, moves: Moves) -> Tensor:
-    parts = zip(slope.chunk(len(weight)), inputs.chunk(len(weight)), weight, strict=True)
-    return torch.cat([_backward(g, x, w, moves, at_weight=False) for g, x, w in parts])
+def slope_at_inputs(slope: Tensor, inputs: Tensor, weight: Tensor, moves: Moves) -> Tensor:
+    """Return the slope at x, of the shape of the inputs."""
+    return _as_rows(_backward(slope, inputs, weight, moves, at_weight=False), len(weight))
 
 
-def _to_weight(slope: Tensor, inputs: Tensor, shape: tuple[int, ...], moves: Moves) -> Tensor:
-    like = slope.new_empty(shape[1:])  # of which nothing but the shape counts
-    parts = zip(slope.chunk(shape[0]), inputs.chunk(shape[0]), strict=True)
-    return torch.stack([_backward(g, x, like, moves, at_weight=True) for g, x in parts])
+def slope_at_weight(
+    slope: Tensor, inputs: Tensor, shape: tuple[int, ...], moves: Moves
+) -> Tensor:
+    """Return the slope at w, of this shape: (victims, *weight shape)."""
+    like = slope.new_empty(shape)  # of which nothing but the shape counts
+    return _backward(slope, inputs, like, moves, at_weight=True).view(shape)
 
 
 def _backward(
     slope: Tensor, inputs: Tensor, weight: Tensor, moves: Moves, *, at_weight: bool
 ) -> Tensor:
-    stride, padding, dilation, groups = moves
-    settings = stride, padding, dilation, False, (0, 0), groups
+    victims, (stride, padding, dilation, groups) = len(weight), moves
+    g, x = (_as_groups(part, victims) for part in (slope, inputs))
+    settings = stride, padding, dilation, False, (0, 0), groups * victims
     wanted = (not at_weight, at_weight, False)  # of the slopes at input, weight and bias
-    found = _convolution_backward(slope, inputs, weight, None, *settings, wanted)
+    found = _convolution_backward(g, x, weight.flatten(0, 1), None, *settings, wanted)
     slopes: Tensor = found[1 if at_weight else 0]
     return slopes
+
+
+def _as_groups(rows: Tensor, victims: int) -> Tensor:
+    """Turn (rows, channels, ...) into (rows of a victim, victims x channels, ...)."""
+    return rows.unflatten(0, (victims, -1)).transpose(0, 1).flatten(1, 2)
+
+
+def _as_rows(groups: Tensor, victims: int) -> Tensor:
+    """Turn them back."""
+    return groups.unflatten(1, (victims, -1)).transpose(0, 1).flatten(0, 1)
