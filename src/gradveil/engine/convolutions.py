@@ -1,13 +1,12 @@
 """2-D convolutions: the weight gradient of each victim, and a forward that differentiates fast.
 
-Each victim's patches are laid side by side, and a product for each victim gives the gradient:
-dW = b patches(a)^T, for the input a and the loss gradient b at the output (the blame). The two
-derivatives that a matching attack needs are products of the same kind, so a step is a few large
-batched products and no loop. In bf16 on a GPU, kernels read the patches from the maps where they
+The gradient is dW = b patches(a)^T for each victim, for the input a and the loss gradient b at the
+output (the blame). The two derivatives that a matching attack needs are products of the same kind.
+On a CPU they are grouped convolutions (`each`), a group for each victim. On a GPU the victims'
+patches are laid side by side and multiplied; in bf16, kernels read them from the maps where they
 lie.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -36,7 +35,6 @@ from gradveil.engine.patches import (
 )
 from gradveil.engine.products import multiply
 
-THIN = 8  # channels below which torch's weight gradient is slower than a product of patches
 MANY_PATCHES = 200_000  # numbers in one image's patches
 
 # Torch's public `torch.nn.grad` wraps this operator, but hides which memory format it works in.
@@ -52,8 +50,8 @@ def convolution_weight(layer: nn.Conv2d, inputs: Tensor, blame: Tensor, victims:
         found = _InPlaceProducts.apply(inputs, blame, layout)  # type: ignore[no-untyped-call]
         return found.view(victims, outputs, *kernel, channels).permute(0, 1, 4, 2, 3)
     if grouped(inputs):
-        shape = (victims, *layer.weight.shape)
-        given = (*_moves(inputs, layout), blame, shape, layout)
+        inputs, moves = _moves(inputs, layout)
+        given = inputs, blame, (victims, *layer.weight.shape), moves
         found = _GroupedProducts.apply(*given)  # type: ignore[no-untyped-call]
         return found
     found = _PatchProducts.apply(inputs, blame, layout)  # type: ignore[no-untyped-call]
@@ -200,29 +198,18 @@ class _GroupedProducts(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        inputs: Tensor,
-        moves: Moves,
-        blame: Tensor,
-        shape: tuple[int, ...],
-        layout: PatchLayout,
+        ctx: Any, inputs: Tensor, blame: Tensor, shape: tuple[int, ...], moves: Moves
     ) -> Tensor:
         ctx.save_for_backward(inputs, blame)
         ctx.moves = moves
-        if shape[2] < THIN:
-            edges = (moves.padding[0],) * 2, (moves.padding[1],) * 2
-            layout = replace(layout, edges=edges)
-            flat = by_victim(blame.flatten(2), layout)
-            patches = find_patches(inputs, layout, blame.shape[2:])
-            return torch.bmm(flat, patches.transpose(1, 2)).view(shape)
         return slope_at_weight(blame, inputs, shape, moves)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, None, Tensor, None, None]:
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, None, None]:
         inputs, blame = ctx.saved_tensors
         to_inputs = slope_at_inputs(blame, inputs, slope, ctx.moves)
-        return to_inputs, None, convolve_rows(inputs, slope, ctx.moves), None, None
+        return to_inputs, convolve_rows(inputs, slope, ctx.moves), None, None
 
 
 class _PatchProducts(torch.autograd.Function):

@@ -1,7 +1,7 @@
 """Convolutions with a weight for each victim, as grouped ones of torch's, differentiable twice.
 
-The rows of a victim become its channels' group, so that one call does the work of all victims. On a
-CPU that is faster than a call for each, and than products of patches.
+Each victim's channels are a group, so that one call does the work of all victims. On a CPU that is
+faster than a call for each, and than products of patches.
 """
 
 from typing import Any, NamedTuple
@@ -10,6 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+from gradveil.engine.patches import PatchLayout, by_victim, find_patches
+
+THIN = 8  # input channels below which a product of patches gives the weight's slope faster
 
 # Torch's public `torch.nn.grad` wraps this operator in calls that make it twice.
 _convolution_backward = torch.ops.aten.convolution_backward
@@ -55,7 +59,9 @@ class _Slopes(torch.autograd.Function):
         ctx.save_for_backward(slope, inputs, weight)
         ctx.moves = moves
         ctx.set_materialize_grads(False)
-        to_inputs = slope_at_inputs(slope, inputs, weight, moves) if at_inputs else slope.new_empty(0)
+        to_inputs = (
+            slope_at_inputs(slope, inputs, weight, moves) if at_inputs else slope.new_empty(0)
+        )
         return to_inputs, slope_at_weight(slope, inputs, weight.shape, moves)
 
     @staticmethod
@@ -88,10 +94,10 @@ def slope_at_inputs(slope: Tensor, inputs: Tensor, weight: Tensor, moves: Moves)
     return _as_rows(_backward(slope, inputs, weight, moves, at_weight=False), len(weight))
 
 
-def slope_at_weight(
-    slope: Tensor, inputs: Tensor, shape: tuple[int, ...], moves: Moves
-) -> Tensor:
+def slope_at_weight(slope: Tensor, inputs: Tensor, shape: tuple[int, ...], moves: Moves) -> Tensor:
     """Return the slope at w, of this shape: (victims, *weight shape)."""
+    if shape[2] < THIN:
+        return _patch_products(slope, inputs, shape, moves)
     like = slope.new_empty(shape)  # of which nothing but the shape counts
     return _backward(slope, inputs, like, moves, at_weight=True).view(shape)
 
@@ -108,11 +114,22 @@ def _backward(
     return slopes
 
 
+def _patch_products(slope: Tensor, inputs: Tensor, shape: tuple[int, ...], moves: Moves) -> Tensor:
+    (down, across), kernel = moves.padding, (shape[3], shape[4])
+    edges = (down, down), (across, across)
+    layout = PatchLayout(kernel, moves.stride, moves.dilation, edges, moves.groups, shape[0])
+    patches = find_patches(inputs, layout, slope.shape[2:])
+    flat = by_victim(slope.flatten(2), layout)
+    return torch.bmm(flat, patches.transpose(1, 2)).view(shape)
+
+
 def _as_groups(rows: Tensor, victims: int) -> Tensor:
     """Turn (rows, channels, ...) into (rows of a victim, victims x channels, ...)."""
-    return rows.unflatten(0, (victims, -1)).transpose(0, 1).flatten(1, 2)
+    found: Tensor = rows.unflatten(0, (victims, -1)).transpose(0, 1).flatten(1, 2)
+    return found
 
 
 def _as_rows(groups: Tensor, victims: int) -> Tensor:
     """Turn them back."""
-    return groups.unflatten(1, (victims, -1)).transpose(0, 1).flatten(0, 1)
+    found: Tensor = groups.unflatten(1, (victims, -1)).transpose(0, 1).flatten(0, 1)
+    return found
