@@ -15,13 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from gradveil.engine.device import load_convolution_kernels, load_kernels, suits
-from gradveil.engine.each import (
-    Moves,
-    convolve_grouped,
-    convolve_rows,
-    slope_at_inputs,
-    slope_at_weight,
-)
+from gradveil.engine.each import Moves, as_groups, as_rows, convolve_grouped, weight_gradient
 from gradveil.engine.patches import (
     PatchLayout,
     by_row,
@@ -51,9 +45,8 @@ def convolution_weight(layer: nn.Conv2d, inputs: Tensor, blame: Tensor, victims:
         return found.view(victims, outputs, *kernel, channels).permute(0, 1, 4, 2, 3)
     if grouped(inputs):
         inputs, moves = _moves(inputs, layout)
-        given = inputs, blame, (victims, *layer.weight.shape), moves
-        found = _GroupedProducts.apply(*given)  # type: ignore[no-untyped-call]
-        return found
+        maps, blame = as_groups(inputs, victims), as_groups(blame, victims)
+        return weight_gradient(maps, blame, (victims, *layer.weight.shape), moves)
     found = _PatchProducts.apply(inputs, blame, layout)  # type: ignore[no-untyped-call]
     return found.view(victims, *layer.weight.shape)
 
@@ -67,7 +60,7 @@ def convolve_each(layer: nn.Conv2d, inputs: Tensor, weight: Tensor) -> Tensor:
     inputs, layout = lay_out(layer, inputs, victims)
     if grouped(inputs):
         inputs, moves = _moves(inputs, layout)
-        return convolve_grouped(inputs, weight, moves)
+        return as_rows(convolve_grouped(as_groups(inputs, victims), weight, moves), victims)
     sizes = zip(
         inputs.shape[2:], layout.edges, layout.kernel, layout.dilation, layout.stride, strict=True
     )
@@ -191,25 +184,6 @@ class _InPlaceProducts(torch.autograd.Function):
         to_inputs = kernels.input_slope(blame, slope, tuple(inputs.shape[2:]), layout)
         to_blame = kernels.blame_slope(inputs, slope, tuple(blame.shape[2:]), layout)
         return to_inputs, to_blame, None
-
-
-class _GroupedProducts(torch.autograd.Function):
-    """The weight gradient of each victim as that of a grouped convolution, on a CPU."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, inputs: Tensor, blame: Tensor, shape: tuple[int, ...], moves: Moves
-    ) -> Tensor:
-        ctx.save_for_backward(inputs, blame)
-        ctx.moves = moves
-        return slope_at_weight(blame, inputs, shape, moves)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor, Tensor, None, None]:
-        inputs, blame = ctx.saved_tensors
-        to_inputs = slope_at_inputs(blame, inputs, slope, ctx.moves)
-        return to_inputs, convolve_rows(inputs, slope, ctx.moves), None, None
 
 
 class _PatchProducts(torch.autograd.Function):
