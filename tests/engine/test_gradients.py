@@ -13,6 +13,7 @@ from torch.func import functional_call
 import toys
 from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.types import Gradients, Loss
+from gradveil.engine import convolutions, each
 from gradveil.engine.batched import BatchedGradients, NotBatchableError
 from gradveil.engine.convolutions import convolution_weight
 from gradveil.engine.gradients import cross_entropy, gradient, loop_gradients
@@ -241,9 +242,13 @@ CONVOLUTIONS = [
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("layer", CONVOLUTIONS, ids=str)
 @pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("form", ["groups", "groups, thin", "patches"])
 def test_a_convolutions_gradient_and_its_slopes_equal_autograds(
-    layer: nn.Conv2d, batch: int
+    layer: nn.Conv2d, batch: int, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Products of patches are the way of a GPU; a CPU takes some of them for thin layers."""
+    monkeypatch.setattr(convolutions, "grouped", lambda _: form != "patches")
+    monkeypatch.setattr(each, "THIN", 5 if form == "groups, thin" else 0)
     layer = layer.double()
     rng = Generator().manual_seed(0)
     inputs = torch.rand(

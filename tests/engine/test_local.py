@@ -14,6 +14,7 @@ from torch import Tensor, nn
 import toys
 from gradveil.core.types import Gradients, Protocol
 from gradveil.engine import convolutions
+from gradveil.engine import each as engine_each
 from gradveil.engine.convolutions import convolve_each
 from gradveil.engine.gradients import cross_entropy, in_mode
 from gradveil.engine.local import loop_updates
@@ -177,13 +178,14 @@ CONVOLUTIONS = [
 
 
 @pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
-@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("form", ["groups", "groups, thin", "patches"])
 @pytest.mark.parametrize("layer", CONVOLUTIONS, ids=str)
 def test_a_convolution_with_weights_for_each_victim_is_torchs_with_both_derivatives(
-    layer: nn.Conv2d, together: bool, monkeypatch: pytest.MonkeyPatch
+    layer: nn.Conv2d, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All victims in one product of patches is the way of a GPU."""
-    monkeypatch.setattr(convolutions, "one_by_one", lambda _: not together)
+    """Products of patches are the way of a GPU; a CPU takes some of them for thin layers."""
+    monkeypatch.setattr(convolutions, "grouped", lambda _: form != "patches")
+    monkeypatch.setattr(engine_each, "THIN", 5 if form == "groups, thin" else 0)
     rng = torch.Generator().manual_seed(0)
     draw = partial(torch.randn, generator=rng, dtype=torch.float64)
     inputs, weight = draw(6, 4, 13, 17), draw(3, *layer.weight.shape)

@@ -10,7 +10,6 @@ from torch import Generator, Tensor, nn
 import toys
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Protocol
-from gradveil.engine import norms
 from gradveil.engine.batched import ALIKE, BatchedGradients
 from gradveil.engine.gradients import copied_buffers, cross_entropy, gradient, loop_gradients
 from gradveil.engine.norms import normalize
@@ -48,13 +47,8 @@ def test_inner_products_in_train_mode_and_their_slopes_are_the_loops(name: str) 
         assert apart(part, expected) < 1e-9
 
 
-@pytest.mark.parametrize("together", [False, True])
 @pytest.mark.parametrize("shape", [(6, 3), (6, 3, 4), (6, 3, 2, 5)])
-def test_normalization_and_its_two_derivatives_are_those_of_torch(
-    shape: tuple[int, ...], together: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """All groups together is the way of a GPU."""
-    monkeypatch.setattr(norms, "by_group", lambda _: not together)
+def test_normalization_and_its_two_derivatives_are_those_of_torch(shape: tuple[int, ...]) -> None:
     rng = Generator().manual_seed(0)
     inputs, first, second = torch.randn(3, *shape, generator=rng, dtype=torch.float64).unbind()
     weight, bias = torch.randn(2, 2, 3, generator=rng, dtype=torch.float64).unbind()

@@ -1,9 +1,9 @@
 """2-D convolutions: the weight gradient of each victim, and a forward that differentiates fast.
 
-Each victim's patches are laid side by side, and a product for each victim gives the gradient:
-dW = b patches(a)^T, for the input a and the loss gradient b at the output (the blame). The two
-derivatives that a matching attack needs are products of the same kind, so a step is a few large
-batched products and no loop. In bf16 on a GPU, kernels read the patches from the maps where they
+The gradient is dW = b patches(a)^T for each victim, for the input a and the loss gradient b at the
+output (the blame). The two derivatives that a matching attack needs are products of the same kind.
+On a CPU they are grouped convolutions (`each`), a group for each victim. On a GPU the victims'
+patches are laid side by side and multiplied; in bf16, kernels read them from the maps where they
 lie.
 """
 
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from gradveil.engine.device import load_convolution_kernels, load_kernels, suits
-from gradveil.engine.each import Moves, convolve_one_by_one
+from gradveil.engine.each import Moves, as_groups, as_rows, convolve_grouped, weight_gradient
 from gradveil.engine.patches import (
     PatchLayout,
     by_row,
@@ -43,6 +43,10 @@ def convolution_weight(layer: nn.Conv2d, inputs: Tensor, blame: Tensor, victims:
     if suits(blame) and blame.dtype == torch.bfloat16 and layer.groups == 1:
         found = _InPlaceProducts.apply(inputs, blame, layout)  # type: ignore[no-untyped-call]
         return found.view(victims, outputs, *kernel, channels).permute(0, 1, 4, 2, 3)
+    if grouped(inputs):
+        inputs, moves = _moves(inputs, layout)
+        maps, blame = as_groups(inputs, victims), as_groups(blame, victims)
+        return weight_gradient(maps, blame, (victims, *layer.weight.shape), moves)
     found = _PatchProducts.apply(inputs, blame, layout)  # type: ignore[no-untyped-call]
     return found.view(victims, *layer.weight.shape)
 
@@ -54,9 +58,9 @@ def convolve_each(layer: nn.Conv2d, inputs: Tensor, weight: Tensor) -> Tensor:
     """
     victims, outputs = len(weight), weight.shape[1]
     inputs, layout = lay_out(layer, inputs, victims)
-    if one_by_one(inputs):
+    if grouped(inputs):
         inputs, moves = _moves(inputs, layout)
-        return convolve_one_by_one(inputs, weight, moves)
+        return as_rows(convolve_grouped(as_groups(inputs, victims), weight, moves), victims)
     sizes = zip(
         inputs.shape[2:], layout.edges, layout.kernel, layout.dilation, layout.stride, strict=True
     )
@@ -69,8 +73,8 @@ def convolve_each(layer: nn.Conv2d, inputs: Tensor, weight: Tensor) -> Tensor:
     return by_row(multiply(kernels, patches), layout, (len(inputs), outputs, *out))
 
 
-def one_by_one(inputs: Tensor) -> bool:
-    """Tell whether a call for each victim beats one product of patches: on a CPU."""
+def grouped(inputs: Tensor) -> bool:
+    """Tell whether a grouped convolution beats a product of patches: on a CPU."""
     return not inputs.is_cuda
 
 

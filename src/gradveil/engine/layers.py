@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from gradveil.engine.convolutions import convolution_weight, convolve, short_convolve
 from gradveil.engine.device import load_kernels, suits
-from gradveil.engine.norms import Norm
+from gradveil.engine.norms import Norm, multiply_add
 from gradveil.engine.products import thin_product
 
 # Torch's public functions have no slope of ReLU that does not look at the map again.
@@ -103,7 +103,7 @@ def affine(norm: nn.BatchNorm1d | nn.BatchNorm2d, inputs: Tensor) -> Tensor:
     shift = -norm.running_mean * scale
     shift = shift if norm.bias is None else shift + norm.bias
     channels = (-1, *(1,) * (inputs.dim() - 2))
-    return torch.addcmul(shift.view(channels), inputs, scale.view(channels))
+    return multiply_add(inputs, scale.view(channels), shift.view(channels))
 
 
 def short_affine(norm: nn.BatchNorm2d, inputs: Tensor) -> Tensor:
@@ -256,7 +256,7 @@ class _Moments(torch.autograd.Function):
         blame, inputs = ctx.saved_tensors
         shape = (*to_plain.shape, *(1,) * (blame.dim() - 2))
         to_plain, to_mixed = (slope.view(shape).to(blame.dtype) for slope in (to_plain, to_mixed))
-        return torch.addcmul(to_plain, inputs, to_mixed), blame * to_mixed
+        return multiply_add(inputs, to_mixed, to_plain), blame * to_mixed
 
 
 class _NormSums(torch.autograd.Function):

@@ -171,23 +171,29 @@ class InnerProducts(torch.autograd.Function):
 class OuterProducts(torch.autograd.Function):
     """<b^T a, g> = sum (b g) * a and |b^T a|^2 = sum (b b^T) * (a a^T), for each victim.
 
-    g is read once here and once for the slopes.
+    b g and a g^T, for the slopes, are made one after the other, so that g is read from memory once.
     """
 
     @staticmethod
     def forward(ctx: Any, blame: Tensor, inputs: Tensor, target: Tensor) -> DotAndSquare:
-        carried = thin_product(blame, target)
+        to_inputs, to_blame = torch.empty_like(inputs), torch.empty_like(blame)
+        for b, a, g, at_a, at_b in zip(blame, inputs, target, to_inputs, to_blame, strict=True):
+            torch.mm(b, g, out=at_a)
+            torch.mm(a, g.T, out=at_b)
         outer, inner = blame @ blame.transpose(1, 2), inputs @ inputs.transpose(1, 2)
-        ctx.save_for_backward(blame, inputs, target, carried, outer, inner)
-        return (carried * inputs).sum((1, 2)), (outer * inner).sum((1, 2))
+        ctx.save_for_backward(blame, inputs, to_blame, to_inputs, outer, inner)
+        return (to_inputs * inputs).sum((1, 2)), (outer * inner).sum((1, 2))
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, to_dot: Tensor, to_square: Tensor) -> tuple[Tensor, Tensor, None]:
-        blame, inputs, target, carried, outer, inner = ctx.saved_tensors
+        blame, inputs, to_blame, to_inputs, outer, inner = ctx.saved_tensors
         to_dot, twice = to_dot.view(-1, 1, 1), 2 * to_square.view(-1, 1, 1)
-        to_blame = to_dot * thin_product(inputs, target.transpose(1, 2)) + twice * (inner @ blame)
-        return to_blame, to_dot * carried + twice * (outer @ inputs), None
+        return (
+            to_dot * to_blame + twice * (inner @ blame),
+            to_dot * to_inputs + twice * (outer @ inputs),
+            None,
+        )
 
 
 def _mix(found: Tensor, target: Tensor, to_square: Tensor, to_dot: Tensor, factor: float) -> Tensor:
