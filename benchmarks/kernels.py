@@ -29,7 +29,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from gradveil.defenses.pruning import kept, kept_each
-from gradveil.engine.device import load_convolution_kernels, load_kernels
+from gradveil.engine.fused import load_convolution_kernels, load_kernels
 from gradveil.engine.patches import PatchLayout
 from gradveil.models import build
 

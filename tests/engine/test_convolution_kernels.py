@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from gradveil.engine.device import load_convolution_kernels
+from gradveil.engine.fused import load_convolution_kernels
 from gradveil.engine.patches import PatchLayout
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"

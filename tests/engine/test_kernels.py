@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 
 from gradveil.engine.batched import BatchedGradients
-from gradveil.engine.device import load_kernels, suits, tf32
+from gradveil.engine.device import tf32
+from gradveil.engine.fused import load_kernels, suits
 from gradveil.engine.gradients import cross_entropy, loop_gradients
 from gradveil.engine.products import Aim, dots, total
 from gradveil.models import build

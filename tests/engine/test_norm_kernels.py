@@ -1,4 +1,4 @@
-"""The kernels of batch norm in eval mode against plain torch.
+"""The kernels of batch norm, in eval mode and by statistics of each victim, against plain torch.
 
 They run on a GPU, or anywhere by Triton's interpreter: TRITON_INTERPRET=1 with Triton installed.
 """
@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gradveil.engine.device import load_kernels
+from gradveil.engine.fused import load_kernels, load_norm_kernels
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 DEVICE = "cpu" if INTERPRETED else "cuda"
@@ -89,3 +89,71 @@ def test_products_and_mixtures_of_several_gradients_have_their_factors() -> None
         shape = (-1, *(1,) * (g.dim() - 1))
         expected_mix = f * (2 * a.view(shape) * g + b.view(shape) * t)
         torch.testing.assert_close(kernels.mix(g, t, a, b, f), expected_mix)
+
+
+GROUPS = [(2, 3, 40, 25), (3, 1, 5, 300), (1, 2, 33, 1)]
+
+
+def layouts(shape: tuple[int, ...], seed: int, last: bool) -> Tensor:
+    """Return maps (groups, rows, channels, positions) in either order of the memory."""
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE)
+    return drawn.transpose(2, 3).contiguous().transpose(2, 3) if last else drawn
+
+
+def by_torch(values: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Normalize each group as torch does."""
+    flat = [part.transpose(0, 1).flatten(1).T for part in values]  # (entries, channels)
+    made = [
+        F.batch_norm(
+            part,
+            None,
+            None,
+            None if weight is None else weight[group],
+            None if bias is None else bias[group],
+            training=True,
+            eps=1e-3,
+        )
+        for group, part in enumerate(flat)
+    ]
+    _, rows, channels, positions = values.shape
+    return torch.stack([part.T.view(channels, rows, positions).transpose(0, 1) for part in made])
+
+
+@pytest.mark.parametrize("shape", GROUPS)
+@pytest.mark.parametrize("last", [True, False])
+@pytest.mark.parametrize("weighted", [True, False])
+def test_normalization_by_groups_and_two_derivatives_are_those_of_torch(
+    shape: tuple[int, ...], last: bool, weighted: bool
+) -> None:
+    kernels = load_norm_kernels()
+    values = (layouts(shape, 0, last) + 30).double().requires_grad_()
+    numbers = maps((2, shape[0], shape[2]), 1, last=False).double()
+    weight, bias = (numbers[k].requires_grad_() if weighted else None for k in (0, 1))
+    leaves = [values, *(part for part in (weight, bias) if part is not None)]
+    expected = by_torch(values, weight, bias)
+    slope = layouts(shape, 2, last).double().requires_grad_()
+    slopes = torch.autograd.grad(expected, leaves, slope, create_graph=True)
+    u = layouts(shape, 3, last).double()
+    to_first = maps((2, shape[0], shape[2]), 4, last=False).double().unbind()
+    wanted = [slope, values, *([weight] if weight is not None else [])]
+    seconds = torch.autograd.grad(slopes, wanted, [u, *to_first][: len(slopes)])
+
+    plain = [None if part is None else part.detach().float() for part in (weight, bias)]
+    x, g = values.detach().float(), slope.detach().float()
+    found, kept = kernels.forward(x, *plain, 1e-3)
+    assert apart(found, expected) < 1e-4
+    to_values, mixed, to_bias = kernels.backward(g, x, plain[0], kept)
+    made = [to_values, mixed, to_bias]
+    for mine, theirs in zip(made[: len(slopes)], slopes, strict=True):
+        assert apart(mine, theirs) < 1e-4
+    zeros = [torch.zeros_like(part) for part in to_first]
+    given = [part.float() for part in (to_first if weighted else zeros)]
+    again = kernels.second(u.float(), g, x, plain[0], kept, (mixed, to_bias), tuple(given))
+    for mine, theirs in zip(again[: len(seconds)], seconds, strict=True):
+        assert apart(mine, theirs) < 1e-4
+
+
+def apart(found: Tensor, expected: Tensor) -> float:
+    """Return the error beside the size of what is expected."""
+    difference = found.double() - expected.detach()
+    return float(difference.norm() / expected.detach().norm().clamp_min(1e-12))

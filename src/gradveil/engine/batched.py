@@ -14,8 +14,8 @@ from torch import Generator, Tensor, nn
 from gradveil.core.errors import GradveilError, one_line
 from gradveil.core.types import Gradients, Loss
 from gradveil.engine.convolutions import is_short, shortened
-from gradveil.engine.device import suits
 from gradveil.engine.draws import DROPOUTS, Draws, given, is_dropping
+from gradveil.engine.fused import suits
 from gradveil.engine.gradients import check_victims, copied_buffers, gradient, trainable
 from gradveil.engine.layers import FORWARDS, RULES, SHORT_TWICE
 from gradveil.engine.norms import BATCH_NORMS, Running, is_normalized, takes_statistics

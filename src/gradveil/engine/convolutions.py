@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from gradveil.engine.device import load_convolution_kernels, load_kernels, suits
 from gradveil.engine.each import Moves, as_groups, as_rows, convolve_grouped, weight_gradient
+from gradveil.engine.fused import load_convolution_kernels, load_kernels, suits
 from gradveil.engine.patches import (
     PatchLayout,
     by_row,

@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
-from importlib.util import find_spec
-from types import ModuleType
 from typing import Generic, TypeVar
 
 import torch
@@ -108,37 +106,6 @@ def _numbers(model: nn.Module, image: Tensor) -> tuple[int, int]:
         for handle in handles:
             handle.remove()
     return outputs, largest
-
-
-def suits(tensor: Tensor) -> bool:
-    """Tell whether the kernels can take it: on a GPU, with Triton, in at most 32 bits a number.
-
-    They add up in float32.
-    """
-    return (
-        tensor.is_cuda
-        and tensor.dtype in (torch.float32, torch.bfloat16, torch.float16)
-        and _has_triton()
-    )
-
-
-def load_kernels() -> ModuleType:
-    """Import the Triton kernels, which a machine without a GPU may lack."""
-    from gradveil.engine import kernels as kernels
-
-    return kernels
-
-
-def load_convolution_kernels() -> ModuleType:
-    """Import the Triton kernels of convolutions."""
-    from gradveil.engine import convolution_kernels as kernels
-
-    return kernels
-
-
-@cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from gradveil.engine.convolutions import convolution_weight, convolve, short_convolve
-from gradveil.engine.device import load_kernels, suits
+from gradveil.engine.fused import load_kernels, suits
 from gradveil.engine.norms import Norm, multiply_add
 from gradveil.engine.products import thin_product
 

@@ -18,7 +18,7 @@ from gradveil.core.types import Gradients, Loss
 from gradveil.engine.batched import BatchedGradients, NotBatchableError
 from gradveil.engine.convolutions import line_products as convolution_products
 from gradveil.engine.convolutions import suits_one_by_one, weights_one_by_one
-from gradveil.engine.device import suits
+from gradveil.engine.fused import suits
 from gradveil.engine.gradients import gradient, trainable
 from gradveil.engine.layers import RULES, SHORT_FORWARDS
 from gradveil.engine.passes import Pass, copied, find_blames, forward

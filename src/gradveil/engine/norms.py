@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Statistics
+from gradveil.engine.fused import load_norm_kernels, suits
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 """The layers that mix the rows of a batch in training mode."""
@@ -63,6 +64,8 @@ def normalize(
     if weight is not None and len(values) > victims:  # every row is a group
         weight = weight.repeat_interleave(len(values) // victims, 0)
         bias = None if bias is None else bias.repeat_interleave(len(values) // victims, 0)
+    if suits(values) and torch.empty_like(values).stride() != values.stride():
+        values = values.contiguous()  # the kernels write where they read
     found: Tensor
     found, _ = _Normalized.apply(values, weight, bias, layer.eps)  # type: ignore[no-untyped-call]
     return found.view(inputs.shape)
@@ -149,6 +152,12 @@ class _Slopes(torch.autograd.Function):
         The slope at x of that is r (k_u u + k_g g + k_z z + k_1), with numbers k for each channel.
         """
         slope, values, weight, (mean, r), mixed, plain = ctx.saved_tensors
+        if suits(values):
+            first, moments = (mixed, plain), ctx.saved_tensors[3]
+            *maps, to_weight = load_norm_kernels().second(
+                u, slope, values, weight, moments, first, (to_mixed, to_plain)
+            )
+            return (*maps, None if weight is None else to_weight.to(weight.dtype), None)
         n = _count(values)
         to_slope, u_mixed, u_plain = _backward(u, values, weight, ctx.saved_tensors[3])
         together = _sum(_wide(u) * _wide(slope))
@@ -177,6 +186,9 @@ def _forward(
     values: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:
     """Return w z + b, and mean and r, (2, groups, channels)."""
+    if suits(values):
+        fused: tuple[Tensor, Tensor] = load_norm_kernels().forward(values, weight, bias, eps)
+        return fused
     wide = _wide(values)
     mean = _sum(wide) / _count(wide)
     centered = wide - mean[:, None, :, None]
@@ -191,6 +203,10 @@ def _backward(
     slope: Tensor, values: Tensor, weight: Tensor | None, moments: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the slopes at x, (groups, rows, channels, positions), and at w and b."""
+    if suits(values):
+        kernels = load_norm_kernels()
+        fused: tuple[Tensor, Tensor, Tensor] = kernels.backward(slope, values, weight, moments)
+        return fused
     mean, r = moments
     g, x, n = _wide(slope), _wide(values), _count(values)
     plain = _sum(g)

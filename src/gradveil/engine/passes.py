@@ -17,7 +17,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call
 
 from gradveil.core.types import Gradients, Loss
-from gradveil.engine.device import suits
+from gradveil.engine.fused import suits
 from gradveil.engine.gradients import copied_buffers, per_sample, trainable, with_slope
 from gradveil.engine.layers import FORWARDS, RULES, Rule, linear_bias, outer_rows
 from gradveil.engine.norms import Norm, Running, for_each, is_normalized, normalize

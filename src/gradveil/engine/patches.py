@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gradveil.engine.device import load_kernels, suits
+from gradveil.engine.fused import load_kernels, suits
 
 
 @dataclass(frozen=True)

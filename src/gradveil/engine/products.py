@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from gradveil.core.types import Gradients
-from gradveil.engine.device import load_kernels, suits
+from gradveil.engine.fused import load_kernels, suits
 
 LARGE = 20_000  # entries of a victim's tensor from which a call for each victim is the faster way
 MANY_PAIRS = 64  # from which on a batched product beats a loop over the pairs on a CPU
