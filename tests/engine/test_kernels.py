@@ -9,10 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from gradveil.core.types import Protocol
 from gradveil.engine.batched import BatchedGradients
 from gradveil.engine.device import tf32
 from gradveil.engine.fused import load_kernels, suits
 from gradveil.engine.gradients import cross_entropy, loop_gradients
+from gradveil.engine.local import LocalUpdates, loop_updates
 from gradveil.engine.products import Aim, dots, total
 from gradveil.models import build
 
@@ -72,6 +74,30 @@ def test_short_formats_on_a_gpu_are_near_the_loop(name: str, batch: int) -> None
     (fast, fast_slope), (slow, slow_slope) = slopes
     torch.testing.assert_close(fast, slow, rtol=0, atol=5e-3)
     assert float(torch.cosine_similarity(fast_slope, slow_slope, dim=1).min()) > 0.95
+
+
+@pytest.mark.parametrize("name", ["lenet", "convnet", "resnet20-4"])
+@pytest.mark.parametrize("train_mode", [False, True])
+def test_local_steps_in_short_formats_on_a_gpu_are_near_the_loop(
+    name: str, train_mode: bool
+) -> None:
+    model = build(name, channels=3, size=32, classes=10).cuda().train(train_mode)
+    images = torch.rand(3, 4, 3, 32, 32, device="cuda", requires_grad=True)
+    labels = torch.arange(12, device="cuda").view(3, 4) % 10
+    protocol = Protocol(local_steps=3, local_lr=0.01, train_mode=train_mode)
+    updates = LocalUpdates(model, cross_entropy, protocol, short=True)
+    both = []
+    for found in (
+        updates(images, labels, differentiable=True),
+        loop_updates(model, cross_entropy, protocol, images, labels, differentiable=True),
+    ):
+        flat = torch.cat([part.flatten(1) for part in found.values()], dim=1)
+        mixture = torch.randn(flat.shape, generator=torch.Generator().manual_seed(1)).cuda()
+        (slope,) = torch.autograd.grad((flat * mixture).sum(), images)
+        both.append((flat.detach(), slope.flatten(1)))
+    assert updates.why_not is None
+    for fast, slow in zip(*both, strict=True):
+        assert float(torch.cosine_similarity(fast, slow, dim=1).min()) > 0.95
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -5,7 +5,7 @@ statistics for each victim. So one pass of all victims' images (`passes`) gives 
 each. `BatchedGradients` makes it, after a trial against plain autograd.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 
 import torch
@@ -270,9 +270,14 @@ def _can_be_short(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor) 
             found.append((flat.detach(), slope.flatten(1)))
     except Exception:
         return False
+    return are_alike(*found)
+
+
+def are_alike(plain: Sequence[Tensor], short: Sequence[Tensor]) -> bool:
+    """Tell whether values and slopes, (victims, numbers) each, differ by no more than rounding."""
     alike = [
-        torch.cosine_similarity(plain, shortened, dim=1).min()
-        for plain, shortened in zip(*found, strict=True)
+        torch.cosine_similarity(exact, rounded, dim=1).min()
+        for exact, rounded in zip(plain, short, strict=True)
     ]
     return bool(torch.stack(alike).min() > ALIKE)
 

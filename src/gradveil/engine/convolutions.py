@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from gradveil.engine.each import Moves, as_groups, as_rows, convolve_grouped, weight_gradient
-from gradveil.engine.fused import load_convolution_kernels, load_kernels, suits
+from gradveil.engine.fused import load_convolution_kernels, load_kernels, suits, suits_short
 from gradveil.engine.patches import (
     PatchLayout,
     by_row,
@@ -40,7 +40,7 @@ def convolution_weight(layer: nn.Conv2d, inputs: Tensor, blame: Tensor, victims:
     inputs, layout = lay_out(layer, inputs, victims)
     found: Tensor
     outputs, channels, *kernel = layer.weight.shape
-    if suits(blame) and blame.dtype == torch.bfloat16 and layer.groups == 1:
+    if read_in_place(layer, blame):
         found = _InPlaceProducts.apply(inputs, blame, layout)  # type: ignore[no-untyped-call]
         return found.view(victims, outputs, *kernel, channels).permute(0, 1, 4, 2, 3)
     if grouped(inputs):
@@ -68,9 +68,18 @@ def convolve_each(layer: nn.Conv2d, inputs: Tensor, weight: Tensor) -> Tensor:
         (size + sum(edge) - step * (wide - 1) - 1) // stride + 1
         for size, edge, wide, step, stride in sizes
     )
+    if read_in_place(layer, inputs):
+        taps = weight.permute(0, 1, 3, 4, 2).flatten(2, 3)  # (victims, outputs, area, channels)
+        found: Tensor = _EachConvolved.apply(inputs, taps, layout, out)  # type: ignore[no-untyped-call]
+        return found
     patches = unfold(inputs, layout, out)
     kernels = weight.reshape(victims * layout.groups, outputs // layout.groups, -1)
     return by_row(multiply(kernels, patches), layout, (len(inputs), outputs, *out))
+
+
+def read_in_place(layer: nn.Conv2d, maps: Tensor) -> bool:
+    """Tell whether kernels can multiply the maps where they lie: in bf16 on a GPU."""
+    return suits_short(maps) and layer.groups == 1
 
 
 def grouped(inputs: Tensor) -> bool:
@@ -186,6 +195,82 @@ class _InPlaceProducts(torch.autograd.Function):
         to_inputs = kernels.input_slope(blame, slope, tuple(inputs.shape[2:]), layout)
         to_blame = kernels.blame_slope(inputs, slope, tuple(blame.shape[2:]), layout)
         return to_inputs, to_blame, None
+
+
+class _EachConvolved(torch.autograd.Function):
+    """A convolution with weights (victims, outputs, area, channels), on a GPU.
+
+    It is linear in the maps and in the weights, and so are its two derivatives: each of the three
+    has the other two as its derivatives.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: Tensor, weight: Tensor, layout: PatchLayout, out: torch.Size
+    ) -> Tensor:
+        ctx.save_for_backward(inputs, weight)
+        ctx.layout = layout
+        found: Tensor = load_convolution_kernels().blame_slope(inputs, weight, tuple(out), layout)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, weight = ctx.saved_tensors
+        to_inputs, to_weight = ctx.needs_input_grad[:2]
+        size = inputs.shape[2:]
+        return (
+            _EachTransposed.apply(slope, weight, ctx.layout, size) if to_inputs else None,  # type: ignore[no-untyped-call]
+            _EachWeight.apply(inputs, slope, ctx.layout) if to_weight else None,  # type: ignore[no-untyped-call]
+            None,
+            None,
+        )
+
+
+class _EachTransposed(torch.autograd.Function):
+    """The slope of `_EachConvolved` at its maps, for the slope at its output."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, slope: Tensor, weight: Tensor, layout: PatchLayout, size: torch.Size
+    ) -> Tensor:
+        ctx.save_for_backward(slope, weight)
+        ctx.layout = layout
+        found: Tensor = load_convolution_kernels().input_slope(slope, weight, tuple(size), layout)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
+        slope, weight = ctx.saved_tensors
+        to_slope, to_weight = ctx.needs_input_grad[:2]
+        out = slope.shape[2:]
+        return (
+            _EachConvolved.apply(u, weight, ctx.layout, out) if to_slope else None,  # type: ignore[no-untyped-call]
+            _EachWeight.apply(u, slope, ctx.layout) if to_weight else None,  # type: ignore[no-untyped-call]
+            None,
+            None,
+        )
+
+
+class _EachWeight(torch.autograd.Function):
+    """The slope of `_EachConvolved` at its weights, for its maps and the slope at its output."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, slope: Tensor, layout: PatchLayout) -> Tensor:
+        ctx.save_for_backward(inputs, slope)
+        ctx.layout = layout
+        found: Tensor = load_convolution_kernels().weight_products(inputs, slope, layout)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, u: Tensor) -> tuple[Tensor | None, ...]:
+        inputs, slope = ctx.saved_tensors
+        to_inputs, to_slope = ctx.needs_input_grad[:2]
+        size, out = inputs.shape[2:], slope.shape[2:]
+        return (
+            _EachTransposed.apply(slope, u, ctx.layout, size) if to_inputs else None,  # type: ignore[no-untyped-call]
+            _EachConvolved.apply(inputs, u, ctx.layout, out) if to_slope else None,  # type: ignore[no-untyped-call]
+            None,
+        )
 
 
 class _PatchProducts(torch.autograd.Function):

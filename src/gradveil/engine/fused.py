@@ -20,6 +20,11 @@ def suits(tensor: Tensor) -> bool:
     )
 
 
+def suits_short(tensor: Tensor) -> bool:
+    """Tell whether the kernels that multiply maps where they lie can take it: in bf16 alone."""
+    return tensor.dtype == torch.bfloat16 and suits(tensor)
+
+
 def load_kernels() -> ModuleType:
     """Import the Triton kernels, which a machine without a GPU may lack."""
     from gradveil.engine import kernels as kernels

@@ -18,7 +18,7 @@ from gradveil.core.types import Gradients, Loss
 from gradveil.engine.batched import BatchedGradients, NotBatchableError
 from gradveil.engine.convolutions import line_products as convolution_products
 from gradveil.engine.convolutions import suits_one_by_one, weights_one_by_one
-from gradveil.engine.fused import suits
+from gradveil.engine.fused import suits_short
 from gradveil.engine.gradients import gradient, trainable
 from gradveil.engine.layers import RULES, SHORT_FORWARDS
 from gradveil.engine.passes import Pass, copied, find_blames, forward
@@ -97,7 +97,7 @@ def layer_products(
     """
     if type(layer) is nn.Linear:
         return _linear(layer, inputs, blame, lines)
-    short = suits(blame) and blame.dtype == torch.bfloat16 and blame.dim() == 4
+    short = suits_short(blame) and blame.dim() == 4
     if short and type(layer) is nn.Conv2d and layer.groups == 1 and layer.padding_mode == "zeros":
         found = {"weight": convolution_products(layer, inputs, blame, lines)}
         if layer.bias is not None:

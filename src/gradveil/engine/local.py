@@ -19,7 +19,8 @@ from torch.func import functional_call, grad, vmap
 from gradveil.core.errors import GradveilWarning, one_line
 from gradveil.core.seeds import forked
 from gradveil.core.types import Gradients, Loss, Protocol
-from gradveil.engine.batched import BatchedGradients, NotBatchableError
+from gradveil.engine.batched import BatchedGradients, NotBatchableError, are_alike
+from gradveil.engine.fused import suits
 from gradveil.engine.gradients import (
     check_victims,
     copied_buffers,
@@ -27,6 +28,7 @@ from gradveil.engine.gradients import (
     trainable,
     with_slope,
 )
+from gradveil.engine.layers import FORWARDS, SHORT_TWICE
 from gradveil.engine.norms import Running, takes_statistics
 from gradveil.engine.passes import collect, forward
 from gradveil.engine.weights import gradients_at
@@ -38,11 +40,15 @@ Way = Callable[..., Gradients]
 class LocalUpdates:
     """(W_0 - W_k) / rate after k local steps, (victims, *parameter shape).
 
-    All victims go in one pass, each with its weights, or one by one after a warning.
+    All victims go in one pass, each with its weights, or one by one after a warning. `short` allows
+    bf16 between convolutions on a GPU, after a trial.
     """
 
-    def __init__(self, model: nn.Module, loss: Loss, protocol: Protocol) -> None:
+    def __init__(
+        self, model: nn.Module, loss: Loss, protocol: Protocol, *, short: bool = False
+    ) -> None:
         self._settings = model, loss, protocol
+        self._short = short
         self._gradients = BatchedGradients(model, loss, free=True)
         self._tried = self._warned = False
         self._mismatch: dict[Way, str | None] = {}
@@ -71,6 +77,8 @@ class LocalUpdates:
         way = next((each for each in ways if self._reason(each) is None), loop_updates)
         # Before the warning: where the input is to blame, the error shows here, and alone.
         follow: dict[str, Any] = {} if way is vmapped_updates else {"running": running}
+        if way is batched_updates:
+            follow["short"] = self._short
         found = way(*self._settings, images, labels, differentiable=differentiable, **follow)
         if way is loop_updates and not self._warned:
             self._warned = True
@@ -104,6 +112,9 @@ class LocalUpdates:
                 self._mismatch[way] = _trial(way, *self._settings, images, labels)
                 if self._mismatch[way] is None:
                     break
+        if self._short:
+            there = suits(images) and self._reason(batched_updates) is None
+            self._short = there and _can_be_short(*self._settings, images, labels)
         self._tried = True
 
 
@@ -116,10 +127,12 @@ def batched_updates(
     *,
     differentiable: bool = False,
     running: Running | None = None,
+    short: bool = False,
 ) -> Gradients:
     """Return the updates of all victims, in a pass of all rows for each step.
 
-    `running` follows the statistics of normalization layers.
+    `running` follows the statistics of normalization layers. With `short`, maps are bf16 between
+    convolutions, on a GPU; weights and what is added to them are not.
     """
     if not differentiable:
         images, labels = images.detach(), labels.detach()
@@ -130,8 +143,10 @@ def batched_updates(
     def gradient_at(weights: Gradients, part: slice) -> Gradients:
         x, y = images[:, part], labels[:, part]
         if weights is start:
-            done = forward(model, loss, x, y, frozen, buffers=buffers, running=running)
-            return collect(model, done, len(x), differentiable)
+            forwards = SHORT_TWICE if short else FORWARDS
+            done = forward(model, loss, x, y, frozen, forwards, buffers=buffers, running=running)
+            found = collect(model, done, len(x), differentiable, short=short)
+            return {name: part.to(start[name].dtype) for name, part in found.items()}
         return gradients_at(
             model,
             loss,
@@ -141,6 +156,7 @@ def batched_updates(
             differentiable=differentiable,
             buffers=buffers,
             running=running,
+            short=short,
         )
 
     with torch.enable_grad():
@@ -291,6 +307,30 @@ def _trial(
     return (
         f"in a trial {name} was off by {in_values:.1e} in values and by {in_slopes:.1e} in slopes"
     )
+
+
+def _can_be_short(
+    model: nn.Module, loss: Loss, protocol: Protocol, images: Tensor, labels: Tensor
+) -> bool:
+    """Tell whether bf16 gives the updates of two random victims after two steps, and slopes."""
+    few = replace(protocol, local_steps=2, local_epochs=1, local_batch_size=None)
+    guess = torch.rand((2, *images.shape[1:]), generator=Generator().manual_seed(0)).to(images)
+    found = []
+    try:
+        for short in (False, True):
+            leaf = guess.clone().requires_grad_()
+            with forked(), torch.enable_grad():
+                torch.manual_seed(0)
+                target = labels.detach()[[0, -1]]
+                updates = batched_updates(
+                    model, loss, few, leaf, target, differentiable=True, short=short
+                )
+                flat = torch.cat([part.float().flatten(1) for part in updates.values()], dim=1)
+                (slope,) = torch.autograd.grad(flat.square().sum(), leaf)
+            found.append((flat.detach(), slope.flatten(1)))
+    except Exception:
+        return False
+    return are_alike(*found)
 
 
 def _batch_statistics(model: nn.Module) -> str | None:

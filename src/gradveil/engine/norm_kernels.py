@@ -75,6 +75,26 @@ def second(
     return to_slope, to_values, to_weight
 
 
+def scale(values: Tensor, factor: Tensor, shift: Tensor | None) -> Tensor:
+    """Return factor x + shift, with numbers (groups, channels) in float32."""
+    _, rows, channels, positions = values.shape
+    found = torch.empty_like(values)
+    _scale[_grid(values)](
+        values, factor.contiguous(), factor if shift is None else shift.contiguous(), found,
+        rows * positions, channels, positions, *values.stride(), shift is not None, ENTRIES,
+        CHANNELS,
+    )  # fmt: skip
+    return found
+
+
+def sums(slope: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Return sum g x and sum g over each group, (groups, channels), in float32."""
+    (slope,) = _alike(values, slope)
+    none = torch.zeros(values.shape[0], values.shape[2], device=values.device)
+    plain, mixed = _sums(slope, None, values, none)[:2].sum(1).unbind()
+    return mixed, plain
+
+
 def _alike(values: Tensor, *others: Tensor) -> list[Tensor]:
     """Return the others in the format and the order of the memory of the values."""
     return [
@@ -174,6 +194,38 @@ def _add(  # type: ignore[no-untyped-def]
     tl.store(found + step + to, mixed, mask=held)
     if crossed:
         tl.store(found + 2 * step + to, cross, mask=held)
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _scale(  # type: ignore[no-untyped-def]
+    values,
+    factors,
+    shifts,
+    found,
+    entries,
+    channels,
+    positions: tl.constexpr,
+    of_group,
+    of_row,
+    of_channel,
+    of_position,
+    shifted: tl.constexpr,
+    block: tl.constexpr,
+    tile: tl.constexpr,
+):
+    group = tl.program_id(0).to(tl.int64)
+    e = tl.program_id(1) * block + tl.arange(0, block)
+    c = tl.program_id(2) * tile + tl.arange(0, tile)
+    held = c < channels
+    there = (e < entries)[:, None] & held[None, :]
+    at = group * of_group + (e // positions * of_row + e % positions * of_position)[:, None]
+    at += c[None, :] * of_channel
+    factor = tl.load(factors + group * channels + c, mask=held, other=0.0).to(tl.float32)
+    y = tl.load(values + at, mask=there, other=0.0).to(tl.float32) * factor[None, :]
+    if shifted:
+        shift = tl.load(shifts + group * channels + c, mask=held, other=0.0).to(tl.float32)
+        y += shift[None, :]
+    tl.store(found + at, y, mask=there)
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]

@@ -14,7 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Statistics
-from gradveil.engine.fused import load_norm_kernels, suits
+from gradveil.engine.fused import load_norm_kernels, suits, suits_short
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 """The layers that mix the rows of a batch in training mode."""
@@ -64,8 +64,7 @@ def normalize(
     if weight is not None and len(values) > victims:  # every row is a group
         weight = weight.repeat_interleave(len(values) // victims, 0)
         bias = None if bias is None else bias.repeat_interleave(len(values) // victims, 0)
-    if suits(values) and torch.empty_like(values).stride() != values.stride():
-        values = values.contiguous()  # the kernels write where they read
+    values = _dense(values) if suits(values) else values
     found: Tensor
     found, _ = _Normalized.apply(values, weight, bias, layer.eps)  # type: ignore[no-untyped-call]
     return found.view(inputs.shape)
@@ -82,6 +81,10 @@ def scale_by_channel(values: Tensor, scale: Tensor | None, shift: Tensor | None)
     """Return scale x + shift, channel by channel; both have one row for all, or one a victim."""
     if scale is None:
         return values
+    if suits_short(values) and scale.dim() == 2:
+        each = _dense(values.reshape(len(scale), len(values) // len(scale), values.shape[1], -1))
+        found: Tensor = _Scaled.apply(each, scale, shift)  # type: ignore[no-untyped-call]
+        return found.view(values.shape)
     rows: Tensor = values.unflatten(0, (scale.shape[0] if scale.dim() == 2 else 1, -1))
     shape = (rows.shape[0], 1, -1, *(1,) * (values.dim() - 2))
     scale = scale.to(values.dtype).view(shape)
@@ -104,6 +107,50 @@ def _grouped(layer: nn.Module, inputs: Tensor, victims: int) -> Tensor:
     """Return a view (groups, rows, channels, positions); statistics are those of a group."""
     groups = len(inputs) if isinstance(layer, INSTANCE_NORMS) else victims
     return inputs.reshape(groups, len(inputs) // groups, inputs.shape[1], -1)
+
+
+def _dense(values: Tensor) -> Tensor:
+    """Return maps whose memory has no gaps: the kernels write new ones with the same strides."""
+    same = torch.empty_like(values).stride() == values.stride()
+    return values if same else values.contiguous()
+
+
+class _Scaled(torch.autograd.Function):
+    """scale x + shift with numbers (groups, channels), on a GPU."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, scale: Tensor, shift: Tensor | None) -> Tensor:
+        ctx.save_for_backward(values, scale)
+        found: Tensor = load_norm_kernels().scale(values, scale, shift)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, slope: Tensor) -> tuple[Tensor | None, ...]:
+        values, scale = ctx.saved_tensors
+        slope = _dense(slope)
+        to_values = _Scaled.apply(slope, scale, None)  # type: ignore[no-untyped-call]
+        if not any(ctx.needs_input_grad[1:]):
+            return to_values, None, None
+        to_numbers = _ScaledSums.apply(slope, values)  # type: ignore[no-untyped-call]
+        wanted = zip(to_numbers, ctx.needs_input_grad[1:], strict=True)
+        return (to_values, *(part if needed else None for part, needed in wanted))
+
+
+class _ScaledSums(torch.autograd.Function):
+    """The slopes of `_Scaled` at its numbers: sum g x and sum g."""
+
+    @staticmethod
+    def forward(ctx: Any, slope: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(slope, values)
+        found: tuple[Tensor, Tensor] = load_norm_kernels().sums(slope, values)
+        return found
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, to_scale: Tensor, to_shift: Tensor) -> tuple[Tensor, Tensor]:
+        slope, values = ctx.saved_tensors
+        kernels = load_norm_kernels()
+        return kernels.scale(values, to_scale, to_shift), kernels.scale(slope, to_scale, None)
 
 
 class _Normalized(torch.autograd.Function):

@@ -55,7 +55,7 @@ class Shares:
         self._batched = BatchedGradients(model, loss, short=short, told=told)
         self._watched = BatchedGradients(model, loss, free=True)
         self._told = told
-        self._updates = LocalUpdates(model, loss, protocol or Protocol())
+        self._updates = LocalUpdates(model, loss, protocol or Protocol(), short=short)
         self._warned = False
         self._size = 1
         if protocol is not None and protocol.moves(1):

@@ -16,8 +16,9 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from gradveil.core.types import Gradients, Loss
-from gradveil.engine.convolutions import convolve_each
+from gradveil.engine.convolutions import convolve_each, shortened
 from gradveil.engine.gradients import per_sample, with_slope
+from gradveil.engine.layers import rectify
 from gradveil.engine.norms import (
     NORMALIZED,
     Norm,
@@ -30,6 +31,8 @@ from gradveil.engine.norms import (
 from gradveil.engine.passes import direct
 from gradveil.engine.products import multiply
 
+Runs = dict[type[nn.Module], Callable[[Any, int, Tensor], Tensor]]
+
 
 def gradients_at(
     model: nn.Module,
@@ -41,10 +44,12 @@ def gradients_at(
     differentiable: bool,
     buffers: Mapping[str, Tensor],
     running: Running | None = None,
+    short: bool = False,
 ) -> Gradients:
     """Return the gradients of each victim's mean loss at its weights, (victims, *parameter shape).
 
     Images are (victims, batch, ...). A pass in training mode changes `buffers` and `running`.
+    With `short`, maps are bf16 between convolutions, on a GPU; weights are not.
     """
     weights = {
         name: weight if weight.requires_grad else weight.detach().requires_grad_()
@@ -56,8 +61,9 @@ def gradients_at(
         for name in direct(model)
     }
     watching = nullcontext() if running is None else running.watch()
-    with watching, _runs(model, len(images)):
+    with watching, _runs(model, len(images), short):
         logits = functional_call(model, {**buffers, **weights, **copies}, (rows,))
+    logits = logits.float() if logits.dtype == torch.bfloat16 else logits
     losses = with_slope(per_sample(loss, logits, labels.flatten(0, 1)))
     found = torch.autograd.grad(
         losses.sum() / images.shape[1],
@@ -71,7 +77,7 @@ def gradients_at(
 def linear(layer: nn.Linear, victims: int, inputs: Tensor) -> Tensor:
     """Return a W^T + b."""
     weight = _for_each(layer.weight, 2, victims)
-    rows = inputs.reshape(victims, -1, inputs.shape[-1])
+    rows = inputs.to(weight.dtype).reshape(victims, -1, inputs.shape[-1])
     found = multiply(rows, weight.transpose(1, 2))
     if layer.bias is not None:
         found = found + _for_each(layer.bias, 1, victims)[:, None]
@@ -80,10 +86,10 @@ def linear(layer: nn.Linear, victims: int, inputs: Tensor) -> Tensor:
 
 def convolution(layer: nn.Conv2d, victims: int, inputs: Tensor) -> Tensor:
     """Return W patches(a) + b."""
-    found = convolve_each(layer, inputs, _for_each(layer.weight, 4, victims))
+    found = convolve_each(layer, inputs, _for_each(layer.weight, 4, victims).to(inputs.dtype))
     if layer.bias is None:
         return found
-    bias = _for_each(layer.bias, 1, victims)
+    bias = _for_each(layer.bias, 1, victims).to(found.dtype)
     rows: Tensor = found.unflatten(0, (victims, -1))
     return (rows + bias.view(victims, 1, -1, 1, 1)).flatten(0, 1)
 
@@ -95,8 +101,11 @@ def batch_norm(layer: Norm, victims: int, inputs: Tensor) -> Tensor:
         return normalize(layer, inputs, victims, weight, bias)
     assert layer.running_mean is not None and layer.running_var is not None
     std = torch.rsqrt(layer.running_var + layer.eps)
-    normal = scale_by_channel(inputs, std, -layer.running_mean * std)
-    return _scaled_by_channel(layer, victims, normal)
+    scale = std.expand(victims, -1)
+    scale = scale if layer.weight is None else scale * _for_each(layer.weight, 1, victims)
+    shift = -layer.running_mean * scale
+    shift = shift if layer.bias is None else shift + _for_each(layer.bias, 1, victims)
+    return scale_by_channel(inputs, scale, shift)
 
 
 def group_norm(layer: nn.GroupNorm, victims: int, inputs: Tensor) -> Tensor:
@@ -116,7 +125,7 @@ def layer_norm(layer: nn.LayerNorm, victims: int, inputs: Tensor) -> Tensor:
     return normal.view(inputs.shape)
 
 
-RUNS: dict[type[nn.Module], Callable[[Any, int, Tensor], Tensor]] = {
+RUNS: Runs = {
     nn.Conv2d: convolution,
     nn.Linear: linear,
     nn.GroupNorm: group_norm,
@@ -126,7 +135,20 @@ RUNS: dict[type[nn.Module], Callable[[Any, int, Tensor], Tensor]] = {
 """(layer, victims, input) -> output, by the exact types that `layers.RULES` has."""
 
 
-def _scaled_by_channel(layer: Norm | nn.GroupNorm, victims: int, normal: Tensor) -> Tensor:
+def short_convolution(layer: nn.Conv2d, victims: int, inputs: Tensor) -> Tensor:
+    """Return the same in bf16 with channels last, on a GPU."""
+    return convolution(layer, victims, shortened(inputs))
+
+
+SHORT_RUNS: Runs = {
+    **RUNS,
+    nn.Conv2d: short_convolution,
+    nn.ReLU: lambda layer, _, inputs: rectify(layer, inputs),
+}
+"""The same for a pass in short formats on a GPU."""
+
+
+def _scaled_by_channel(layer: nn.GroupNorm, victims: int, normal: Tensor) -> Tensor:
     if layer.weight is None:
         return normal
     scale = _for_each(layer.weight, 1, victims)
@@ -141,12 +163,13 @@ def _for_each(parameter: Tensor, dims: int, victims: int) -> Tensor:
 
 
 @contextmanager
-def _runs(model: nn.Module, victims: int) -> Iterator[None]:
+def _runs(model: nn.Module, victims: int, short: bool) -> Iterator[None]:
     """Let the layers compute with weights for each victim, for a while."""
-    layers = [module for module in model.modules() if type(module) in RUNS]
+    runs = SHORT_RUNS if short else RUNS
+    layers = [module for module in model.modules() if type(module) in runs]
     try:
         for layer in layers:
-            layer.forward = partial(RUNS[type(layer)], layer, victims)
+            layer.forward = partial(runs[type(layer)], layer, victims)
         yield
     finally:
         for layer in layers:
