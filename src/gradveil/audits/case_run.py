@@ -46,14 +46,16 @@ from gradveil.audits.stage import (
 )
 from gradveil.audits.timing import Costs
 from gradveil.core.errors import GradveilError
+from gradveil.core.files import digest
 from gradveil.core.importing import RAISED
 from gradveil.core.job_folder import claim
 from gradveil.core.locks import alone, held
 from gradveil.core.progress import Bar
 from gradveil.core.seeds import generator
-from gradveil.core.types import Reconstruction
+from gradveil.core.types import Observation, Reconstruction
 
 AUDITING = "auditing into"  # for who finds the folder held
+MOST_REMEMBERED = 8  # positive controls that a process keeps
 SHOWN = 24  # letters of a defense at the end of the bar, which needs the rest of the line
 
 
@@ -159,7 +161,8 @@ class CaseRun:
             else:
                 seen = stage.seen_by(attack, victims)
                 rng = generator(stage.seed, *key)
-                found, seconds = _timed(attack, seen, rng, self._step(key, attack))
+                run = remembered if kind == "positive" else _timed
+                found, seconds = run(attack, seen, rng, self._step(key, attack))
             lot = generator(stage.seed, "lot", *key)
             made = ranked(outcomes(victims, found), lot, far=kind == "attack")
             self._write(stage, key, made, guesses, seconds)
@@ -298,6 +301,38 @@ def _timed(
     started = time.perf_counter()
     found = run_attack(attack, seen, rng, step)
     return found, time.perf_counter() - started
+
+
+_Found = tuple[list[Reconstruction], float]
+_REMEMBERED: dict[str, tuple[Attack, _Found]] = {}
+
+
+def remembered(
+    attack: Attack, seen: Sequence[Observation], rng: Generator, step: Any = None
+) -> _Found:
+    """Return what `_timed` does, or what it returned for an equal attack that sees the same.
+
+    It is for the positive control, which is the same in many audits of a process.
+    """
+    device = next(seen[0].model.parameters()).device
+    held = {
+        f"{number} {name}": value
+        for number, each in enumerate(seen)
+        for name, value in {
+            **each.gradients,
+            "its labels": each.knowledge.labels,
+            "its means": each.knowledge.means,
+        }.items()
+        if value is not None
+    }
+    told = f"{device} {rng.initial_seed()} {digest(held)}"
+    equal, found = _REMEMBERED.get(told, (None, None))
+    if found is None or equal != attack:
+        found = _timed(attack, seen, rng, step)
+        while len(_REMEMBERED) >= MOST_REMEMBERED:
+            del _REMEMBERED[next(iter(_REMEMBERED))]
+        _REMEMBERED[told] = attack, found
+    return found
 
 
 def experiment_id(settings: Mapping[str, Any]) -> str:
