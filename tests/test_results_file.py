@@ -1,12 +1,21 @@
 """RESULTS.md and the figures of the documentation are what the records under
 `benchmarks/results/` say."""
 
+import re
 import sys
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
+
+
+def test_its_pictures_are_there() -> None:
+    text = (ROOT / "RESULTS.md").read_text()
+    shown = re.findall(r"!\[[^]]*]\(([^)]*)\)", text)
+    assert len(shown) > 1
+    for path in shown:
+        assert (ROOT / path).is_file(), f"{path} is missing: run `make results`"
 
 
 def test_it_is_current_and_a_changed_figure_is_noticed(

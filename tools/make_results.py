@@ -3,7 +3,7 @@
     python tools/make_results.py [--check]
 
 They come from the records under `benchmarks/results/`. With --check nothing is written: the status
-is 1 where one of them is not current.
+is 1 where one of the texts is not current.
 """
 
 import sys
@@ -42,6 +42,8 @@ def main() -> None:
             path.write_text(text)
         elif path.read_text() != text:
             raise SystemExit(f"{path.name} is not what the records say: run `make results`")
+    if "--check" not in sys.argv[1:]:
+        reproduce.draw()
 
 
 if __name__ == "__main__":

@@ -6,11 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.patches import Rectangle
+from PIL import Image
 
 from gradveil.papers.catalog import EXPERIMENTS
 from gradveil.papers.cells import Cell, Workspace
 from gradveil.papers.experiments import Size
-from gradveil.papers.figures import draw_figures
+from gradveil.papers.figures import draw_figures, draw_singles, draw_stages
 from gradveil.papers.queue import make_parts
 from gradveil.papers.records import Records
 from gradveil.papers.switches import OURS
@@ -69,3 +71,32 @@ def test_a_table_of_attacks_has_no_curves(tmp_path: Path) -> None:
     parts = make_parts([EXPERIMENTS["table1a"]], {"ours": OURS}, Size(), workspace)
     records.write(parts[0].entries[0].cell, workspace, history(), 1.0)
     assert draw_figures(parts, records, tmp_path) == []
+
+
+COMMITTED = Path(__file__).parents[2] / "benchmarks" / "results" / "reproduce"
+
+
+@pytest.mark.parametrize("name", ["over-training", "precode-rec"])
+def test_figures_of_audits_are_drawn_from_their_records(tmp_path: Path, name: str) -> None:
+    nowhere = Workspace(tmp_path / "work", tmp_path / "data", device="cpu")
+    parts = make_parts([EXPERIMENTS[name]], {"ours": OURS}, Size(), nowhere)
+    (path,) = draw_figures(parts, Records((COMMITTED,)), tmp_path)
+    with Image.open(path) as picture:
+        assert picture.format == "PNG" and picture.width > 500
+
+
+def test_stages_stand_in_the_order_of_training_with_the_end_last() -> None:
+    line = [(-1, 1, 4), (50, 2, 4), (0, 4, 4)]
+    axis = draw_stages("some", {("none", "raced"): line}).axes[0]
+    assert [label.get_text() for label in axis.get_xticklabels()] == ["0", "50", "end"]
+    (drawn,) = axis.containers
+    assert list(drawn[0].get_ydata()) == [100, 50, 25]
+
+
+def test_a_bar_stands_at_the_number_of_its_transformation() -> None:
+    scores = {name: [float(name)] for name in sorted(map(str, range(50)))}  # as JSON sorts them
+    result = {"values": {"code": {"none": [60.0], **scores}}}
+    axis = draw_singles("some", [("singles", result)]).axes[0]
+    boxes = [bar for bar in axis.patches if isinstance(bar, Rectangle)]
+    bars = {round(bar.get_x() + bar.get_width() / 2): bar.get_height() for bar in boxes}
+    assert bars == {number: float(number) for number in range(50)}

@@ -3,7 +3,9 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from results import scores
+from gradveil.papers.experiments import HYBRID, NONE, STANDARD, STRONGEST
+from gradveil.papers.figures import FINAL_STEP
+from results import reproduce, scores
 from results.records import ROOT, audit, row
 
 AUDIT, SEARCH, MEASURED = "tutorials/audit.md", "tutorials/search.md", "measured.md"
@@ -27,7 +29,10 @@ def with_figures(texts: Mapping[Path, str]) -> dict[Path, str]:
     before, rest = made[folder / AUDIT].split(BEGIN)
     _, after = rest.split(END)
     made[folder / AUDIT] = f"{before}{BEGIN}{block()}{END}{after}"
-    for name, parts in ((MEASURED, sentence()), (SEARCH, why_ranked_so())):
+    for name, parts in (
+        (MEASURED, [*sentence(), *over_training()]),
+        (SEARCH, why_ranked_so()),
+    ):
         words = " ".join(made[folder / name].split())
         for part in parts:
             if part not in words:
@@ -69,6 +74,26 @@ def sentence() -> list[str]:
         f"chance {100 / plain.settings['candidates']:.0f}%",
         f"under the paper's policy {hybrid.defense} `raced` finds {defended.identified} of "
         f"{defended.n}",
+    ]
+
+
+def over_training() -> list[str]:
+    """Return the figures on the stages of a training that the documentation must have."""
+    stages = reproduce.stages()
+
+    def told(attack: str, step: int) -> str:
+        found = []
+        for row in (NONE, HYBRID):
+            ((hits, n),) = [(h, n) for at, h, n in stages[row, attack] if at == step]
+            found.append(f"{hits} of {n}")
+        return " and ".join(found)
+
+    first, middle, last = (told(STANDARD, step) for step in (0, 50, FINAL_STEP))
+    return [
+        f"before training the published attack picks {first} images",
+        f"after 50 steps {middle}, at the end of 60 epochs {last}",
+        f"`raced` finds more, {told(STRONGEST, FINAL_STEP)}",
+        f"it finds less ({told(STRONGEST, 0)})",
     ]
 
 

@@ -16,6 +16,7 @@ from gradveil.papers.experiments import (
     Experiment,
     Size,
 )
+from gradveil.papers.figures import Stages, draw_figures, find_drawing, find_stages
 from gradveil.papers.published import table_title
 from gradveil.papers.queue import Part, make_parts
 from gradveil.papers.records import Records
@@ -24,10 +25,11 @@ from gradveil.papers.tables import compare
 from gradveil.papers.verdicts import INFEASIBLE, MISSING, POINT
 from gradveil.scores.lineup import FAR
 from gradveil.stats import holm
-from results.records import RECORDS, mcnemar, ranked_first, table
+from results.records import RECORDS, ROOT, mcnemar, ranked_first, table
 
 LEVEL = 0.05
 FOLDER = RECORDS / "reproduce"
+FIGURES = "docs/figures"
 NOWHERE = Workspace(Path("no-weights"), Path("no-data"), "cpu")  # so that no machine's files count
 
 
@@ -43,6 +45,19 @@ def section() -> str:
         texts += _experiment(experiment, ways, records)
     texts.append(_missing(parts, records))
     return "\n\n".join(filter(None, texts))
+
+
+def draw() -> list[Path]:
+    """Draw the figures that the section shows."""
+    parts = make_parts([*EXPERIMENTS.values()], {"ours": VARIANTS["ours"]}, Size(), NOWHERE)
+    return draw_figures(parts, Records((FOLDER,)), ROOT / FIGURES)
+
+
+def stages() -> Stages:
+    """Return rank 1 by stage of training."""
+    experiment, ours = EXPERIMENTS["over-training"], {"ours": VARIANTS["ours"]}
+    (part,) = make_parts([experiment], ours, Size(), NOWHERE)
+    return find_stages(part, Records((FOLDER,)))
 
 
 def _intro(done: int, total: int, keys: list[str]) -> str:
@@ -98,6 +113,8 @@ def _experiment(experiment: Experiment, ways: dict[str, Part], records: Records)
     text = (
         f"**{experiment.id}**: {title}. Agreeing means: {experiment.agrees}\n\n{table(head, body)}"
     )
+    if find_drawing(ways["ours"], records) is not None:
+        text += f"\n\n![{experiment.id}, as it should be]({FIGURES}/{experiment.id}-ours.png)"
     if isinstance(experiment, DefenseTable):
         return [text, *_paired(ways["ours"], records)]
     return [text]

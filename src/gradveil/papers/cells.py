@@ -49,6 +49,9 @@ LONGEST = 90  # letters of a key before its digest
 MINI = "fashion-mnist-mini"
 QUICK_IMAGES = 600  # training images of a quick run
 QUICK_VICTIMS, QUICK_STEPS = 4, 5
+GRID = "grid.png"
+"""The picture that some cells keep."""
+
 PACKED = f"{RECORDS}.gz"
 """The records of a kept audit: a fifth of the size, since hundreds of audits are kept."""
 
@@ -405,7 +408,7 @@ class Audited(Cell):
         if self.grid:
             from gradveil.report.pictures import draw_grid
 
-            draw_grid(case, self.attack, target / "grid.png")
+            draw_grid(case, self.attack, target / GRID)
 
     def quick(self, workspace: Workspace) -> Self:
         steps = None if self.attack in ("closed-form", "peeling") else QUICK_STEPS

@@ -1,18 +1,23 @@
 """Figures of the experiments, drawn from their records as the papers draw them."""
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from PIL import Image
 
-from gradveil.papers.cells import Cell, Trained
-from gradveil.papers.experiments import NONE, Entry
+from gradveil.papers.beyond import OverTraining
+from gradveil.papers.cells import GRID, Audited, Cell, Trained
+from gradveil.papers.experiments import NONE, Entry, Pictures
 from gradveil.papers.measurements import Correlated, Layers, Lines, Singles
+from gradveil.papers.precode import PrecodeReconstructions
 from gradveil.papers.queue import Part
 from gradveil.papers.records import Records
 from gradveil.papers.summaries import correlations, lowest
-from gradveil.report.pictures import save_figure
+from gradveil.report.pictures import open_picture, save_figure, save_picture
+from gradveil.stats import clopper_pearson
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -22,20 +27,103 @@ Done = Sequence[tuple[str, Mapping[str, Any]]]
 """Rows and results of the cells that are done."""
 
 WIDTH, HEIGHT = 5.0, 3.6  # inches of a panel
+GAP = 12  # pixels between pictures
+FINAL_STEP = -1  # stands for the end of a training
+SPREAD = 0.06  # of the way to the next step, between the points of two lines
+
+Stages = Mapping[tuple[str, str], Sequence[tuple[int, int, int]]]
+Drawing = Callable[[Path], None]
 
 
 def draw_figures(parts: Sequence[Part], records: Records, folder: Path) -> list[Path]:
     """Draw a figure for each part that has one and is done, at least partly."""
     drawn = []
     for part in parts:
-        for kind, draw in FIGURES.items():
-            done = _done([entry for entry in part.entries if isinstance(entry.cell, kind)], records)
-            if not done or (kind is Trained and not _has_curves(part)):
-                continue
-            path = folder / f"{part.experiment.id}-{part.way}.png"
-            save_figure(draw(f"{part.experiment.id}, {part.way}", done), path)
+        path = folder / f"{part.experiment.id}-{part.way}.png"
+        if (draw := find_drawing(part, records)) is not None:
+            draw(path)
             drawn.append(path)
     return drawn
+
+
+def find_drawing(part: Part, records: Records) -> Drawing | None:
+    """Return the function that draws a part's figure into a file; None where there is nothing."""
+    title = f"{part.experiment.id}, {part.way}"
+    if isinstance(part.experiment, OverTraining):
+        stages = find_stages(part, records)
+        return partial(_save, draw_stages, title, stages) if stages else None
+    grids = _grids(part, records)
+    if isinstance(part.experiment, Pictures | PrecodeReconstructions):
+        return partial(stack_pictures, grids) if grids else None
+    for kind, draw in FIGURES.items():
+        done = _done([entry for entry in part.entries if isinstance(entry.cell, kind)], records)
+        if done and (kind is not Trained or _has_curves(part)):
+            return partial(_save, draw, title, done)
+    return None
+
+
+def _save(draw: "Callable[[str, Any], Figure]", title: str, found: Any, path: Path) -> None:
+    save_figure(draw(title, found), path)
+
+
+def _grids(part: Part, records: Records) -> list[Path]:
+    """Return the pictures that the part's audits kept, each once."""
+    cells = {entry.cell.key: entry.cell for entry in part.entries if records.done(entry.cell)}
+    paths = (records.folder(cell) / GRID for cell in cells.values())
+    return [path for path in paths if path.is_file()]
+
+
+def stack_pictures(paths: Sequence[Path], target: Path) -> None:
+    """Write one picture with these below each other."""
+    pictures = [open_picture(path) for path in paths]
+    width = max(picture.width for picture in pictures)
+    whole = Image.new("RGB", (width, sum(picture.height + GAP for picture in pictures)), "white")
+    top = 0
+    for picture in pictures:
+        whole.paste(picture.convert("RGB"), ((width - picture.width) // 2, top))
+        top += picture.height + GAP
+    save_picture(target, whole)
+
+
+def find_stages(part: Part, records: Records) -> Stages:
+    """Return (step, rank 1, images) by row and attack, of the first training.
+
+    Rows are named as in `OverTraining.entries`.
+    """
+    found: dict[tuple[str, str], list[tuple[int, int, int]]] = {}
+    for row, cell in part.entries:
+        assert isinstance(cell, Audited)
+        case = records.case(cell)
+        if case is None or cell.training.seed:
+            continue
+        made = case.of("attack", cell.attack)
+        hits = sum(record.ok and record.scores["used"]["rank"] == 1 for record in made)
+        step = FINAL_STEP if cell.training.at is None else cell.training.at
+        line = found.setdefault((row.partition(",")[0], cell.attack), [])
+        line.append((step, hits, len(made)))
+    return found
+
+
+def draw_stages(title: str, stages: Stages) -> "Figure":
+    """Draw the share of images with rank 1 by step of training, with 95% intervals."""
+    figure, (axis,) = _panels(title, 1)
+    steps = sorted({step for line in stages.values() for step, _, _ in line}, key=_place)
+    for number, ((row, attack), line) in enumerate(stages.items()):
+        points = sorted(line, key=lambda point: _place(point[0]))
+        shift = SPREAD * (number - (len(stages) - 1) / 2)
+        places = [steps.index(step) + shift for step, _, _ in points]
+        shares = np.array([hits / n for _, hits, n in points])
+        bounds = np.array([clopper_pearson(hits, n) for _, hits, n in points])
+        errors = np.abs(bounds.T - shares)
+        axis.errorbar(places, 100 * shares, 100 * errors, marker="o", label=f"{row}, {attack}")
+    axis.set_xticks(range(len(steps)), ["end" if step < 0 else f"{step:,}" for step in steps])
+    axis.set(xlabel="step of training", ylabel="rank 1, % of images", ylim=(-2, 102))
+    axis.legend(fontsize=7)
+    return figure
+
+
+def _place(step: int) -> float:
+    return float("inf") if step < 0 else step
 
 
 def _done(entries: Sequence[Entry], records: Records) -> Done:
@@ -103,11 +191,11 @@ def draw_singles(title: str, done: Done) -> "Figure":
     result = done[0][1]["values"]
     figure, axes = _panels(title, len(result))
     for axis, (rule, values) in zip(axes, result.items(), strict=True):
-        names = [name for name in values if name != NONE]
+        names = sorted((name for name in values if name != NONE), key=int)
         best = lowest(values)
         colors = ["tab:red" if name in best else "tab:blue" for name in names]
         means = [float(np.mean(values[name])) for name in names]
-        axis.bar(range(len(names)), means, color=colors)
+        axis.bar([int(name) for name in names], means, color=colors)
         axis.axhline(float(np.mean(values[NONE])), color="black", linewidth=0.8)
         axis.set(xlabel="transformation", ylabel=f"S_pri, rule of the {rule}")
     return figure

@@ -69,20 +69,20 @@ class Records:
     def case(self, cell: Audited) -> CaseResult | None:
         """Return the audit of a cell; None where it is not done."""
         result = self.result(cell)
-        return None if result is None else read_case(self._folder(cell) / str(result["case"]))
+        return None if result is None else read_case(self.folder(cell) / str(result["case"]))
 
     def confirmed(self, cell: Searched) -> dict[str, dict[str, CaseResult]]:
         """Return the audits of a search by model and row; empty where it is not done."""
         result = self.result(cell)
         if result is None:
             return {}
-        folder = self._folder(cell) / CONFIRM
+        folder = self.folder(cell) / CONFIRM
         return {
             str(model): {str(row): read_case(folder / f"{model}-{row}") for row in rows}
             for model, rows in result["cases"].items()
         }
 
-    def _folder(self, cell: Cell) -> Path:
+    def folder(self, cell: Cell) -> Path:
         """Return the folder of a cell that is done."""
         folders = (folder / cell.key for folder in self.folders)
         return next(folder for folder in folders if (folder / CELL).is_file())
