@@ -83,8 +83,8 @@ def over_training() -> list[str]:
 
     def told(attack: str, step: int) -> str:
         found = []
-        for row in (NONE, HYBRID):
-            ((hits, n),) = [(h, n) for at, h, n in stages[row, attack] if at == step]
+        for defense in (NONE, HYBRID):
+            ((hits, n),) = [(h, n) for at, h, n in stages[defense, attack] if at == step]
             found.append(f"{hits} of {n}")
         return " and ".join(found)
 
