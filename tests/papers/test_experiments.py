@@ -28,6 +28,7 @@ from gradveil.papers.records import Records
 from gradveil.papers.searched import Searched
 from gradveil.papers.switches import AS_PUBLISHED, CHOICES, OURS, VARIANTS, Switches, switched
 from gradveil.papers.tables import compare
+from gradveil.papers.tuned import WORK, TunedAttack
 
 WHOLE = Size()
 SECTION_8 = [*(f"exp{number}" for number in range(1, 11)), "ext1", "ext2"]
@@ -276,6 +277,39 @@ def test_a_record_of_a_search_names_no_folder_elsewhere(tmp_path: Path, row: str
     path.write_text(json.dumps(written))
     with pytest.raises(GradveilError, match=r"cell\.json"):
         Records((tmp_path,)).confirmed(chosen)
+
+
+def test_a_tuned_attack_meets_the_victims_of_the_others_on_their_models(tmp_path: Path) -> None:
+    found = entries(EXPERIMENTS["tuning"], OURS)
+    stages = {entry.cell.key for entry in entries(EXPERIMENTS["over-training"], OURS)}
+    others = {entry.cell.key for entry in found if not isinstance(entry.cell, TunedAttack)}
+    assert len(found) == 6 and len(others) == 4 and others <= stages  # none is measured twice
+    tuned = found[-1].cell
+    assert isinstance(tuned, TunedAttack)
+    job = tuned.tuning(Workspace(tmp_path))
+    assert (job.data, job.images, job.work) == ("cifar100", 16, 4_800)
+    assert WORK == 32 * 200 + 8 * 800 + 2 * 2_400
+    usual = found[-2].cell
+    assert isinstance(usual, Audited) and tuned.training.key == usual.training.key
+    assert (tuned.defense, tuned.images) == (usual.defense, usual.images)
+
+
+def test_a_quick_tuning_is_measured_kept_and_read_back(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path / "work", tmp_path / "no-data", device="cpu")
+    records = Records((tmp_path / "records",))
+    parts = make_parts([EXPERIMENTS["tuning"]], {"ours": OURS}, Size(quick=True), workspace)
+    row, chosen = parts[0].entries[-1]
+    assert isinstance(chosen, TunedAttack)
+    chosen.training.run(workspace)
+    records.write(chosen, workspace, chosen.measure(workspace), 1.0)
+    case = records.case(chosen)
+    assert case is not None and len(case.of("attack", "tuned")) == chosen.images
+    kept = tmp_path / "records" / chosen.key
+    assert {"attack.toml", "tuning.json"} <= {path.name for path in kept.iterdir()}
+    for path in kept.glob("*.*"):
+        assert str(tmp_path) not in path.read_text()
+    _, body = compare({"ours": parts[0]}, records)
+    assert body[-1][0] == row and "tuned" in body[-1][1]
 
 
 @pytest.mark.slow

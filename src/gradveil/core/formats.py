@@ -659,6 +659,7 @@ class SearchCell(Struct, frozen=True):
 CELLS: dict[str, type[Struct]] = {
     "training": TrainingCell,
     "audit": AuditCell,
+    "tuned": AuditCell,
     "singles": SinglesCell,
     "lines": LinesCell,
     "layers": LayersCell,

@@ -19,6 +19,7 @@ from gradveil.papers.experiments import (
 )
 from gradveil.papers.searched import Searched
 from gradveil.papers.switches import Switches
+from gradveil.papers.tuned import TunedAttack
 
 EARLY = 4  # epochs: those of the stages, at the same rate and with the same draws as of 60
 END = "end"
@@ -152,6 +153,27 @@ class RacedPolicies(Ours):
             images = size.count(switches, RACED)
             cell = audit(training, switches, images, STRONGEST)
             found.append(Entry(policy, replace(cell, defense=parse(policy), sham=False)))
+        return tuple(found)
+
+
+@dataclass(frozen=True)
+class Tuning(Ours):
+    """The published, the raced and a tuned attack, before training and after it."""
+
+    setting: Setting
+
+    def entries(self, switches: Switches, size: Size) -> tuple[Entry, ...]:
+        early = replace(self.setting.training(NONE, switches, epochs=EARLY), at=0)
+        trained = self.setting.training(NONE, switches)
+        found = []
+        for row, training, end in (("step 0", early, False), (END, trained, True)):
+            images = size.count(switches)
+            usual = audit(training, switches, images, STANDARD, end)
+            few = images if end else size.count(switches, RACED)
+            strong = audit(training, switches, few, STRONGEST, end)
+            strong = strong if end else replace(strong, sham=False)
+            tuned = TunedAttack(training, usual.defense, images=images)
+            found += [Entry(row, usual), Entry(row, strong), Entry(row, tuned)]
         return tuple(found)
 
 

@@ -41,6 +41,7 @@ from gradveil.papers.tables import (
     rank_tests,
     rows_of,
 )
+from gradveil.papers.tuned import TUNED
 from gradveil.papers.verdicts import (
     FAILS,
     HOLDS,
@@ -60,7 +61,9 @@ from gradveil.papers.verdicts import (
 )
 from gradveil.scores.lineup import FAR
 from gradveil.search.job import SEMI_TRAINED
-from gradveil.stats import difference, mean_interval, summary
+from gradveil.stats import difference, mean_interval, sign_test, summary
+
+SIDE = 0.0125  # level of a test of one direction, of two stages
 
 Share = tuple[int, int]
 """Images with rank 1, of how many."""
@@ -378,6 +381,37 @@ def training_lowers(evidence: Evidence) -> Decision:
     return Decision("training", experiment.claim, together(verdicts), text)
 
 
+def tuning_gains(evidence: Evidence) -> Decision:
+    """Decide whether a tuned attack finds more than the stronger of two others, on their images."""
+    experiment = EXPERIMENTS["tuning"]
+    verdicts, figures = [], []
+    for row in ("step 0", END):
+        entries = evidence.entries(experiment.id, row)
+        made = {
+            each: attack_records(entries, evidence.records, each) for each in attacks_of(entries)
+        }
+        if not all(made.values()):
+            verdicts.append(MISSING)
+            continue
+        firsts = {
+            name: {
+                record.image: record.ok and record.scores["used"]["rank"] == 1 for record in some
+            }
+            for name, some in made.items()
+        }
+        mine = firsts.pop(TUNED)
+        best = max(firsts, key=lambda name: sum(firsts[name].values()) / len(firsts[name]))
+        both = [(mine[image], hit) for image, hit in firsts[best].items() if image in mine]
+        gained = [int(ours) - int(theirs) for ours, theirs in both]
+        more, fewer = (sign_test([sign * value for value in gained]) for sign in (1, -1))
+        verdicts.append(HOLDS if more < SIDE else FAILS if fewer < SIDE else UNTOLD)
+        ours, theirs = (sum(hits) for hits in zip(*both, strict=True))
+        figures.append(
+            f"{row}: tuned {ours}, `{best}` {theirs} of the same {len(both)}, p = {more:.2g}"
+        )
+    return Decision("tuning", experiment.claim, together(verdicts), "; ".join(figures))
+
+
 def _most_found(evidence: Evidence, experiment: str, row: str) -> list[Share | None] | None:
     """Return rank 1 of the strongest attack on a row, by the line-up and with the most room.
 
@@ -480,6 +514,7 @@ def decide_all(parts: Sequence[Part], records: Records) -> list[Decision]:
         best_defense(evidence),
         search_finds(evidence),
         training_lowers(evidence),
+        tuning_gains(evidence),
         protects(evidence, ("table5",), "extension 1", EXPERIMENTS["table5"].claim),
         best_transformations(evidence, "ext2", "extension 2", 3),
         costs_nothing(evidence, "PRECODE's accuracy", accuracy.claim, pairs),
