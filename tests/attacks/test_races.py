@@ -42,15 +42,17 @@ def by_hand(attack: GradientMatching, seen: Observation, begin: Tensor) -> Recon
         tried = [replace(short, start=Given(row))(seen, 0) for row in rows]
         best = sorted(range(len(rows)), key=lambda row: tried[row].distance)[:kept]
         rows = [tried[row].images for row in best]
-    last = replace(attack, restarts=1, race=Race())
+    weaker = TotalVariation(attack.race.fade * 1e-3)
+    last = replace(attack, restarts=1, race=Race(), prior=weaker)
     return min(
         (replace(last, start=Given(row))(seen, 0) for row in rows), key=lambda one: one.distance
     )
 
 
-def test_a_race_is_what_its_stages_are_one_row_at_a_time() -> None:
+@pytest.mark.parametrize("fade", [1.0, 0.1, 0.0])
+def test_a_race_is_what_its_stages_are_one_row_at_a_time(fade: float) -> None:
     begin = starts(8)
-    attack = replace(PLAIN, race=RACE, start=Given(begin))
+    attack = replace(PLAIN, race=replace(RACE, fade=fade), start=Given(begin))
     found = attack(victims(), 0)
     for seen, own, rows in zip(victims(), found, begin.split(8), strict=True):
         expected = by_hand(attack, seen, rows)
@@ -134,6 +136,9 @@ def test_a_race_that_cannot_be_run_is_refused_in_one_line() -> None:
     for share in (0.0, -1.0, float("inf"), float("nan")):
         assert "share must be above 0" in refused(Race, ((2, share),))
     assert "heats" in refused(Race, 3)
+    for fade in (-1.0, float("inf"), float("nan")):
+        assert "it must be at least 0" in refused(Race, ((2, 0.5),), fade)
+    assert "without a heat" in refused(Race, (), 0.5)
 
 
 def test_a_race_takes_every_breaker_along() -> None:

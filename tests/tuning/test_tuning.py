@@ -1,6 +1,7 @@
 """Tunings: what they try, what they find, what their file says, and how they go on after a stop."""
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -133,8 +134,12 @@ def test_a_tuning_that_was_stopped_in_a_group_goes_on_to_the_same_result(
 
 
 @pytest.mark.slow
-def test_a_database_and_a_cluster_give_the_same_result(tuned: TuningResult, tmp_path: Path) -> None:
+def test_a_database_and_a_cluster_give_the_same_result(
+    tuned: TuningResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("ray")
+    tests = [str(Path(toys.__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(tests))  # a worker imports this module
     ways: dict[str, dict[str, Any]] = {
         "database": {"storage": f"sqlite:///{tmp_path}/study.db"},
         "cluster": {"engine": "ray", "ray_address": "local"},

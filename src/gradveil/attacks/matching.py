@@ -121,6 +121,7 @@ class GradientMatching(Attack):
 
     def _finish(self, problem: "Problem", before: int, count: "_Count") -> list[Reconstruction]:
         """Make the search proper, after so many steps of heats."""
+        problem.prior_weight = self.race.fade
         wanted = {round(self.steps * k / self.frames) for k in range(1, self.frames + 1)}
         frames: Frames = [(before, problem.pixels().cpu())] if self.frames else []
 
@@ -168,6 +169,7 @@ class Problem:
         self.fresh, self.shares = fresh, shares
         self.images, self.labels, self.draws = rows.images, rows.labels, rows.draws
         self.restarts = len(rows.images) // len(seen)
+        self.prior_weight = 1.0
         self.mean, self.std = find_frame(first, rows.images.device)
         self.untold = bool(fresh.modules) and (
             first.protocol.moves(first.size) or attack.prior.passes
@@ -330,6 +332,7 @@ class Problem:
         pixels, state = images * self.std + self.mean, replace(self.state, labels=labels)
         with self._model_randomness():
             penalty = self.attack.prior(pixels, state)
+        penalty = penalty if self.prior_weight == 1 else self.prior_weight * penalty
         hidden = self.attack.hidden
         return penalty if hidden is None else penalty + hidden.penalty(draws, self.state.model)
 

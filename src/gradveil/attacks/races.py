@@ -18,12 +18,20 @@ class Race:
     for each victim, then the best 8 for 800 steps, and the best 2 of those enter the search proper.
     Each goes on from the images of the last, judged by the gradient distance alone. The learning
     rate decays in the search proper only. No heats, no race.
+
+    In the search proper the prior counts `fade` times as much as in the heats: smoothness leads a
+    start to the right shapes, and then stands in the way of details.
     """
 
     heats: tuple[tuple[int, float], ...] = ()
+    fade: float = 1.0
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if not 0 <= self.fade < float("inf"):
+            raise GradveilError(f"race: fade {self.fade:g}; it must be at least 0")
+        if not self.heats and self.fade != 1:
+            raise GradveilError(f"race: fade {self.fade:g} without a heat; give it heats")
         left = None
         for times, share in self.heats:
             if times < 1:
@@ -43,7 +51,8 @@ class Race:
             left = times
 
     def __str__(self) -> str:
-        return ", ".join(f"{times} x {share:.4g}" for times, share in self.heats) or "none"
+        heats = ", ".join(f"{times} x {share:.4g}" for times, share in self.heats) or "none"
+        return heats if self.fade == 1 else f"{heats}, prior x {self.fade:.4g} after it"
 
     def stages(self, restarts: int, steps: int) -> list[tuple[int, int]]:
         """Return (rows of each victim, steps) of every heat, then of the search proper."""

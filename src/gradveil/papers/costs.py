@@ -16,7 +16,7 @@ MODE = 2.5  # batch norm in train mode beside eval mode: 18 and 7 ms, batches of
 FOLLOWING = 2.0  # a local step with weights for each client beside one with shared weights
 
 MODELS = {"resnet20-4": 1.0, "convnet": 1.5, "convnet-9": 1.7, "lenet": 0.15, "mlp": 0.2}
-"""Time of a pass beside that of resnet20-4: 5.4 and 3.5 ms a training step; others are estimates."""
+"""Time of a pass beside that of resnet20-4 (a training step: 5.4 and 3.5 ms); others are rough."""
 
 TRAIN_IMAGES = {
     "cifar10": 50_000,

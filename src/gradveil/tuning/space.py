@@ -283,6 +283,7 @@ PLANS = {
     "4": Searches(4),
     "8 raced": Searches(1, Race(((8, 1 / 8), (2, 1 / 2)))),
     "32 raced": Searches(2, Race(((16, 1 / 12), (4, 1 / 3)))),
+    "32 raced, fading": Searches(2, Race(((16, 1 / 12), (4, 1 / 3)), fade=0.05)),
 }
 """Ways to spend the work, by the number of starts."""
 
