@@ -6,7 +6,7 @@ GOALS = {"lenet": "3x", "small-convnet": "3x", "mlp": "3x"}
 
 
 def section() -> str:
-    return "\n\n".join((_table(), _peers(), _training()))
+    return "\n\n".join((_table(), _second_order(), _peers(), _training()))
 
 
 def _table() -> str:
@@ -87,6 +87,17 @@ def _table() -> str:
     )
     head = ["what", "how", "batched", "plain way", "ratio", "goal"]
     return f"## Speed\n{table(head, body)}"
+
+
+def _second_order() -> str:
+    gpu, cpu = facts("lbfgs-h200.json"), facts("lbfgs-cpu.json")
+    return (
+        f"`dlg` (L-BFGS), untrained lenet, the first {gpu['n']} test images of CIFAR-100, "
+        f"{gpu['steps']} steps (`benchmarks/lbfgs.py`): {gpu['seconds']:.1f} s on {gpu['device']} "
+        f"(goal 90 s), mean {gpu['psnr_mean']:.1f} dB and {gpu['found']} of {gpu['n']} from 30 dB "
+        f"on; on a CPU {cpu['psnr_mean']:.1f} dB and {cpu['found']} of {cpu['n']}, in "
+        f"{cpu['seconds'] / 60:.0f} minutes on a machine that was busy otherwise."
+    )
 
 
 def _peers() -> str:
