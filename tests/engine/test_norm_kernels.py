@@ -91,6 +91,30 @@ def test_products_and_mixtures_of_several_gradients_have_their_factors() -> None
         torch.testing.assert_close(kernels.mix(g, t, a, b, f), expected_mix)
 
 
+def test_a_mixture_reads_slopes_that_all_victims_share() -> None:
+    kernels = load_kernels()
+    found, target = maps((3, 5), 0, last=False), maps((3, 5), 1, last=False)
+    spread = [torch.tensor([value], device=DEVICE).expand(3) for value in (1.0, -2.0)]
+    mixed = kernels.mix(found, target, *spread, 1.0)
+    torch.testing.assert_close(mixed, 2 * found - 2 * target)
+
+
+def test_a_mixture_of_a_large_gradient_has_no_more_programs_than_a_gpu_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kernels, grids = load_kernels(), []
+
+    class Launched:
+        def __getitem__(self, grid: tuple[int, ...]) -> object:
+            grids.append(grid)
+            return lambda *arguments: None
+
+    monkeypatch.setattr(kernels, "_mix", Launched())
+    large = torch.empty(2, 4_096, 25_088, device="meta")  # the first linear layer of VGG
+    kernels.mix(large, large, *torch.empty(2, 2, device="meta").unbind(), 1.0)
+    assert max(grids[0][1:]) <= 65_535
+
+
 GROUPS = [(2, 3, 40, 25), (3, 1, 5, 300), (1, 2, 33, 1)]
 
 

@@ -161,9 +161,12 @@ def mix(
 ) -> Tensor:
     """Return f (2 a_v g' + b_v g) for each victim v, in one pass."""
     found, target = _alike(found, target)
+    # The slope of a sum over victims is one number that all of them share.
+    to_found, to_target = to_found.contiguous(), to_target.contiguous()
     out = torch.empty_like(found)
     size = found[0].numel()
-    _mix[(len(found), triton.cdiv(size, BLOCK))](
+    # Only the first number of programs may exceed 65,535, and a gradient may be large.
+    _mix[(triton.cdiv(size, BLOCK), len(found))](
         found, target, to_found, to_target, out, factor, size, BLOCK
     )
     return out
@@ -173,8 +176,8 @@ def mix(
 def _mix(  # type: ignore[no-untyped-def]
     found, target, to_found, to_target, out, factor, size, block: tl.constexpr
 ):
-    victim = tl.program_id(0).to(tl.int64)
-    index = tl.program_id(1) * block + tl.arange(0, block)
+    victim = tl.program_id(1).to(tl.int64)
+    index = tl.program_id(0) * block + tl.arange(0, block)
     inside = index < size
     g = tl.load(found + victim * size + index, mask=inside, other=0.0).to(tl.float32)
     t = tl.load(target + victim * size + index, mask=inside, other=0.0).to(tl.float32)
