@@ -73,6 +73,22 @@ def test_sums_and_slopes_of_batch_norm_are_those_of_autograd(
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_a_large_mean_costs_the_sums_and_slopes_of_batch_norm_no_digits() -> None:
+    kernels, shape = load_kernels(), (2, 5, 8, 8)
+    blame, inputs = maps(shape, 0), 1_000 + 0.01 * maps(shape, 1)
+    mean, variance = (torch.full((5,), value, device=DEVICE) for value in (1e3, 1e-4))
+    statistics = kernels.Statistics(mean, variance, None, None, 1e-5)
+    r = (variance.double() + 1e-5).rsqrt()[:, None, None]
+    normal = (inputs.double() - 1_000) * r
+    assert apart(kernels.affine(inputs, statistics, shifted=True), normal) < 1e-5
+    found, _ = kernels.norm_sums(blame, inputs, statistics)
+    assert apart(found, (blame.double() * normal).sum((2, 3))) < 1e-5
+    to_weight, to_bias = maps((2, 2, 5), 2, last=False).unbind()
+    to_blame, _ = kernels.norm_slopes(blame, inputs, to_weight, to_bias, statistics)
+    expected = to_bias[:, :, None, None] + normal * to_weight[:, :, None, None]
+    assert apart(to_blame, expected) < 1e-5
+
+
 def test_products_and_mixtures_of_several_gradients_have_their_factors() -> None:
     kernels, factors = load_kernels(), (1.0, 0.5, 3.0)
     shapes = [(3, 5, 4), (3, 9_001), (3, 2, 3, 3)]
