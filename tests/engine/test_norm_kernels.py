@@ -193,6 +193,11 @@ def test_normalization_by_groups_and_two_derivatives_are_those_of_torch(
         assert apart(mine, theirs) < 1e-4
 
 
+def test_the_maps_of_a_large_batch_have_no_more_programs_than_a_gpu_takes() -> None:
+    values = torch.empty(1, 128, 64, 224 * 224, device="meta")
+    assert max(load_norm_kernels()._grid(values)[1:]) <= 65_535
+
+
 def apart(found: Tensor, expected: Tensor) -> float:
     """Return the error beside the size of what is expected."""
     difference = found.double() - expected.detach()
