@@ -123,7 +123,7 @@ def test_a_mixture_of_a_large_gradient_has_no_more_programs_than_a_gpu_takes(
     class Launched:
         def __getitem__(self, grid: tuple[int, ...]) -> object:
             grids.append(grid)
-            return lambda *arguments: None
+            return lambda *_: None
 
     monkeypatch.setattr(kernels, "_mix", Launched())
     large = torch.empty(2, 4_096, 25_088, device="meta")  # the first linear layer of VGG
