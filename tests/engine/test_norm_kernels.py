@@ -73,6 +73,22 @@ def test_sums_and_slopes_of_batch_norm_are_those_of_autograd(
         torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-5)
 
 
+def test_a_large_mean_costs_the_sums_and_slopes_of_batch_norm_no_digits() -> None:
+    kernels, shape = load_kernels(), (2, 5, 8, 8)
+    blame, inputs = maps(shape, 0), 1_000 + 0.01 * maps(shape, 1)
+    mean, variance = (torch.full((5,), value, device=DEVICE) for value in (1e3, 1e-4))
+    statistics = kernels.Statistics(mean, variance, None, None, 1e-5)
+    r = (variance.double() + 1e-5).rsqrt()[:, None, None]
+    normal = (inputs.double() - 1_000) * r
+    assert apart(kernels.affine(inputs, statistics, shifted=True), normal) < 1e-5
+    found, _ = kernels.norm_sums(blame, inputs, statistics)
+    assert apart(found, (blame.double() * normal).sum((2, 3))) < 1e-5
+    to_weight, to_bias = maps((2, 2, 5), 2, last=False).unbind()
+    to_blame, _ = kernels.norm_slopes(blame, inputs, to_weight, to_bias, statistics)
+    expected = to_bias[:, :, None, None] + normal * to_weight[:, :, None, None]
+    assert apart(to_blame, expected) < 1e-5
+
+
 def test_products_and_mixtures_of_several_gradients_have_their_factors() -> None:
     kernels, factors = load_kernels(), (1.0, 0.5, 3.0)
     shapes = [(3, 5, 4), (3, 9_001), (3, 2, 3, 3)]
@@ -89,6 +105,30 @@ def test_products_and_mixtures_of_several_gradients_have_their_factors() -> None
         shape = (-1, *(1,) * (g.dim() - 1))
         expected_mix = f * (2 * a.view(shape) * g + b.view(shape) * t)
         torch.testing.assert_close(kernels.mix(g, t, a, b, f), expected_mix)
+
+
+def test_a_mixture_reads_slopes_that_all_victims_share() -> None:
+    kernels = load_kernels()
+    found, target = maps((3, 5), 0, last=False), maps((3, 5), 1, last=False)
+    spread = [torch.tensor([value], device=DEVICE).expand(3) for value in (1.0, -2.0)]
+    mixed = kernels.mix(found, target, *spread, 1.0)
+    torch.testing.assert_close(mixed, 2 * found - 2 * target)
+
+
+def test_a_mixture_of_a_large_gradient_has_no_more_programs_than_a_gpu_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kernels, grids = load_kernels(), []
+
+    class Launched:
+        def __getitem__(self, grid: tuple[int, ...]) -> object:
+            grids.append(grid)
+            return lambda *_: None
+
+    monkeypatch.setattr(kernels, "_mix", Launched())
+    large = torch.empty(2, 4_096, 25_088, device="meta")  # the first linear layer of VGG
+    kernels.mix(large, large, *torch.empty(2, 2, device="meta").unbind(), 1.0)
+    assert max(grids[0][1:]) <= 65_535
 
 
 GROUPS = [(2, 3, 40, 25), (3, 1, 5, 300), (1, 2, 33, 1)]
@@ -151,6 +191,11 @@ def test_normalization_by_groups_and_two_derivatives_are_those_of_torch(
     again = kernels.second(u.float(), g, x, plain[0], kept, (mixed, to_bias), tuple(given))
     for mine, theirs in zip(again[: len(seconds)], seconds, strict=True):
         assert apart(mine, theirs) < 1e-4
+
+
+def test_the_maps_of_a_large_batch_have_no_more_programs_than_a_gpu_takes() -> None:
+    values = torch.empty(1, 128, 64, 224 * 224, device="meta")
+    assert max(load_norm_kernels()._grid(values)[1:]) <= 65_535
 
 
 def apart(found: Tensor, expected: Tensor) -> float:

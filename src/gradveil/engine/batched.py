@@ -38,7 +38,8 @@ class BatchedGradients:
     victims; where batching cannot work, a call raises `NotBatchableError`. With `short`, a GPU may
     multiply patches in bf16, which halves the memory they move; such gradients come out as bf16.
     `told` names the modules whose draws come with each call; with `free`, dropout layers may
-    draw by themselves.
+    draw by themselves. Weights may change between calls, but with `short` not through
+    `weight.data.add_` and the like, which torch does not count.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class BatchedGradients:
         self._tried = False
         self._mismatch: str | None = None
         self._forwards = FORWARDS
-        self._shortened: dict[str, tuple[tuple[int, int], Tensor]] = {}
+        self._shortened: dict[str, _Shortened] = {}
 
     @property
     def why_not(self) -> str | None:
@@ -112,8 +113,9 @@ class BatchedGradients:
             with _rows_given(self._model, ends):
                 self._mismatch = _trial(self._model, self._loss, images, labels)
                 if self._short and self._mismatch is None and suits(images):
-                    shortened = _can_be_short(self._model, self._loss, images, labels)
-                    self._forwards = SHORT_TWICE if shortened else FORWARDS
+                    frozen = self._frozen(short=True)
+                    if _can_be_short(self._model, self._loss, images, labels, frozen):
+                        self._forwards = SHORT_TWICE
             self._tried = True
         if (reason := self.why_not) is not None:
             raise NotBatchableError(f"the gradients of these victims cannot be batched: {reason}")
@@ -151,7 +153,7 @@ class BatchedGradients:
         if not differentiable:
             images, labels = images.detach(), labels.detach()
             draws = {name: value.detach() for name, value in draws.items()}
-        frozen = self._frozen()
+        frozen = self._frozen(short=self._forwards is SHORT_TWICE)
         with torch.enable_grad(), _rows_given(self._model, draws):
             yield forward(
                 self._model,
@@ -164,24 +166,45 @@ class BatchedGradients:
                 running=running,
             )
 
-    def _frozen(self) -> dict[str, Tensor]:
+    def _frozen(self, *, short: bool) -> dict[str, Tensor]:
         """Return the parameters, detached: nobody needs the gradients summed over all victims.
 
         For a short pass the weights of convolutions are given in its format, made anew only when
         they have changed.
         """
-        found = {name: parameter.detach() for name, parameter in self._model.named_parameters()}
-        if self._forwards is not SHORT_TWICE:
+        found = _detached(self._model)
+        if not short:
             return found
         for prefix, module in self._model.named_modules():
             name = f"{prefix}.weight" if prefix else "weight"
             if type(module) is not nn.Conv2d or not is_short(module) or name not in found:
                 continue
-            state = found[name].data_ptr(), found[name]._version
-            if self._shortened.get(name, (None,))[0] != state:
-                self._shortened[name] = state, shortened(found[name])
-            found[name] = self._shortened[name][1]
+            kept = self._shortened.get(name)
+            if kept is None or not kept.is_of(found[name]):
+                kept = self._shortened[name] = _Shortened(found[name])
+            found[name] = kept.value
         return found
+
+
+class _Shortened:
+    """A weight in bf16, and what it was made of, whose memory nothing else can take meanwhile."""
+
+    def __init__(self, weight: Tensor) -> None:
+        self._weight, self._version = weight, weight._version
+        self.value = shortened(weight)
+
+    def is_of(self, weight: Tensor) -> bool:
+        """Tell whether it was made of this weight as it is now."""
+        return (
+            weight.data_ptr() == self._weight.data_ptr()
+            and weight.stride() == self._weight.stride()
+            and weight.device == self._weight.device
+            and weight._version == self._version
+        )
+
+
+def _detached(model: nn.Module) -> dict[str, Tensor]:
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
 def obstacle(model: nn.Module, told: Collection[str] = ()) -> str | None:
@@ -251,19 +274,20 @@ def _trial(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor) -> str 
         return f"a trial pass failed with {one_line(error)}"
 
 
-def _can_be_short(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor) -> bool:
+def _can_be_short(
+    model: nn.Module, loss: Loss, images: Tensor, labels: Tensor, frozen: dict[str, Tensor]
+) -> bool:
     """Tell whether bf16 between the layers gives the gradients of two random victims, and slopes.
 
-    A model's own code may not take that format.
+    `frozen` are the parameters of the short pass. A model's own code may not take that format.
     """
-    frozen = {name: parameter.detach() for name, parameter in model.named_parameters()}
     first = torch.rand((2, *images.shape[1:]), generator=Generator().manual_seed(0)).to(images)
     found = []
     try:
-        for forwards in (FORWARDS, SHORT_TWICE):
+        for forwards, parameters in ((FORWARDS, _detached(model)), (SHORT_TWICE, frozen)):
             with torch.enable_grad():
                 guess = first.clone().requires_grad_()
-                done = forward(model, loss, guess, labels.detach()[[0, -1]], frozen, forwards)
+                done = forward(model, loss, guess, labels.detach()[[0, -1]], parameters, forwards)
                 gradients = collect(model, done, 2, differentiable=True, short=True)
                 flat = torch.cat([part.float().flatten(1) for part in gradients.values()], dim=1)
                 (slope,) = torch.autograd.grad(flat.square().sum(), guess)

@@ -161,9 +161,12 @@ def mix(
 ) -> Tensor:
     """Return f (2 a_v g' + b_v g) for each victim v, in one pass."""
     found, target = _alike(found, target)
+    # The slope of a sum over victims is one number that all of them share.
+    to_found, to_target = to_found.contiguous(), to_target.contiguous()
     out = torch.empty_like(found)
     size = found[0].numel()
-    _mix[(len(found), triton.cdiv(size, BLOCK))](
+    # Only the first number of programs may exceed 65,535, and a gradient may be large.
+    _mix[(triton.cdiv(size, BLOCK), len(found))](
         found, target, to_found, to_target, out, factor, size, BLOCK
     )
     return out
@@ -173,8 +176,8 @@ def mix(
 def _mix(  # type: ignore[no-untyped-def]
     found, target, to_found, to_target, out, factor, size, block: tl.constexpr
 ):
-    victim = tl.program_id(0).to(tl.int64)
-    index = tl.program_id(1) * block + tl.arange(0, block)
+    victim = tl.program_id(1).to(tl.int64)
+    index = tl.program_id(0) * block + tl.arange(0, block)
     inside = index < size
     g = tl.load(found + victim * size + index, mask=inside, other=0.0).to(tl.float32)
     t = tl.load(target + victim * size + index, mask=inside, other=0.0).to(tl.float32)
@@ -343,6 +346,8 @@ def _norm_sums(  # type: ignore[no-untyped-def]
     image = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * tile + tl.arange(0, tile)
     held = c < channels
+    # Taken off first: the difference of two large sums would have few digits.
+    mean = tl.load(means + c, mask=held, other=0.0).to(tl.float32)
     plain = tl.zeros((tile,), tl.float32)
     mixed = tl.zeros((tile,), tl.float32)
     for start in range(0, positions, block):
@@ -367,10 +372,9 @@ def _norm_sums(  # type: ignore[no-untyped-def]
             other=0.0,
         ).to(tl.float32)
         plain += tl.sum(b, 0)
-        mixed += tl.sum(b * a, 0)
-    mean = tl.load(means + c, mask=held, other=0.0).to(tl.float32)
+        mixed += tl.sum(b * (a - mean[None, :]), 0)
     r = tl.rsqrt(tl.load(variances + c, mask=held, other=1.0).to(tl.float32) + eps)
-    tl.store(weights + image * channels + c, (mixed - mean * plain) * r, mask=held)
+    tl.store(weights + image * channels + c, mixed * r, mask=held)
     tl.store(biases + image * channels + c, plain, mask=held)
 
 
@@ -419,10 +423,10 @@ def _norm_slopes(  # type: ignore[no-untyped-def]
     r = tl.rsqrt(tl.load(variances + c, mask=held, other=1.0).to(tl.float32) + eps)
     mixed = r * tl.load(to_weight + image * channels + c, mask=held, other=0.0).to(tl.float32)
     plain = tl.load(to_bias + image * channels + c, mask=held, other=0.0).to(tl.float32)
-    plain -= mixed * tl.load(means + c, mask=held, other=0.0).to(tl.float32)
+    mean = tl.load(means + c, mask=held, other=0.0).to(tl.float32)
     b = tl.load(blame + at, mask=there, other=0.0).to(tl.float32)
     a = tl.load(inputs + at, mask=there, other=0.0).to(tl.float32)
-    tl.store(to_blame + at, plain[None, :] + a * mixed[None, :], mask=there)
+    tl.store(to_blame + at, plain[None, :] + (a - mean[None, :]) * mixed[None, :], mask=there)
     tl.store(to_inputs + at, b * mixed[None, :], mask=there)
 
 
@@ -480,12 +484,12 @@ def _affine(  # type: ignore[no-untyped-def]
     scale = tl.rsqrt(tl.load(variances + c, mask=held, other=1.0).to(tl.float32) + eps)
     if weighted:
         scale *= tl.load(weights + c, mask=held, other=0.0).to(tl.float32)
-    value = tl.load(maps + at, mask=there, other=0.0).to(tl.float32) * scale[None, :]
+    value = tl.load(maps + at, mask=there, other=0.0).to(tl.float32)
     if shifted:
-        shift = -tl.load(means + c, mask=held, other=0.0).to(tl.float32) * scale
-        if biased:
-            shift += tl.load(biases + c, mask=held, other=0.0).to(tl.float32)
-        value += shift[None, :]
+        value -= tl.load(means + c, mask=held, other=0.0).to(tl.float32)[None, :]
+    value *= scale[None, :]
+    if shifted and biased:
+        value += tl.load(biases + c, mask=held, other=0.0).to(tl.float32)[None, :]
     tl.store(found + at, value, mask=there)
 
 

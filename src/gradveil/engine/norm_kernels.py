@@ -111,8 +111,9 @@ def _filled(weight: Tensor | None, bias: Tensor | None, values: Tensor) -> Seque
 
 
 def _grid(values: Tensor) -> tuple[int, int, int]:
+    """Return the numbers of programs; only the first may exceed 65,535."""
     groups, rows, channels, positions = values.shape
-    return groups, triton.cdiv(rows * positions, ENTRIES), triton.cdiv(channels, CHANNELS)
+    return triton.cdiv(rows * positions, ENTRIES), groups, triton.cdiv(channels, CHANNELS)
 
 
 def _sizes(values: Tensor, sums: Tensor) -> tuple[int, ...]:
@@ -213,8 +214,8 @@ def _scale(  # type: ignore[no-untyped-def]
     block: tl.constexpr,
     tile: tl.constexpr,
 ):
-    group = tl.program_id(0).to(tl.int64)
-    e = tl.program_id(1) * block + tl.arange(0, block)
+    e = tl.program_id(0) * block + tl.arange(0, block)
+    group = tl.program_id(1).to(tl.int64)
     c = tl.program_id(2) * tile + tl.arange(0, tile)
     held = c < channels
     there = (e < entries)[:, None] & held[None, :]
@@ -262,8 +263,8 @@ def _forward(  # type: ignore[no-untyped-def]
     block: tl.constexpr,
     tile: tl.constexpr,
 ):
-    group = tl.program_id(0).to(tl.int64)
-    e = tl.program_id(1) * block + tl.arange(0, block)
+    e = tl.program_id(0) * block + tl.arange(0, block)
+    group = tl.program_id(1).to(tl.int64)
     c = tl.program_id(2) * tile + tl.arange(0, tile)
     held = c < channels
     there = (e < entries)[:, None] & held[None, :]
@@ -275,7 +276,7 @@ def _forward(  # type: ignore[no-untyped-def]
     square = _whole(sums, 1, group, c, held, groups, channels, parts) / entries
     mean = center + away
     r = tl.rsqrt(tl.maximum(square - away * away, 0.0) + eps)
-    if tl.program_id(1) == 0:
+    if tl.program_id(0) == 0:
         tl.store(kept + group * channels + c, mean, mask=held)
         tl.store(kept + (groups + group) * channels + c, r, mask=held)
     scale = r
@@ -311,8 +312,8 @@ def _backward(  # type: ignore[no-untyped-def]
     block: tl.constexpr,
     tile: tl.constexpr,
 ):
-    group = tl.program_id(0).to(tl.int64)
-    e = tl.program_id(1) * block + tl.arange(0, block)
+    e = tl.program_id(0) * block + tl.arange(0, block)
+    group = tl.program_id(1).to(tl.int64)
     c = tl.program_id(2) * tile + tl.arange(0, tile)
     held = c < channels
     there = (e < entries)[:, None] & held[None, :]
@@ -322,7 +323,7 @@ def _backward(  # type: ignore[no-untyped-def]
     r = tl.load(kept + (groups + group) * channels + c, mask=held, other=0.0)
     plain = _whole(sums, 0, group, c, held, groups, channels, parts)
     mixed = _whole(sums, 1, group, c, held, groups, channels, parts) * r
-    if tl.program_id(1) == 0:
+    if tl.program_id(0) == 0:
         tl.store(both + group * channels + c, mixed, mask=held)
         tl.store(both + (groups + group) * channels + c, plain, mask=held)
     scale = r
@@ -363,8 +364,8 @@ def _second(  # type: ignore[no-untyped-def]
     block: tl.constexpr,
     tile: tl.constexpr,
 ):
-    group = tl.program_id(0).to(tl.int64)
-    e = tl.program_id(1) * block + tl.arange(0, block)
+    e = tl.program_id(0) * block + tl.arange(0, block)
+    group = tl.program_id(1).to(tl.int64)
     c = tl.program_id(2) * tile + tl.arange(0, tile)
     held = c < channels
     there = (e < entries)[:, None] & held[None, :]
@@ -384,7 +385,7 @@ def _second(  # type: ignore[no-untyped-def]
     if weighted:
         scale *= tl.load(weights + number, mask=held, other=0.0).to(tl.float32)
     common = together - (u_plain * plain + u_mixed * mixed) / entries
-    if tl.program_id(1) == 0:
+    if tl.program_id(0) == 0:
         tl.store(to_weight + number, r * common, mask=held)
     of_u = -scale * mixed / entries
     of_g = to_mixed - scale * u_mixed / entries
