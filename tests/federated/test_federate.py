@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -21,6 +22,7 @@ from gradveil.attacks import find
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
+from gradveil.core.stopping import Stopped
 from gradveil.core.tensor_files import read_safetensors
 from gradveil.core.types import Batch, Protocol
 from gradveil.data import Images
@@ -349,6 +351,26 @@ def test_processes_of_clients_that_ended_are_started_again_after_their_round(
     found = federate(make_job(), tmp_path, engine=engine, progress=False)
     assert len(starts) == 2
     assert [row["clients"] for row in found.history] == [CLIENTS, CLIENTS - 1, CLIENTS]
+
+
+def test_a_signal_that_a_bar_meets_prints_no_traceback_of_the_servers_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    met = []
+
+    def serve(*_: Any) -> None:
+        met.append(True)
+        raise Stopped("SIGTERM")
+
+    def run_simulation(server: Any, *_: Any, **__: Any) -> None:
+        thread = Thread(target=server, args=(None, None))  # Pytest minds errors in threads
+        thread.start()
+        thread.join()
+
+    monkeypatch.setattr(federated_run, "connect", lambda _: False)
+    monkeypatch.setattr(federated_run, "run_simulation", run_simulation)
+    federated_run.simulate(Plan(make_job(), None, tmp_path, ()), serve)
+    assert met
 
 
 @pytest.mark.parametrize("defense", ["none", "precode:k=4"])

@@ -8,7 +8,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -30,7 +30,7 @@ from gradveil.core.job_folder import SETTINGS, claim, remove_empty
 from gradveil.core.locks import alone, refuse_held
 from gradveil.core.progress import LONG, Bar, foretold
 from gradveil.core.reading import parse_json
-from gradveil.core.stopping import signaled, stop_if_signaled
+from gradveil.core.stopping import Stopped, signaled, stop_if_signaled
 from gradveil.core.tensor_files import read_safetensors
 from gradveil.data import Images
 from gradveil.defenses import Defense
@@ -331,7 +331,8 @@ def simulate(plan: Plan, serve: Serve) -> None:
 
     @server.main()
     def main(grid: Grid, _: Context) -> None:
-        serve(grid, lambda: ended.is_set() or signaled())
+        with suppress(Stopped):  # a bar raises it in this thread too, which would print it
+            serve(grid, lambda: ended.is_set() or signaled())
 
     with (
         tempfile.TemporaryDirectory(prefix="gradveil-federate-") as folder,
