@@ -1,5 +1,6 @@
 """A Ray cluster is refused in one line where there is none, and leaves this process as it was."""
 
+import os
 import re
 import signal
 import socket
@@ -10,7 +11,14 @@ import pytest
 
 from gradveil.core import GradveilError
 from gradveil.core.stopping import Stopped, stop_on_signals
-from gradveil.search.ray import RayEngine, check_cluster, connect, disconnect
+from gradveil.search.ray import (
+    ORPHANED,
+    SEARCH,
+    RayEngine,
+    check_cluster,
+    connect,
+    disconnect,
+)
 
 ray = pytest.importorskip("ray")
 
@@ -50,6 +58,21 @@ def test_an_address_where_something_else_answers_is_refused_at_once(answer: byte
             check_cluster(f"127.0.0.1:{server.getsockname()[1]}")
         other.join()
     assert time.monotonic() - began < 6
+
+
+@pytest.mark.parametrize("given", [None, "30"])
+def test_what_is_started_here_ends_soon_after_a_kill_unless_the_user_wants_it_otherwise(
+    given: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trainings that are killed, in `tests/federated/test_stops.py`, show that it does."""
+    told = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.setattr(ray, "init", lambda **_: told.append(os.environ[SEARCH]))
+    monkeypatch.delenv(SEARCH, raising=False)
+    if given:
+        monkeypatch.setenv(SEARCH, given)
+    assert connect("local") and told == [given or str(ORPHANED)]
+    assert os.environ.get(SEARCH) == given
 
 
 def test_what_ray_does_to_sigterm_is_undone_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import socket
 import threading
 import warnings
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,8 @@ PATIENCE = 5.0  # seconds for a cluster to answer
 START = 120.0  # seconds for the first worker to start
 LOSSES = 3  # workers lost at the same piece of work, after which the work is to blame
 LONGEST = 200  # letters of a message of Ray's
+SEARCH = "RAY_gcs_rpc_server_reconnect_timeout_s"  # Ray's variable for the seconds of a search
+ORPHANED = 10  # seconds that Ray's processes search for their server, which a kill took from them
 
 
 def check_cluster(address: str | None) -> str | None:
@@ -56,7 +58,8 @@ def connect(address: str | None) -> bool:
         # Ray warns of its later versions, and leaves files open, which Python warns of
         warnings.simplefilter("ignore")
         try:
-            ray.init(address=address or "local", **quiet)
+            with _soon_ended() if address in (None, "local") else contextlib.nullcontext():
+                ray.init(address=address or "local", **quiet)
             gc.collect()
         except Exception as error:  # also a bare one, as where the machine is too busy to start it
             raise GradveilError(
@@ -71,6 +74,23 @@ def connect(address: str | None) -> bool:
         finally:
             _restore(handler)
     return True
+
+
+@contextlib.contextmanager
+def _soon_ended() -> Iterator[None]:
+    """Let the processes that Ray starts here end soon after this one is killed.
+
+    The kernel kills Ray's servers with it. But the two agents, of dashboard and runtime
+    environments, then want to report that to Ray's GCS server, and search for it before they give
+    up: for 60 s by default.
+    """
+    before = os.environ.get(SEARCH)
+    os.environ[SEARCH] = before or str(ORPHANED)
+    try:
+        yield
+    finally:
+        if before is None:
+            os.environ.pop(SEARCH, None)
 
 
 def _restore(handler: Any) -> None:
