@@ -354,27 +354,31 @@ def search_finds(evidence: Evidence) -> Decision:
 def training_lowers(evidence: Evidence) -> Decision:
     """Decide whether the strongest attack finds fewer images at the end of training than before.
 
-    Reconstructions of trained networks lie further off, so it must be so by either line-up.
+    Reconstructions of trained networks lie further off, so it must be so by either line-up, and at
+    the end of both trainings.
     """
     experiment = EXPERIMENTS["over-training"]
     verdicts, figures = [], []
     for row in (NONE, HYBRID):
-        before, after = (
-            _most_found(evidence, experiment.id, f"{row}, {stage}") for stage in ("step 0", END)
-        )
-        if before is None or after is None:
-            verdicts.append(MISSING)
-            continue
-        verdicts += [
-            decide_less(late, early)
-            for late, early in zip(after, before, strict=True)
-            if late is not None and early is not None
+        before = _most_found(evidence, experiment.id, f"{row}, step 0")
+        ends = [
+            _most_found(evidence, experiment.id, f"{row}, {END}{seed}") for seed in ("", ", seed 1")
         ]
-        told = " and ".join(_shares(each) for each in (before, after))
-        figures.append(f"{row}: {told}")
+        for after in ends:
+            if before is None or after is None:
+                verdicts.append(MISSING)
+                continue
+            verdicts += [
+                decide_less(late, early)
+                for late, early in zip(after, before, strict=True)
+                if late is not None and early is not None
+            ]
+        done = [_shares(each) for each in ends if each is not None]
+        if before is not None and done:
+            figures.append(f"{row}: {_shares(before)}, then {' and '.join(done)}")
     text = (
-        "rank 1 before training and at its end, the stronger of two attacks, one training (and "
-        f"with {FAR} pixels of room, where recorded): {'; '.join(figures)}"
+        "rank 1 before training, then at the end of each training, the stronger of two attacks "
+        f"(and with {FAR} pixels of room, where recorded): {'; '.join(figures)}"
         if figures
         else ""
     )
