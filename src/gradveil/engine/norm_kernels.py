@@ -198,6 +198,32 @@ def _add(  # type: ignore[no-untyped-def]
 
 
 @triton.jit  # type: ignore[untyped-decorator,unused-ignore]
+def _places(  # type: ignore[no-untyped-def]
+    entries,
+    channels,
+    positions: tl.constexpr,
+    of_group,
+    of_row,
+    of_channel,
+    of_position,
+    block: tl.constexpr,
+    tile: tl.constexpr,
+):
+    """Return the program's group and channels, and where its entries of the maps lie.
+
+    `held` and `there` tell which channels and entries are within the maps.
+    """
+    e = tl.program_id(0) * block + tl.arange(0, block)
+    group = tl.program_id(1).to(tl.int64)
+    c = tl.program_id(2) * tile + tl.arange(0, tile)
+    held = c < channels
+    there = (e < entries)[:, None] & held[None, :]
+    at = group * of_group + (e // positions * of_row + e % positions * of_position)[:, None]
+    at += c[None, :] * of_channel
+    return group, c, held, there, at
+
+
+@triton.jit  # type: ignore[untyped-decorator,unused-ignore]
 def _scale(  # type: ignore[no-untyped-def]
     values,
     factors,
@@ -214,13 +240,9 @@ def _scale(  # type: ignore[no-untyped-def]
     block: tl.constexpr,
     tile: tl.constexpr,
 ):
-    e = tl.program_id(0) * block + tl.arange(0, block)
-    group = tl.program_id(1).to(tl.int64)
-    c = tl.program_id(2) * tile + tl.arange(0, tile)
-    held = c < channels
-    there = (e < entries)[:, None] & held[None, :]
-    at = group * of_group + (e // positions * of_row + e % positions * of_position)[:, None]
-    at += c[None, :] * of_channel
+    group, c, held, there, at = _places(
+        entries, channels, positions, of_group, of_row, of_channel, of_position, block, tile
+    )
     factor = tl.load(factors + group * channels + c, mask=held, other=0.0).to(tl.float32)
     y = tl.load(values + at, mask=there, other=0.0).to(tl.float32) * factor[None, :]
     if shifted:
@@ -263,14 +285,10 @@ def _forward(  # type: ignore[no-untyped-def]
     block: tl.constexpr,
     tile: tl.constexpr,
 ):
-    e = tl.program_id(0) * block + tl.arange(0, block)
-    group = tl.program_id(1).to(tl.int64)
-    c = tl.program_id(2) * tile + tl.arange(0, tile)
-    held = c < channels
-    there = (e < entries)[:, None] & held[None, :]
+    group, c, held, there, at = _places(
+        entries, channels, positions, of_group, of_row, of_channel, of_position, block, tile
+    )
     base = group * of_group
-    at = base + (e // positions * of_row + e % positions * of_position)[:, None]
-    at += c[None, :] * of_channel
     center = tl.load(values + base + c * of_channel, mask=held, other=0.0).to(tl.float32)
     away = _whole(sums, 0, group, c, held, groups, channels, parts) / entries
     square = _whole(sums, 1, group, c, held, groups, channels, parts) / entries
@@ -312,13 +330,9 @@ def _backward(  # type: ignore[no-untyped-def]
     block: tl.constexpr,
     tile: tl.constexpr,
 ):
-    e = tl.program_id(0) * block + tl.arange(0, block)
-    group = tl.program_id(1).to(tl.int64)
-    c = tl.program_id(2) * tile + tl.arange(0, tile)
-    held = c < channels
-    there = (e < entries)[:, None] & held[None, :]
-    at = group * of_group + (e // positions * of_row + e % positions * of_position)[:, None]
-    at += c[None, :] * of_channel
+    group, c, held, there, at = _places(
+        entries, channels, positions, of_group, of_row, of_channel, of_position, block, tile
+    )
     mean = tl.load(kept + group * channels + c, mask=held, other=0.0)
     r = tl.load(kept + (groups + group) * channels + c, mask=held, other=0.0)
     plain = _whole(sums, 0, group, c, held, groups, channels, parts)
@@ -364,13 +378,9 @@ def _second(  # type: ignore[no-untyped-def]
     block: tl.constexpr,
     tile: tl.constexpr,
 ):
-    e = tl.program_id(0) * block + tl.arange(0, block)
-    group = tl.program_id(1).to(tl.int64)
-    c = tl.program_id(2) * tile + tl.arange(0, tile)
-    held = c < channels
-    there = (e < entries)[:, None] & held[None, :]
-    at = group * of_group + (e // positions * of_row + e % positions * of_position)[:, None]
-    at += c[None, :] * of_channel
+    group, c, held, there, at = _places(
+        entries, channels, positions, of_group, of_row, of_channel, of_position, block, tile
+    )
     number = group * channels + c
     mean = tl.load(kept + number, mask=held, other=0.0)
     r = tl.load(kept + groups * channels + number, mask=held, other=0.0)
