@@ -538,3 +538,13 @@ def test_a_folder_without_a_run_is_refused(tmp_path: Path, make: Any, says: str)
     with pytest.raises(GradveilError, match=says):
         write_report(tmp_path / "run")
     assert not (tmp_path / "run").is_dir() or not [*(tmp_path / "run").iterdir()]
+
+
+def test_what_a_killed_report_was_writing_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    run = make_search(tmp_path / "search")
+    for name in (".audit.csv.abcd1234.part", ".index.html.abcd1234.part", ".other.part", "mine"):
+        (run / name).write_text("half")
+    write_report(run)
+    left = {path.name for path in run.iterdir()}
+    assert {".other.part", "mine", "audit.csv", "index.html"} <= left
+    assert not [name for name in left if name.endswith("abcd1234.part")]

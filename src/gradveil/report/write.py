@@ -9,7 +9,7 @@ from gradveil.audits import AuditResult, Certificate, Threshold
 from gradveil.core.boundary import public
 from gradveil.core.cell_files import CELL
 from gradveil.core.errors import GradveilError, kind_of
-from gradveil.core.files import shown, write_text
+from gradveil.core.files import remove_unfinished, shown, unfinished, write_text
 from gradveil.core.formats import AssessmentFile, ThresholdsFile
 from gradveil.core.job_folder import SETTINGS
 from gradveil.core.locks import alone, held
@@ -133,6 +133,7 @@ def write_files(
     }
     # Processes that share a search end it together, and each writes the same page.
     with held(out, lambda _: None) if search is not None else alone(out, REPORTING):
+        remove_unfinished(out, [unfinished(out / name) for name in texts])
         for name, text in texts.items():
             write_text(out / name, text)
     for path in save:
