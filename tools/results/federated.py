@@ -1,11 +1,12 @@
 """What clients of a Flower app give away, by round."""
 
 import re
+from collections import Counter
 from typing import Any
 
 from results.records import facts, table
 
-NAME = "federated-leakage-h200.json"
+NAMES = ("federated-leakage-h200.json", "federated-leakage-cpu.json")
 WORDS = {
     "fedsgd-1": "FedSGD, 1 image",
     "fedsgd-8": "FedSGD, 8 images",
@@ -16,7 +17,7 @@ FEWEST = 2  # updates below which nothing can be told
 
 
 def section() -> str:
-    cells = [*facts(NAME).values()]
+    cells = [cell for name in NAMES for cell in facts(name).values()]
     body = [_row(cell) for cell in cells]
     single = [cell for cell in cells if cell["images_of_an_update"] == 1]
     low, high = (
@@ -27,6 +28,7 @@ def section() -> str:
         )
         for f in (min, max)
     )
+    eights = sorted((c for c in cells if c["images_of_an_update"] == 8), key=_iterations)
     few = sum(cell["updates"] < FEWEST for cell in cells)
     steps = [_iterations(cell) for cell in cells if cell["updates"] < FEWEST]
     head = ["data", "client", "round", "updates", "iterations", "`adam-cosine`", "`raced`"]
@@ -35,23 +37,36 @@ def section() -> str:
         "## What clients of a Flower app give away\n"
         "The convolutional network of Flower's quickstart in train mode, 50 "
         "clients of 64 images; what the curious server kept of a round was attacked afterwards "
-        f"({cells[0]['device']}; labels known). Images with rank 1 in a line-up of their class. "
-        "An update counts once in p. The attacks had a minute or less for a cell, so most made "
+        f"({_devices(cells)}; labels known). Images with rank 1 in a line-up of their class. "
+        "An update counts once in p. The attacks had minutes at most for a cell, so most made "
         "few iterations (published: 4,800): a figure at chance says that this attacker failed, "
         "not that nothing leaks.\n\n"
         f"{table(head, body)}\n\n"
-        f"Single images are given away: {low} to {high} of 32. Four updates of 8 images are too "
-        "few for more than a hint. "
+        f"Single images are given away: {low} to {high} of 32. Of batches of 8, four updates each, "
+        f"the better of two attacks has {', '.join(map(_batches, eights))}: few updates, and few "
+        "iterations but in the last. "
         f"Of FedAvg each of the {few} cells is one client, attacked by {min(steps)} to "
         f"{max(steps)} iterations: nothing can be told from them. The models of later rounds are "
-        "hardly trained. `python benchmarks/federated.py record`, then `leakage`; record "
-        f"`{NAME}`; {16 - len(cells)} of 16 cells are missing."
+        "hardly trained. `python benchmarks/federated.py record`, then `leakage`; records "
+        f"{' and '.join(f'`{name}`' for name in NAMES)}; {16 - len(cells)} of 16 cells are missing."
     )
+
+
+def _devices(cells: list[dict[str, Any]]) -> str:
+    """Say which cells were attacked on which machine."""
+    counts = Counter("a CPU" if cell["device"] == "cpu" else cell["device"] for cell in cells)
+    return ", ".join(f"{count} cells on {name}" for name, count in counts.items())
 
 
 def _found(cell: dict[str, Any], kind: str, attack: str) -> dict[str, Any]:
     rows = (r for r in cell["rows"] if r["kind"] == kind and r["attack"] == attack)
     return next((r for r in rows if r["truth"] == "used"), {})
+
+
+def _batches(cell: dict[str, Any]) -> str:
+    both = [_found(cell, "attack", name)["identified"] for name in ("adam-cosine", "raced")]
+    n, data = _found(cell, "attack", "raced")["n"], cell["data"]
+    return f"{max(both)} of {n} ({data}, round {cell['round']}, {_iterations(cell):,} iterations)"
 
 
 def _iterations(cell: dict[str, Any]) -> int:
