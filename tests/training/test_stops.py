@@ -272,7 +272,7 @@ def test_a_damaged_point_to_go_on_from_is_told(
 
 FED_BACK = "prune-feedback:0.99,then,gaussian:1e-3"
 ARGUMENTS = (
-    "train --data fashion-mnist-mini --model lenet --epochs 4 --lr 0.02 --fraction 0.2 "
+    "train --data fashion-mnist-mini --model lenet --epochs 16 --lr 0.02 --fraction 0.2 "
     f"--batch-size 50 --seed 5 --save-at 0,30 --device cpu --json --defense {FED_BACK}"
 )
 
@@ -299,7 +299,7 @@ def stopped(start: Start, folder: Path, how: signal.Signals) -> tuple[int, str, 
 def test_killed_and_interrupted_while_it_feeds_back_it_gives_the_weights_and_metrics_of_one_run(
     tmp_path: Path, start_process: Start
 ) -> None:
-    recipe = Recipe(epochs=4, lr=0.02, batch_size=50)
+    recipe = Recipe(epochs=16, lr=0.02, batch_size=50)
     job = TrainingJob(
         "fashion-mnist-mini",
         "lenet",
