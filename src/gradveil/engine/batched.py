@@ -172,7 +172,7 @@ class BatchedGradients:
         For a short pass the weights of convolutions are given in its format, made anew only when
         they have changed.
         """
-        found = _detached(self._model)
+        found = detached(self._model)
         if not short:
             return found
         for prefix, module in self._model.named_modules():
@@ -203,7 +203,8 @@ class _Shortened:
         )
 
 
-def _detached(model: nn.Module) -> dict[str, Tensor]:
+def detached(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters by name, detached: no gradients are summed over all victims."""
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
@@ -284,7 +285,7 @@ def _can_be_short(
     first = torch.rand((2, *images.shape[1:]), generator=Generator().manual_seed(0)).to(images)
     found = []
     try:
-        for forwards, parameters in ((FORWARDS, _detached(model)), (SHORT_TWICE, frozen)):
+        for forwards, parameters in ((FORWARDS, detached(model)), (SHORT_TWICE, frozen)):
             with torch.enable_grad():
                 guess = first.clone().requires_grad_()
                 done = forward(model, loss, guess, labels.detach()[[0, -1]], parameters, forwards)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gradveil.core.errors import GradveilWarning
 from gradveil.core.types import Gradients, Loss
-from gradveil.engine.batched import BatchedGradients, NotBatchableError
+from gradveil.engine.batched import BatchedGradients, NotBatchableError, detached
 from gradveil.engine.convolutions import line_products as convolution_products
 from gradveil.engine.convolutions import suits_one_by_one, weights_one_by_one
 from gradveil.engine.fused import suits_short
@@ -66,7 +66,7 @@ class LineProducts:
                     stacklevel=2,
                 )
             return loop_products(self._model, self._loss, images, labels)
-        frozen = {name: parameter.detach() for name, parameter in self._model.named_parameters()}
+        frozen = detached(self._model)
         forwards = SHORT_FORWARDS if fast else {}
         with (
             torch.enable_grad(),

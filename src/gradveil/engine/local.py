@@ -19,7 +19,7 @@ from torch.func import functional_call, grad, vmap
 from gradveil.core.errors import GradveilWarning, one_line
 from gradveil.core.seeds import forked
 from gradveil.core.types import Gradients, Loss, Protocol
-from gradveil.engine.batched import BatchedGradients, NotBatchableError, are_alike
+from gradveil.engine.batched import BatchedGradients, NotBatchableError, are_alike, detached
 from gradveil.engine.fused import suits
 from gradveil.engine.gradients import (
     check_victims,
@@ -137,7 +137,7 @@ def batched_updates(
     if not differentiable:
         images, labels = images.detach(), labels.detach()
     start = {name: parameter.detach() for name, parameter in trainable(model).items()}
-    frozen = {name: parameter.detach() for name, parameter in model.named_parameters()}
+    frozen = detached(model)
     buffers = copied_buffers(model)
 
     def gradient_at(weights: Gradients, part: slice) -> Gradients:

@@ -16,6 +16,7 @@ from gradveil.papers.precode import PrecodeReconstructions
 from gradveil.papers.queue import Part
 from gradveil.papers.records import Records
 from gradveil.papers.summaries import correlations, lowest
+from gradveil.papers.tables import count_first
 from gradveil.report.pictures import open_picture, save_figure, save_picture
 from gradveil.stats import clopper_pearson
 
@@ -52,8 +53,8 @@ def find_drawing(part: Part, records: Records) -> Drawing | None:
     if isinstance(part.experiment, OverTraining):
         stages = find_stages(part, records)
         return partial(_save, draw_stages, title, stages) if stages else None
-    grids = _grids(part, records)
     if isinstance(part.experiment, Pictures | PrecodeReconstructions):
+        grids = _grids(part, records)
         return partial(stack_pictures, grids) if grids else None
     for kind, draw in FIGURES.items():
         done = _done([entry for entry in part.entries if isinstance(entry.cell, kind)], records)
@@ -97,7 +98,7 @@ def find_stages(part: Part, records: Records) -> Stages:
         if case is None or cell.training.seed:
             continue
         made = case.of("attack", cell.attack)
-        hits = sum(record.ok and record.scores["used"]["rank"] == 1 for record in made)
+        hits = count_first(made) or 0
         step = FINAL_STEP if cell.training.at is None else cell.training.at
         line = found.setdefault((row.partition(",")[0], cell.attack), [])
         line.append((step, hits, len(made)))

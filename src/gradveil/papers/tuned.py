@@ -15,7 +15,7 @@ from gradveil.tuning.run import run_tuning
 from gradveil.tuning.space import Searches
 
 TUNED = "tuned"
-TUNING = "tuning"  # the folder of a tuning, within that of its cell
+TUNING = "tuning"  # the folder of tunings, one for each cell
 WORK = int(raced.race.work(raced.restarts, raced.steps))
 """Iterations of an image by the raced attack, over all its starts: the tuned one has as many."""
 
