@@ -1,6 +1,8 @@
 """The queue: what is done first, what fits into the time, and what happens after a failure."""
 
 import tarfile
+import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -189,11 +191,42 @@ def test_the_clock_learns_that_a_machine_is_slower_than_the_estimates() -> None:
     assert clock.pace == 1 and Clock(None).fits(1e9)
 
 
-def test_a_group_that_another_process_holds_is_left_to_it(queue: Queue) -> None:
-    plan = queue.plan(given("one", seeded(1, 1), seeded(2, 2)))
-    with held(queue.workspace.work / "held" / seeded(1, 1).training.key, lambda _: None):
+def test_a_cell_that_another_process_does_is_left_to_it(queue: Queue) -> None:
+    plan = queue.plan(given("one", seeded(1, 1), seeded(1, 2)))
+    with held(queue.workspace.work / "held" / seeded(1, 1).key, lambda _: None):
         outcome = queue.run(plan)
     assert queue.order == [2] and outcome.left == [seeded(1, 1).key]
+
+
+def test_a_model_that_another_process_trains_is_waited_for_at_the_end(queue: Queue) -> None:
+    training = Training("fashion-mnist-mini", "mlp", epochs=1)
+    plan = queue.plan(given("one", Noted(training, 1), seeded(2, 2, 100)))
+    path = training.checkpoint(queue.workspace)
+    assert path is not None
+    begun = threading.Event()
+
+    def train() -> None:
+        with held(queue.workspace.work / "held" / training.key, lambda _: None):
+            begun.set()
+            while queue.order != [2]:
+                time.sleep(0.01)
+            path.parent.mkdir(parents=True)
+            path.touch()
+
+    other = threading.Thread(target=train, daemon=True)
+    other.start()
+    assert begun.wait(10)
+    outcome = queue.run(plan)
+    other.join()
+    assert queue.order == [2, 1] and not outcome.left
+
+
+def test_a_cell_that_failed_is_tried_again_by_the_next_run_alone(queue: Queue) -> None:
+    bad = seeded(1, 1, fails=True)
+    for _ in range(2):
+        said: list[str] = []
+        run_queue(queue.plan(given("one", bad)), queue.records, queue.workspace, say=said.append)
+        assert len(said) == 1 and said[0].startswith(f"failed {bad.key}")
 
 
 def test_the_archive_holds_all_records_after_each_cell(queue: Queue) -> None:

@@ -1,14 +1,14 @@
 """The queue: which cells are missing, in which order, and working through them until time is up.
 
 Cells of the same model form a group, since weights may be lost between two sittings. Several
-processes may work through the same queue: each holds the group that it works on, and a cell that
-another has done is not done again.
+processes may work through the same queue: each holds the training or the cell that it works on, so
+that a model is trained once and its cells are shared out, and nothing is done twice.
 """
 
 import gc
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -32,7 +32,7 @@ from gradveil.papers.records import Records
 from gradveil.papers.switches import Switches
 from gradveil.training.job import FINAL, RESUME
 
-HELD = "held"  # the folder of locks, one for each group
+HELD = "held"  # the folder of locks, one for each training and each cell
 LONGEST = 10_000  # bytes of a note on why a cell failed
 
 Say = Callable[[str], None]
@@ -144,8 +144,8 @@ class Outcome:
     left: list[str] = field(default_factory=list)
 
 
-class _Busy(Exception):  # noqa: N818  # no error: another process does this group
-    """Another process holds the group."""
+class _Busy(Exception):  # noqa: N818  # no error: another process does it
+    """Another process holds a training or a cell."""
 
 
 @dataclass
@@ -191,8 +191,9 @@ def work_through(
     """Do the groups in order until all are done or the time is up.
 
     Groups that are likely to end in time come first, since the weights may be lost afterwards; then
-    parts of the others that are. A cell that fails is told of and left; the others go on. Each
-    cell's records are written as it ends.
+    parts of the others that are. At last, cells of models that another process was training then.
+    A cell that fails is told of and left; the others go on. Each cell's records are written as it
+    ends.
     """
     clock, outcome = Clock(minutes), Outcome()
     later = []
@@ -205,6 +206,8 @@ def work_through(
             later.append(group)
     for group in later:
         job.claim(group)
+    for group in groups:
+        job.claim(group, waits=True)
     every = [cell.key for group in groups for cell in group.cells]
     outcome.left = [key for key in every if key not in {*outcome.done, *outcome.failed}]
     return outcome
@@ -212,6 +215,10 @@ def work_through(
 
 def _refuse(holder: str) -> None:
     raise _Busy(holder)
+
+
+def _wait(_: str) -> None:
+    """Wait for the other process."""
 
 
 @dataclass
@@ -225,30 +232,43 @@ class _Job:
     archive: Path | None
     tell: Say
 
-    def claim(self, group: Group) -> None:
-        """Work on a group, unless another process does."""
-        cells = [cell for cell in group.cells if not self.records.done(cell)]
+    def claim(self, group: Group, *, waits: bool = False) -> None:
+        """Train, and do the cells that no other process does.
+
+        Where another process trains this model, it `waits` for it, or leaves the group.
+        """
+        cells = [cell for cell in group.cells if not self._over(cell)]
         if not cells or not self._begins(group.training, cells):
             return
-        with suppress(_Busy), held(self.workspace.work / HELD / group.training.key, _refuse):
-            if self._train(group.training, cells):
-                for cell in cells:
-                    if self.clock.fits(cell.seconds) and not self.records.done(cell):
-                        self._measure(cell)
+        if not group.training.there(self.workspace):
+            with suppress(_Busy), self._held(group.training.key, _wait if waits else _refuse):
+                self._train(group.training, cells)
+            if not group.training.there(self.workspace):
+                return
+        for cell in cells:
+            with suppress(_Busy), self._held(cell.key, _refuse):
+                if self.clock.fits(cell.seconds) and not self._over(cell):
+                    self._measure(cell)
+
+    def _held(self, key: str, busy: Callable[[str], None]) -> AbstractContextManager[None]:
+        return held(self.workspace.work / HELD / key, busy)
+
+    def _over(self, cell: Cell) -> bool:
+        """Tell whether a cell is done, or was tried and failed, in this process or another."""
+        return self.records.done(cell) or _read_note(self.workspace, cell.key) is not None
 
     def _begins(self, training: Training, cells: Sequence[Cell]) -> bool:
         """Tell whether the training and the shortest cell are likely to end in time."""
         shortest = min(cell.seconds for cell in cells)
         return self.clock.fits(training_left(training, self.workspace) + shortest)
 
-    def _train(self, training: Training, cells: Sequence[Cell]) -> bool:
-        if training.there(self.workspace):
-            return True
+    def _train(self, training: Training, cells: Sequence[Cell]) -> None:
+        """Train, unless another process did while this one waited for it."""
         began = time.monotonic()
-        if not self._tried(lambda: training.run(self.workspace), training.key, cells):
-            return False
-        self._learn("trained", training.key, training.seconds, began)
-        return True
+        if all(map(self._over, cells)) or training.there(self.workspace):
+            return
+        if self._tried(lambda: training.run(self.workspace), training.key, cells):
+            self._learn("trained", training.key, training.seconds, began)
 
     def _measure(self, cell: Cell) -> None:
         began = time.monotonic()
@@ -343,6 +363,9 @@ def run_queue(
     for folder in (workspace.work, records.folders[0]):
         if folder.is_dir():
             refuse_ways_out(folder)
+    for group in plan.groups:
+        for cell in group.cells:
+            _note(workspace, cell.key).unlink(missing_ok=True)  # of an earlier run
     if engine == "local" and at_once == 1:
         outcome = work_through(
             plan.groups, records, workspace, minutes=minutes, archive=archive, say=say
@@ -350,17 +373,15 @@ def run_queue(
         if not outcome.done:  # a run that was killed may have left the archive behind
             _archive(records, workspace, archive)
         return outcome
-    for group in plan.groups:
-        for cell in group.cells:
-            _note(workspace, cell.key).unlink(missing_ok=True)  # of an earlier run
+    cells = sum(len(group.cells) for group in plan.groups)
     task = Worker(plan.groups, records, workspace, minutes, archive)
     if engine == "ray":
         from gradveil.search.ray import RayEngine
 
         with RayEngine({}, ray_address) as cluster:
-            cluster.run([task] * min(cluster.workers, len(plan.groups)), workspace.device)
+            cluster.run([task] * min(cluster.workers, cells), workspace.device)
     else:
-        _side_by_side(task, min(at_once, len(plan.groups)))
+        _side_by_side(task, min(at_once, cells))
     _archive(records, workspace, archive)
     every = {cell.key: cell for group in plan.groups for cell in group.cells}
     done = [key for key, cell in every.items() if records.done(cell)]
