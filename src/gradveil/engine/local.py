@@ -33,6 +33,9 @@ from gradveil.engine.norms import Running, takes_statistics
 from gradveil.engine.passes import collect, forward
 from gradveil.engine.weights import gradients_at
 
+VICTIMS_TRIED, IMAGES_TRIED, MOST_TRIED = 4, 8, 4
+"""Victims, images of each, and steps at most, of the trial whether bf16 will do."""
+
 Way = Callable[..., Gradients]
 """(model, loss, protocol, images, labels, differentiable=...) -> updates of all victims."""
 
@@ -312,22 +315,37 @@ def _trial(
 def _can_be_short(
     model: nn.Module, loss: Loss, protocol: Protocol, images: Tensor, labels: Tensor
 ) -> bool:
-    """Tell whether bf16 gives the updates of two random victims after two steps, and slopes."""
-    few = replace(protocol, local_steps=2, local_epochs=1, local_batch_size=None)
-    guess = torch.rand((2, *images.shape[1:]), generator=Generator().manual_seed(0)).to(images)
-    found = []
+    """Tell whether bf16 gives the updates of some random victims, and their slopes.
+
+    They make the client's own number of steps, `MOST_TRIED` at most, since rounding grows with each
+    of them. Slopes are those of the squares and of a random sum, which cancels far more.
+    """
+    few = replace(
+        protocol,
+        local_steps=min(MOST_TRIED, max(2, protocol.steps(images.shape[1]))),
+        local_epochs=1,
+        local_batch_size=None,
+    )
+    size, rng = min(IMAGES_TRIED, images.shape[1]), Generator().manual_seed(0)
+    guess = torch.rand((VICTIMS_TRIED, size, *images.shape[2:]), generator=rng).to(images)
+    chosen = torch.linspace(0, len(labels) - 1, VICTIMS_TRIED).long().to(labels.device)
+    target = labels.detach()[chosen, :size]
+    found: list[tuple[Tensor, ...]] = []
     try:
         for short in (False, True):
             leaf = guess.clone().requires_grad_()
             with forked(), torch.enable_grad():
                 torch.manual_seed(0)
-                target = labels.detach()[[0, -1]]
                 updates = batched_updates(
                     model, loss, few, leaf, target, differentiable=True, short=short
                 )
                 flat = torch.cat([part.float().flatten(1) for part in updates.values()], dim=1)
-                (slope,) = torch.autograd.grad(flat.square().sum(), leaf)
-            found.append((flat.detach(), slope.flatten(1)))
+                weights = torch.randn(flat.shape, generator=Generator().manual_seed(1)).to(flat)
+                slopes = [
+                    torch.autograd.grad(made.sum(), leaf, retain_graph=True)[0].flatten(1)
+                    for made in (flat.square(), flat * weights)
+                ]
+            found.append((flat.detach(), *slopes))
     except Exception:
         return False
     return are_alike(*found)
