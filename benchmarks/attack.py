@@ -163,6 +163,10 @@ def compare(
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
     ms = batched_ms(attack, seen, device, options.steps, options.repeats)
+    precise = None
+    if device.type == "cuda":  # where `fast` means TF32 and bf16; the loop is in float32
+        slow = replace(attack, fast=False)
+        precise = batched_ms(slow, seen, device, options.steps, options.repeats)
     peak = torch.cuda.max_memory_allocated() / 2**30 if device.type == "cuda" else None
     return {
         "model": name,
@@ -171,6 +175,7 @@ def compare(
         "train_mode": protocol.train_mode,
         "local_steps": protocol.local_steps,
         "batched_ms": ms,
+        "float32_ms": precise,
         "loop_ms": loop_ms,
         "loop_victims": few,
         "ratio": loop_ms / ms,

@@ -255,18 +255,33 @@ def show(path: Path) -> None:
 def _row(own: Values, full: Values, seed: int) -> str:
     rng = np.random.default_rng(seed)
     r = correlation(own.mean(1), full.mean(1))
-    drawn = rng.integers(len(own), size=(RESAMPLES, len(own)))
-    low, high = interval(own, full, drawn)
+    low, high = interval(own, full, rng)
     a, b = reliability(own, rng), reliability(full, rng)
     most = np.sqrt(a * b) if a > 0 and b > 0 else np.nan
     return f"{r:.2f} | {low:.2f} to {high:.2f} | {a:.2f} | {b:.2f} | {most:.2f}"
 
 
-def interval(own: Values, full: Values, drawn: NDArray[np.int64]) -> Values:
-    """The bounds of r over policies drawn again, 95%; NaN where it never exists."""
-    again = correlations(own.mean(1)[drawn], full.mean(1)[drawn])
+def interval(own: Values, full: Values, rng: np.random.Generator) -> Values:
+    """The bounds of r over policies and images drawn again, 95%; NaN where it never exists."""
+    again = correlations(*drawn_again((own, full), rng))
     varied = again[~np.isnan(again)]
     return np.quantile(varied, [0.025, 0.975]) if len(varied) else np.full(2, np.nan)
+
+
+def drawn_again(some: Sequence[Values], rng: np.random.Generator) -> list[Values]:
+    """Return means over images drawn again of policies drawn again, (resamples, policies) each.
+
+    All have the same policies; the images of each are drawn for themselves.
+    """
+    count = len(some[0])
+    policies = rng.integers(count, size=(RESAMPLES, count))
+    means = []
+    for values in some:
+        # How often each image is drawn: a mean over drawn images is a product with these shares.
+        width = values.shape[1]
+        shares = rng.multinomial(width, np.full(width, 1 / width), size=RESAMPLES) / width
+        means.append(np.take_along_axis(shares @ values.T, policies, axis=1))
+    return means
 
 
 def correlation(left: Values, right: Values) -> float:

@@ -8,6 +8,7 @@ from gradveil.papers.figures import FINAL_STEP
 from results import reproduce, scores
 from results.records import ROOT, audit, row
 
+README = ROOT / "README.md"
 AUDIT, SEARCH, MEASURED = "tutorials/audit.md", "tutorials/search.md", "measured.md"
 BEGIN, END = "<!-- made by make results -->\n```\n", "```\n<!-- end -->"
 NAMES = {"attack": "", "blind": "", "ceiling": "ceiling: ", "sham": "", "positive": "positive: "}
@@ -15,11 +16,10 @@ NAMES = {"attack": "", "blind": "", "ceiling": "ceiling: ", "sham": "", "positiv
 
 def pages() -> dict[Path, str]:
     """Return the pages that have figures, as they are."""
-    return {(ROOT / "docs" / name): _read(name) for name in (AUDIT, SEARCH, MEASURED)}
-
-
-def _read(name: str) -> str:
-    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+    return {
+        path: path.read_text(encoding="utf-8")
+        for path in (README, *(ROOT / "docs" / name for name in (AUDIT, SEARCH, MEASURED)))
+    }
 
 
 def with_figures(texts: Mapping[Path, str]) -> dict[Path, str]:
@@ -29,15 +29,28 @@ def with_figures(texts: Mapping[Path, str]) -> dict[Path, str]:
     before, rest = made[folder / AUDIT].split(BEGIN)
     _, after = rest.split(END)
     made[folder / AUDIT] = f"{before}{BEGIN}{block()}{END}{after}"
-    for name, parts in (
-        (MEASURED, [*sentence(), *over_training()]),
-        (SEARCH, why_ranked_so()),
+    for path, parts in (
+        (README, [*first_audit(), *why_ranked_so()]),
+        (folder / MEASURED, [*sentence(), *over_training()]),
+        (folder / SEARCH, why_ranked_so()),
     ):
-        words = " ".join(made[folder / name].split())
+        words = " ".join(made[path].split())
         for part in parts:
             if part not in words:
-                raise SystemExit(f"docs/{name} does not say {part!r}, as the records do")
+                raise SystemExit(f"{path.name} does not say {part!r}, as the records do")
     return made
+
+
+def first_audit() -> list[str]:
+    """Return the figures of the README's audit that it must have."""
+    plain, pruned = audit("readme-defenses").cases
+    usual, weak, strong = row(plain, STANDARD), row(pruned, STANDARD), row(pruned, "masked")
+    assert usual.identified == usual.n
+    return [
+        f"Without a defense all {usual.n} pictures are picked out of line-ups of "
+        f"{plain.settings['candidates']} ",
+        f"under pruning {weak.identified} by `{STANDARD}`, and {strong.identified} by `masked`",
+    ]
 
 
 def block() -> str:

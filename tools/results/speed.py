@@ -1,29 +1,29 @@
 """Speed, as ratios to a plain way in the same run, and accuracies of a fast training."""
 
+from typing import Any
+
 from results.records import facts, percent, table
 
+MILLISECONDS = {
+    (1, 1, False): 12,
+    (8, 1, True): 16,
+    (8, 4, False): 60,
+    (8, 4, True): 120,
+}
+"""Goals of an iteration on the H200, by (images of a victim, local steps, train mode)."""
+
+BUSY_GOAL = 1.3
 GOALS = {"lenet": "3x", "small-convnet": "3x", "mlp": "3x"}
 
 
 def section() -> str:
-    return "\n\n".join((_table(), _second_order(), _peers(), _training()))
+    return "\n\n".join((_table(), _busy(), _second_order(), _peers(), _training()))
 
 
 def _table() -> str:
     body = []
-    gpu = facts("attack-h200.json")
-    for found in gpu["rows"]:
-        body.append(
-            [
-                f"attack iteration, {found['model']}, {found['victims']} victims, GPU",
-                "`benchmarks/attack.py --models resnet20-4 --victims 100`",
-                f"{found['batched_ms']:.1f} ms, {found['peak_gib']:.1f} GiB",
-                f"{found['loop_ms']:,.0f} ms (loop, timed on {found['loop_victims']} of the "
-                f"{found['victims']} victims)",
-                f"{found['ratio']:.0f}x",
-                "12 ms" if found["batched_ms"] <= 12 else "12 ms: missed",
-            ]
-        )
+    for name in ("attack-h200.json", "attack-clients-h200.json"):
+        body += [_on_gpu(found) for found in facts(name)["rows"]]
     for found in facts("attack-cpu.json")["rows"]:
         body.append(
             [
@@ -87,6 +87,47 @@ def _table() -> str:
     )
     head = ["what", "how", "batched", "plain way", "ratio", "goal"]
     return f"## Speed\n{table(head, body)}"
+
+
+def _on_gpu(found: dict[str, Any]) -> list[str]:
+    """Return the row of an attack on a GPU: its ratio is that of float32 on both sides."""
+    kind = found["batch"], found["local_steps"], found["train_mode"]
+    goal = MILLISECONDS[kind]
+    batch, steps, train_mode = kind
+    words = f"{found['victims']} victims"
+    words += f" of {batch} images" * (batch > 1) + f", {steps} local steps" * (steps > 1)
+    options = f" --batch {batch}" * (batch > 1) + f" --local-steps {steps}" * (steps > 1)
+    mode = " --train-mode" * train_mode
+    precise = found.get("float32_ms")
+    return [
+        f"attack iteration, {found['model']}, {words}{', train mode' * train_mode}, GPU",
+        f"`benchmarks/attack.py --models {found['model']} --victims {found['victims']}"
+        f"{options}{mode}`",
+        f"{found['batched_ms']:.1f} ms in TF32 and bf16"
+        + (f", {precise:.1f} ms in float32" if precise else "")
+        + f"; {found['peak_gib']:.1f} GiB",
+        f"{found['loop_ms']:,.0f} ms (float32 loop, timed on {found['loop_victims']} of the "
+        f"{found['victims']} victims)",
+        f"{found['loop_ms'] / precise:.0f}x in float32" if precise else "float32 not timed",
+        f"{goal} ms" if found["batched_ms"] <= goal else f"{goal} ms: missed",
+    ]
+
+
+def _busy() -> str:
+    """Say what small attacks on a busy machine cost, beside the better way to run them."""
+    rows = [each for each in facts("busy-cpu.json")["rows"] if each["setting"] == "default"]
+    jobs: dict[str, list[str]] = {}
+    for each in rows:
+        jobs.setdefault(each["job"], []).append(f"{each['situation']} {each['of_best']:.2f}")
+    told = "; ".join(f"{job}: {', '.join(found)}" for job, found in jobs.items())
+    missed = [f"{each['job']}, {each['situation']}" for each in rows if each["of_best"] > BUSY_GOAL]
+    return (
+        "**Busy machines** (two cores, means of two runs; `benchmarks/busy.py`): "
+        "seconds of an attack beside the better of two threads and one, in the same situation: "
+        f"{told}. The goal is {BUSY_GOAL}"
+        + (f"; missed by {' and '.join(missed)}." if missed else ".")
+        + " Records `busy-cpu.json`."
+    )
 
 
 def _second_order() -> str:

@@ -112,6 +112,13 @@ def _two_attackers() -> str:
         assert min(weak) > TRIED, "the settings of `raced` came from some of these images"
         notes.append((case.defense, _differ(weak, strong)))
     plain, hybrid = whole.cases
+    guessed, strongest = (
+        " and ".join(f"{each.psnr.mean:.1f}" for each in rows)
+        for rows in (
+            [row(case, _guess(case), "blind") for case in whole.cases],
+            [row(case, "raced") for case in whole.cases],
+        )
+    )
     seconds = [row(plain, name).seconds for name in ATTACKS]
     positives = ", ".join(
         f"{name} {found.identified}/{found.n}"
@@ -146,10 +153,10 @@ def _two_attackers() -> str:
         f"`adam-cosine`, {by_strong} for `raced`: {len(notes) + len(ATTACKS)} comparisons. "
         f"Attack seconds, H200: {seconds[0]:.0f} and {seconds[1]:.0f} for "
         f"{whole.settings['images']} images. Positive "
-        f"controls (untrained lenet): {positives}. PSNR shows none of this: the guess that knows "
-        "the defense has as much as `raced`, or more. Not tried: attacks that look through the "
-        "policy (`raced+transform-guessed`), which know more; so the hybrid's rate is that of "
-        "these two attacks.\n\n"
+        f"controls (untrained lenet): {positives}. PSNR shows little of this: the guess that "
+        f"knows the defense is at {guessed} dB, `raced` at {strongest} dB. Not tried: attacks that "
+        "look through the policy (`raced+transform-guessed`), which know more; so the hybrid's "
+        "rate is that of these two attacks.\n\n"
         "**Run twice**: without a policy the same images and settings were attacked before in "
         "TF32 and now in bf16 between the layers; rank 1 then and now: "
         f"{repeated}. Records `grids/raced-60-epochs-tf32`.\n\n"
