@@ -23,6 +23,7 @@ from gradveil.audits import (
 )
 from gradveil.audits import prepare as preparing
 from gradveil.audits.records import images_path, load_images
+from gradveil.audits.run import _missing_control
 from gradveil.audits.timing import Costs
 from gradveil.core import GradveilError
 from gradveil.core.locks import alone
@@ -398,3 +399,22 @@ def test_the_bar_counts_what_is_left_of_all_cases(
     shutil.rmtree(done.cases[1].out)
     run_audit(quick, tmp_path / "run", progress=True)
     assert totals[0] > totals[2] > 0 == totals[1] and sum(moved) == totals[0] + totals[2]
+
+
+@pytest.mark.parametrize(
+    ("defenses", "asked"),
+    [
+        (("none", "3-1-7"), True),
+        (("none", "random"), True),
+        (("none", "policy:none", "3-1-7"), False),
+        (("policy:none", "3-1-7"), False),
+        (("none", "policy:3-1-7,augment=no"), False),
+        (("none", "prune:0.9"), False),
+    ],
+)
+def test_crop_and_flip_alone_are_asked_for_beside_a_policy_that_comes_with_them(
+    defenses: tuple[str, ...], asked: bool
+) -> None:
+    said = _missing_control([parse(each) for each in defenses])
+    assert (said is not None) == asked
+    assert said is None or "--defense policy:none" in said

@@ -32,6 +32,7 @@ from gradveil.core.types import Protocol
 from gradveil.data import Images, load
 from gradveil.data.images import as_images
 from gradveil.defenses import Defense, as_defense
+from gradveil.defenses.policies import Transforming
 from gradveil.engine.device import find_device
 from gradveil.models import NormalizedName
 from gradveil.transforms import Policy
@@ -230,6 +231,8 @@ def _look_first(prepared: Prepared, out: Path, bar: Bar, *, weights: bool) -> No
 
     A case that has records already is left out, and so are weights that another case has.
     """
+    if weights and (advice := _missing_control([case.acting for case in prepared.job.cases])):
+        bar.say(advice)
     seen: set[str] = set()
     for prepared_case in prepared.cases:
         if (out / prepared_case.case.folder / RECORDS).is_file():
@@ -241,6 +244,18 @@ def _look_first(prepared: Prepared, out: Path, bar: Bar, *, weights: bool) -> No
             _look_at_weights(prepared, prepared_case, bar)
         few = stage.batches(stage.chunks[0][:LOOKED_AT])
         before_audit(stage.client, few, labels=prepared.job.known, seed=prepared.job.seed)
+
+
+def _missing_control(defenses: Sequence[Defense]) -> str | None:
+    """Say that crop and flip alone should stand beside a policy which comes with them."""
+    cropped = [each for each in defenses if isinstance(each, Transforming) and each.augments]
+    alone = any(each.preparation.policy == Policy() for each in cropped)
+    if not cropped or alone or not any(each == Defense() for each in defenses):
+        return None
+    return (
+        f"{cropped[0]} comes with crop and flip, none without: --defense policy:none beside them "
+        "shows what crop and flip do alone"
+    )
 
 
 def _is_trained(prepared: Prepared, prepared_case: PreparedCase) -> bool:
