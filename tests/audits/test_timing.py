@@ -11,6 +11,7 @@ from gradveil.audits import AuditJob, Case, run_audit
 from gradveil.audits.prepare import fitted_to, foreseen_seconds, prepare
 from gradveil.audits.timing import Costs, work
 from gradveil.core import GradveilError
+from gradveil.core.types import Protocol
 from gradveil.defenses import as_defense
 
 CPU = torch.device("cpu")
@@ -48,6 +49,27 @@ def test_the_time_is_that_of_all_iterations_of_all_images(job: AuditJob, tmp_pat
     assert costs.total([case.stage]) == 2 * (40 + work(raced, 1))
     with_sham = replace(case.stage, sham=True)
     assert costs.total([with_sham]) == 2 * (40 + work(raced, 1)) + 2 * work(raced, 1)
+
+
+@pytest.mark.usefixtures("slow")
+def test_after_local_steps_the_time_is_also_that_of_every_candidates_update(
+    job: AuditJob, tmp_path: Path
+) -> None:
+    """Two images in one update, 20 candidates for each, two images in each update made again."""
+    job = replace(job, batch_size=2, protocol=Protocol(local_steps=2))
+    (case,) = prepare(job, tmp_path / "run", None, CPU).cases
+    costs = Costs.of([case.stage], {})
+    attacks = 2 * (40 + work(job.attacks["raced"], 1))
+    assert case.stage.victims.lineups is not None
+    candidates = case.stage.victims.lineups.candidates.shape[1]
+    assert costs.total([case.stage]) == attacks + 0.5 * 2 * candidates * 2
+    half = costs.fit([case.stage], (attacks / 2 + 2 * candidates) / 60)
+    assert half == pytest.approx(0.5)
+    once = attacks / job.attacks["raced"].steps  # type: ignore[attr-defined]
+    least = min(once + 2 * candidates, 4 * once) / 60
+    with pytest.raises(GradveilError, match=rf"at least {least:.2g}, fewer images"):
+        costs.fit([case.stage], 0.9 * least)
+    assert costs.fit([case.stage], 1.01 * least) * job.attacks["raced"].steps >= 1  # type: ignore[attr-defined]
 
 
 @pytest.mark.usefixtures("slow")

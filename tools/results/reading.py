@@ -11,7 +11,9 @@ PARAGRAPHS = (
     "policy? Nothing but the picture can win it. Rows beside an attack: the best *guess* without a "
     "gradient, chosen on public images with all that the attacker knows; a *sham*, the same attack "
     "on updates of other images; *ceilings*, what the line-up can reach. PSNR and SSIM are against "
-    "the images that the client used. Intervals are exact 95%.",
+    "the images that the client used. Intervals are exact 95%. By chance one in N is won, over "
+    "images drawn at random; for a run of consecutive images, as the papers have it, a guess may "
+    "win more or fewer, whoever makes it: read their rates against the guess beside them.",
     "**Tables marked † were measured before the line-up was in**: they show PSNR and SSIM only. "
     'What they said of policies by "dB over blind" or "identified among 1,000" is withdrawn: those '
     "guesses did not know the policy, and that identification could be won by the label or by a "

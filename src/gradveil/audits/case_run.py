@@ -95,7 +95,7 @@ class CaseRun:
 
     @property
     def left(self) -> float:
-        """The seconds of what is missing, and of the sham."""
+        """The seconds of what is missing, of the sham and of the ceilings."""
         missing = sum(
             self._seconds(key, attack)
             for stage in self.stages
@@ -104,11 +104,14 @@ class CaseRun:
             if key not in self.done
         )
         closing = set(self.case.stage.closing) - self.done
-        return missing + sum(self._sham_seconds for kind, *_ in closing if kind == "sham")
+        return missing + sum(map(self._closing_seconds, closing))
 
-    @property
-    def _sham_seconds(self) -> float:
-        return self.costs.sham(self.case.stage)
+    def _closing_seconds(self, key: Key) -> float:
+        """Return about how long the sham or a ceiling takes."""
+        kind, name, _ = key
+        if kind == "sham":
+            return self.costs.sham(self.case.stage)
+        return self.costs.ceiling(self.case.stage) if name == GRADIENTS else 0.0
 
     def _seconds(self, key: Key, attack: Attack) -> float:
         """Return about how long an attack on a chunk takes."""
@@ -193,7 +196,6 @@ class CaseRun:
                 seen = stage.seen_by(attack, shams)
                 found = run_attack(attack, seen, generator(stage.seed, *key))
                 made = ranked(outcomes(shams, found), lot, far=True)
-                self.bar.advance(self._sham_seconds)
             elif name == NOISY:
                 records = result.of("attack", strongest.attack)
                 view = getattr(stage.attacks[strongest.attack], "view", None)
@@ -201,7 +203,9 @@ class CaseRun:
                 made = ranked(_noisy(stage, victims, records, truth), lot, far=True)
             else:
                 assert name == GRADIENTS
+                self.bar.update(what=name)
                 made = [_nearest(stage, victim, lot) for victim in victims]
+            self.bar.advance(self._closing_seconds(key))
             self._write(stage, key, made, guesses, time.perf_counter() - started)
 
     def _guesses(

@@ -27,6 +27,8 @@ BUDGETS = (240, 60, 20, 5)  # minutes, likewise
 MUCH = 3  # times shorter that a suggestion must be
 LONGEST = 4_800  # iterations of the longest attack of `auto`
 LEAST_STEPS, MOST_STEPS = 2, 20  # timed, after one that does not count
+AGAIN = 0.5  # an update that is made again beside an iteration, which differentiates it too
+LEAST_SHARE = 0.25  # of a budget that attacks have, however long the ceilings take
 ENOUGH = 0.5  # seconds that they shall take, so that the clock and other programs matter little
 
 
@@ -77,8 +79,26 @@ class Costs:
         return self.seconds.get((kind, name), 0.0) * work(attack, images)
 
     def total(self, stages: Iterable[Stage]) -> float:
-        """Return the seconds of all attacks and shams."""
-        return sum(sum(self._each(stage)) + self.sham(stage) for stage in stages)
+        """Return the seconds of all attacks, shams and ceilings."""
+        return sum(
+            sum(self._each(stage)) + self.sham(stage) + self.ceiling(stage) for stage in stages
+        )
+
+    def ceiling(self, stage: Stage) -> float:
+        """Return the seconds of the gradient line-up where a candidate takes a whole update.
+
+        So it is after local steps and in train mode: each image of an update is replaced by each
+        candidate, and the update made again. Elsewhere a candidate is one gradient, which is
+        nothing beside an attack.
+        """
+        protocol, lineups = stage.client.protocol, stage.victims.lineups
+        whole = protocol.moves(stage.batch_size) or protocol.train_mode
+        known = [self.seconds.get((stage.kind, name), 0.0) for name in stage.attacks]
+        if not whole or lineups is None or not stage.closing or not any(known):
+            return 0.0
+        first = sum(len(victim) for victim in stage.first_victims)
+        each = AGAIN * min(cost for cost in known if cost)
+        return each * first * lineups.candidates.shape[1] * stage.batch_size
 
     def sham(self, stage: Stage) -> float:
         """Return the seconds of the sham, were it that of the longest attack."""
@@ -107,10 +127,12 @@ class Costs:
     def fit(self, stages: Iterable[Stage], minutes: float) -> float:
         """Return the share of their iterations that all attacks can make in the budget."""
         stages = list(stages)
-        whole = self.total(stages)
-        if whole <= 60 * minutes:
+        fixed = sum(map(self.ceiling, stages))
+        whole, given = self.total(stages) - fixed, 60 * minutes
+        given = max(given - fixed, LEAST_SHARE * given)
+        if whole <= given:
             return 1.0
-        share = 60 * minutes / whole
+        share = given / whole
         fewest = min(
             attack.steps
             for stage in stages
@@ -118,9 +140,11 @@ class Costs:
             if isinstance(attack, GradientMatching)
         )
         if share * fewest < 1:
+            once = whole / fewest
+            least = min(once + fixed, once / LEAST_SHARE) / 60
             raise GradveilError(
                 f"budget {minutes:g}: these minutes are too few for one iteration of every attack; "
-                f"give at least {whole / fewest / 60:.2g}, fewer images or fewer attacks"
+                f"give at least {least:.2g}, fewer images or fewer attacks"
             )
         return share
 
