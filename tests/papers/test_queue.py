@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from gradveil.core.cell_files import CELL
 from gradveil.core.errors import GradveilError
@@ -19,6 +20,7 @@ from gradveil.papers.queue import (
     Clock,
     Outcome,
     Plan,
+    Worker,
     estimate,
     make_parts,
     make_plan,
@@ -311,6 +313,32 @@ def test_processes_side_by_side_share_the_queue(queue: Queue, how: dict[str, Any
     outcome = queue.run(plan, **how)
     assert sorted(outcome.done) == sorted(cell.key for cell in cells) and not outcome.left
     assert list(outcome.failed) == [bad.key] and "steps 1" in outcome.failed[bad.key]
+
+
+def test_processes_side_by_side_share_the_processors(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int | None] = []
+
+    class Process:
+        exitcode = 0
+
+        def __init__(self, target: Worker, daemon: bool) -> None:
+            threads.append(target.threads)
+
+        def start(self) -> None: ...
+
+        def join(self) -> None: ...
+
+        def is_alive(self) -> bool:
+            return False
+
+    context = type("Context", (), {"Process": Process})
+    monkeypatch.setattr("multiprocessing.get_context", lambda _: context)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 16)
+    cells = [seeded(number, number) for number in range(1, 4)]
+    queue.run(queue.plan(given("one", *cells)), at_once=3)
+    assert threads == [5, 5, 5]
 
 
 def test_no_process_at_all_is_refused(queue: Queue) -> None:

@@ -9,7 +9,7 @@ import gc
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
@@ -399,16 +399,26 @@ class Worker:
     workspace: Workspace
     minutes: float | None
     archive: Path | None
+    threads: int | None = None
+    """Processor threads of torch; None leaves them as they are."""
 
     def __call__(self, progress: bool = False) -> None:
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)
         work_through(
             self.groups, self.records, self.workspace, minutes=self.minutes, archive=self.archive
         )
 
 
 def _side_by_side(task: Worker, count: int) -> None:
-    """Run the task in so many processes, and end them all where this one is stopped."""
+    """Run the task in so many processes, and end them all where this one is stopped.
+
+    They share the processors: threads of several processes that wait for each other's cores make
+    all of them many times slower.
+    """
     import multiprocessing
+
+    task = replace(task, threads=max(1, torch.get_num_threads() // count))
 
     context = multiprocessing.get_context("spawn")  # a fork may not use the GPU
     processes = [context.Process(target=task, daemon=False) for _ in range(count)]
