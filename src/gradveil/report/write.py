@@ -153,8 +153,9 @@ def _certified(
     if threshold is None:
         return {}, ()
     found, words = {}, []
+    count = sum(result.count for result in results.values())
     for name, result in results.items():
-        made = {case.name: each for case, each in certify_cases(result, threshold)}
+        made = {case.name: each for case, each in certify_cases(result, threshold, count)}
         found[name] = made
         words += [f"{name}:"] if name else []
         words += certificates_in_words(made, result.cases[0])
