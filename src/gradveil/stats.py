@@ -126,6 +126,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return found
 
 
+def holm_cutoff(p_values: Sequence[float]) -> float:
+    """Return the largest p-value that Holm's correction rejects at 5%; -1 where it rejects none."""
+    adjusted = zip(p_values, holm(p_values), strict=True)
+    return max((p for p, together in adjusted if together < 2 * EACH), default=-1.0)
+
+
 @dataclass(frozen=True)
 class Share:
     """A share of images, of several updates: `hits` of `n`, bounds at 95%, p against chance."""

@@ -111,7 +111,8 @@ class CaseResult:
     records: tuple[Record, ...]
     model: ModelFacts | None
     others: tuple[float, ...] = ()
-    """The p-values of the audit's other cases, for which those of this case are corrected."""
+    """The p-values of the audit's other cases, and of tests beside the audit, for which those of
+    this case are corrected."""
     cases: int = 1
     """The cases of the audit, this one included, for which the bounds of a certificate are."""
 
@@ -120,6 +121,12 @@ class CaseResult:
         """Read a case's folder, whole or not."""
         records = tuple(read_records(out / RECORDS))
         return cls(out, CASE.read(out), records, read_facts(out), cases=_count_cases(out))
+
+    def beside(self, p_values: Sequence[float]) -> "CaseResult":
+        """Return the case with its p-values corrected for these too, of tests made beside it."""
+        corrected = replace(self, others=(*self.others, *p_values))
+        vars(corrected)["_rows"] = self._rows  # slow to make, and the same for both
+        return corrected
 
     @property
     def defense(self) -> str:
@@ -273,11 +280,13 @@ class AuditResult:
         cases = [*map(CaseResult.read, done)]
         tests = [case.p_values for case in cases]
         for number, case in enumerate(cases):
-            others = tuple(p for k, some in enumerate(tests) if k != number for p in some)
-            corrected = replace(case, others=others)
-            vars(corrected)["_rows"] = case._rows  # slow to make, and the same for both
-            cases[number] = corrected
+            others = [p for k, some in enumerate(tests) if k != number for p in some]
+            cases[number] = case.beside(others)
         return cls(folder, settings, tuple(cases))
+
+    def beside(self, p_values: Sequence[float]) -> "AuditResult":
+        """Return the audit with its p-values corrected for these too, of tests made beside it."""
+        return replace(self, cases=tuple(case.beside(p_values) for case in self.cases))
 
     @property
     def count(self) -> int:
