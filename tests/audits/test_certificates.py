@@ -291,7 +291,7 @@ def test_bounds_of_several_cases_hold_at_once() -> None:
     assert three.overall.upper == upper_bound(0, 16, three.each) > one.overall.upper
     assert three.loss is not None and one.loss is not None and three.loss.high > one.loss.high
     assert three.plain()["joint"] == three.joint and three.plain()["cases"] == 3
-    assert "all 3 cases" in str(three.joint) and "at once at 95%: each is at 99.17%" in str(
+    assert "all 3 cases" in str(three.joint) and "at once at 95%: each is at 99.167%" in str(
         three.joint
     )
 
@@ -323,7 +323,8 @@ def test_a_case_read_from_a_folder_counts_all_cases_of_its_audit(tmp_path: Path)
 
 
 @pytest.mark.parametrize(
-    ("cases", "shown"), [(1, "97.5%"), (2, "98.8%"), (3, "99.17%"), (20, "99.88%"), (80, "99.969%")]
+    ("cases", "shown"),
+    [(1, "97.5%"), (2, "98.75%"), (3, "99.167%"), (5, "99.5%"), (20, "99.875%"), (80, "99.9688%")],
 )
 def test_levels_are_written_with_the_digits_that_tell_them_apart(cases: int, shown: str) -> None:
     assert percent(level_of_each(cases)) == shown

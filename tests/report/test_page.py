@@ -465,7 +465,7 @@ def test_certificates_bound_the_share_of_all_such_pictures(five: Path) -> None:
     ]  # fmt: skip
     assert cells_of(parsed, "gaussian:")[3] == f"{upper_bound(1, 16, EACH_OF_FIVE):.1%}"
     assert (
-        "with 99.50% certainty. It says nothing of other attacks. The upper bounds of all 5 cases"
+        "with 99.5% certainty. It says nothing of other attacks. The upper bounds of all 5 cases"
         in parsed.words
     )
 

@@ -194,9 +194,10 @@ def level_of_each(cases: int) -> float:
 
 
 def percent(level: float) -> str:
-    """Write a level with the first two digits of what is missing to 100%, such as `99.17%`."""
+    """Write a level with three digits of what is missing to 100% at most, such as `99.167%`."""
     missing = 100 * (1 - level)
-    return f"{level:.{1 + max(0, -math.floor(math.log10(missing)))}%}"
+    digits = 2 - math.floor(math.log10(missing))
+    return f"{100 * level:.{digits}f}".rstrip("0").rstrip(".") + "%"
 
 
 def certify(
