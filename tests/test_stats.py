@@ -14,6 +14,7 @@ from gradveil.stats import (
     clopper_pearson,
     difference,
     holm,
+    holm_cutoff,
     lower_bound,
     mean_interval,
     share_of_updates,
@@ -196,6 +197,8 @@ def test_holm_rejects_what_the_step_down_procedure_does() -> None:
         adjusted = holm(p_values)
         assert {i for i, p in enumerate(adjusted) if p < 0.05} == rejected
         assert all(a >= p for a, p in zip(adjusted, p_values, strict=True))
+        cutoff = holm_cutoff(p_values)
+        assert {i for i, p in enumerate(p_values) if p <= cutoff} == rejected
 
 
 def test_single_images_have_exact_bounds_and_batches_count_as_one_observation_each() -> None:

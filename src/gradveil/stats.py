@@ -126,6 +126,12 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return found
 
 
+def holm_cutoff(p_values: Sequence[float]) -> float:
+    """Return the largest p-value that Holm's correction rejects at 5%; -1 where it rejects none."""
+    adjusted = zip(p_values, holm(p_values), strict=True)
+    return max((p for p, together in adjusted if together < 2 * EACH), default=-1.0)
+
+
 @dataclass(frozen=True)
 class Share:
     """A share of images, of several updates: `hits` of `n`, bounds at 95%, p against chance."""
@@ -144,7 +150,7 @@ def share_of_updates(hits: Sequence[Sequence[bool]], chance: float) -> Share:
     p-value is that of as many updates with at least one hit, which by chance are at most
     `chance` times the images of an update.
     """
-    counted = [sum(update) / len(update) for update in hits if update]
+    counted = _shares(hits)
     if not counted:
         return Share(0, 0, (0.0, 1.0), 1.0)
     largest = max(map(len, hits))
@@ -152,6 +158,21 @@ def share_of_updates(hits: Sequence[Sequence[bool]], chance: float) -> Share:
     total = sum(len(update) for update in hits)
     bounds = _beta_bounds(sum(counted), len(counted), 0.95)
     return Share(sum(sum(update) for update in hits), total, bounds, p)
+
+
+def bounds_over_updates(hits: Sequence[Sequence[bool]], level: float = 0.95) -> tuple[float, float]:
+    """Bound the share of hits as `share_of_updates` does; each side is one-sided at the level.
+
+    For updates whose images are all hit or none the bounds are exact. No shares of updates are
+    known for which they are wrong more often (the tests search for some).
+    """
+    counted = _shares(hits)
+    return _beta_bounds(sum(counted), len(counted), _two_sided(level)) if counted else (0.0, 1.0)
+
+
+def _shares(hits: Sequence[Sequence[bool]]) -> list[float]:
+    """Return the share of hits in each update that has images."""
+    return [sum(update) / len(update) for update in hits if update]
 
 
 @lru_cache(REMEMBERED)

@@ -1,18 +1,23 @@
 """Exact statements: counts, scipy's bounds, decisions seldom wrong, failures both ways."""
 
+import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from gradveil.audits import CaseResult, Record, Threshold, certify
-from gradveil.audits.certificates import bound
+from gradveil.audits import AuditResult, CaseResult, Record, Threshold, certify
+from gradveil.audits.certificates import bound, level_of_each, percent
 from gradveil.audits.model import ModelFacts
 from gradveil.core import GradveilError
+from gradveil.stats import lower_bound, share_of_updates, upper_bound
+from report.folders import make_audit
 
 PSNR15 = Threshold("psnr", 15.0)
+EACH = level_of_each(1)
 
 
 def record(
@@ -91,19 +96,20 @@ def test_failed_images_are_tested_and_reported_both_ways() -> None:
     ]
     found = certify(made([*attacks, *(record("b", i, 3.0) for i in range(3))]), PSNR15)
     a = found.claims[0].bounds["used"]
-    assert (a.n, a.hits, a.failed) == (4, 1, 2) and a.upper_failed == bound(3, 0, 4).upper > a.upper
+    assert (a.n, a.hits, a.failed) == (4, 1, 2)
+    assert a.upper_failed == upper_bound(3, 4, 0.975) > a.upper == upper_bound(1, 4, 0.975)
     assert (found.overall.hits, found.overall.failed) == (
         2,
         1,
     )  # image 3 failed once and was reached once
-    assert bound(1, 0, 4).upper_failed is None
+    assert bound([[True], [False]], EACH).upper_failed is None
 
 
 def test_nothing_can_be_said_of_no_image() -> None:
     with pytest.raises(GradveilError, match="n = 0"):
         certify(made([]), PSNR15)
     with pytest.raises(GradveilError, match="n = 0"):
-        bound(0, 0, 0)
+        bound([], EACH)
 
 
 @pytest.mark.parametrize(
@@ -137,14 +143,13 @@ def test_private_is_what_keeps_both_delta_and_gamma(
     hits: int, accuracy: float, private: bool | None
 ) -> None:
     result = made([record("a", i, 20.0 if i < hits else 3.0) for i in range(80)])
-    models = {
-        "trained": ModelFacts(accuracy, 10_000, "3-1-7", None),
-        "baseline": ModelFacts(0.9, 10_000, "none", None),
-    }
-    found = certify(result, Threshold("psnr", 15, delta=0.05, gamma=0.1), **models)
+    trained = ModelFacts(accuracy, 10_000, "3-1-7", None)
+    baseline = ModelFacts(0.9, 10_000, "none", None)
+    both = Threshold("psnr", 15, delta=0.05, gamma=0.1)
+    found = certify(result, both, trained=trained, baseline=baseline)
     assert found.private is private and found.plain()["private"] is private
     for alone in (Threshold("psnr", 15, delta=0.05), Threshold("psnr", 15, gamma=0.1)):
-        assert certify(result, alone, **models).private is None
+        assert certify(result, alone, trained=trained, baseline=baseline).private is None
 
 
 def test_of_blind_guesses_that_reach_epsilon_equally_often_the_best_is_named() -> None:
@@ -183,10 +188,146 @@ def test_the_loss_of_accuracy_needs_both_models_and_is_decided_by_its_bounds() -
 def test_the_bound_on_delta_is_too_low_in_at_most_one_case_of_twenty() -> None:
     rng = np.random.default_rng(3)
     for share, n in ((0.05, 20), (0.3, 16), (0.5, 64)):
-        bounds = {hits: bound(hits, 0, n) for hits in range(n + 1)}
+        bounds = {
+            hits: bound([[image < hits] for image in range(n)], EACH) for hits in range(n + 1)
+        }
         drawn = rng.binomial(n, share, 4_000)
         assert np.mean([bounds[int(hits)].upper < share for hits in drawn]) < 0.06
         assert np.mean([bounds[int(hits)].lower > share for hits in drawn]) < 0.06
+
+
+def in_batches(records: Sequence[Record], size: int) -> list[Record]:
+    return [replace(each, update=each.image // size * size) for each in records]
+
+
+def test_images_that_are_shared_one_by_one_have_clopper_and_pearsons_bounds() -> None:
+    for hits, n in ((0, 5), (2, 9), (31, 32), (7, 7)):
+        found = bound([[image < hits] for image in range(n)], EACH)
+        assert (found.n, found.hits, found.updates) == (n, hits, n)
+        assert (found.lower, found.upper) == (
+            lower_bound(hits, n, 0.975),
+            upper_bound(hits, n, 0.975),
+        )
+
+
+def test_bounds_of_batches_are_those_of_the_table_beside_them() -> None:
+    """The table's are of 95% in two sides, which is 97.5% in each."""
+    psnr = [20.0, 3, 3, 3, 3, 3, 20, 20, 3, 3, 3, 3]
+    records = in_batches([record("a", i, value) for i, value in enumerate(psnr)], 4)
+    flags = [[value >= 15 for value in psnr[start : start + 4]] for start in (0, 4, 8)]
+    low, high = share_of_updates(flags, 0.01).bounds
+    found = certify(made(records), PSNR15)
+    for each in (found.claims[0].bounds["used"], found.overall):
+        assert (each.hits, each.n, each.updates) == (3, 12, 3)
+        assert (each.lower, each.upper) == pytest.approx((low, high))
+    alone = certify(made([replace(each, update=None) for each in records]), PSNR15).overall
+    assert alone.updates == 12 and alone.upper < found.overall.upper
+
+
+def test_failed_images_of_a_batch_count_in_their_update() -> None:
+    psnr = [20.0, None, 3, 3, 3, 3, 3, 3]
+    records = in_batches([record("a", i, value) for i, value in enumerate(psnr)], 4)
+    found = certify(made(records), PSNR15).overall
+    worst = share_of_updates([[True, True, False, False], [False] * 4], 0.01)
+    assert (found.hits, found.failed) == (1, 1)
+    assert found.upper_failed == pytest.approx(worst.bounds[1])
+    assert found.upper < worst.bounds[1]
+
+
+@pytest.mark.parametrize("spread", [0.1, 1.0, 20.0])
+def test_the_bound_over_updates_holds_where_images_of_an_update_are_alike(spread: float) -> None:
+    """A small spread means that an update is reached as a whole or not at all."""
+    rng = np.random.default_rng(5)
+    updates, size, share = 6, 4, 0.3
+    wrong = np.zeros(2)
+    for _ in range(1_500):
+        likely = rng.beta(share * spread, (1 - share) * spread, updates)
+        reached = rng.random((updates, size)) < likely[:, None]
+        found = bound(reached.tolist(), EACH)
+        wrong += found.upper < share, found.lower > share
+    assert (wrong / 1_500 <= 0.025 + 3 * (0.025 * 0.975 / 1_500) ** 0.5).all()
+
+
+def test_images_counted_one_by_one_would_be_bounded_too_low() -> None:
+    """The worst case: all images of an update are reached together."""
+    rng = np.random.default_rng(6)
+    drawn = rng.random((500, 6)) < 0.3
+    apart = [upper_bound(4 * int(hit.sum()), 24, 0.975) < 0.3 for hit in drawn]
+    assert np.mean(apart) > 0.1
+
+
+def test_no_shares_of_updates_are_found_for_which_the_upper_bound_errs_more_often() -> None:
+    """Exact error rates of many distributions of an update's hits, random and of few values."""
+    rng = np.random.default_rng(7)
+    for size, updates in ((2, 4), (4, 3), (4, 6)):
+        uppers = np.array(
+            [bound(_filled(hits, size, updates), EACH).upper for hits in range(size * updates + 1)]
+        )
+        for trial in range(400):
+            chosen = rng.choice(size + 1, 2 + trial % size, replace=False)
+            weights = np.zeros(size + 1)
+            weights[chosen] = rng.dirichlet(np.full(len(chosen), 0.5))
+            sums = np.ones(1)
+            for _ in range(updates):
+                sums = np.convolve(sums, weights)
+            mean = weights @ np.arange(size + 1) / size
+            assert sums[uppers < mean - 1e-12].sum() <= 0.025 + 1e-9
+
+
+def _filled(hits: int, size: int, updates: int) -> list[list[bool]]:
+    """Give so many hits to the updates, the first filled first."""
+    return [[update * size + image < hits for image in range(size)] for update in range(updates)]
+
+
+def test_bounds_of_several_cases_hold_at_once() -> None:
+    """Half of 5% goes to delta and half to gamma, an equal part of that to each case."""
+    case = made([record("a", i, 3.0) for i in range(16)])
+    trained, plain = (ModelFacts(0.9, 1_000, under, None) for under in ("3-1-7", "none"))
+    one, three = (
+        certify(case, PSNR15, trained=trained, baseline=plain, cases=cases) for cases in (1, 3)
+    )
+    assert one.plain()["level_of_each"] == 0.975 and one.joint is None
+    assert three.each == pytest.approx(1 - 0.05 / 6)
+    assert three.overall.upper == upper_bound(0, 16, three.each) > one.overall.upper
+    assert three.loss is not None and one.loss is not None and three.loss.high > one.loss.high
+    assert three.plain()["joint"] == three.joint and three.plain()["cases"] == 3
+    assert "all 3 cases" in str(three.joint) and "at once at 95%: each is at 99.167%" in str(
+        three.joint
+    )
+
+
+def test_all_bounds_of_a_command_are_right_together_in_nineteen_of_twenty() -> None:
+    rng = np.random.default_rng(8)
+    n, cases, share = 12, 5, 0.25
+    uppers = [
+        bound([[image < hits] for image in range(n)], level_of_each(cases)).upper
+        for hits in range(n + 1)
+    ]
+    drawn = rng.binomial(n, share, (4_000, cases))
+    assert np.mean([any(uppers[hits] < share for hits in each) for each in drawn]) <= 0.05
+
+
+def test_a_case_read_from_a_folder_counts_all_cases_of_its_audit(tmp_path: Path) -> None:
+    names = {"none": {"dlg": 5}, "prune:0.9": {"dlg": 1}, "gaussian:0.1": {"dlg": 1}}
+    run = make_audit(tmp_path / "run", names)
+    cases = AuditResult.read(run).cases
+    for case in (*cases, CaseResult.read(cases[1].out)):
+        assert certify(case, Threshold("lineup")).cases == 3
+    (cases[2].out / "records.jsonl").unlink()  # not begun yet: the bounds stay what they are
+    assert AuditResult.read(run).count == 3 and AuditResult.read(run).cases[0].cases == 3
+    alone = make_audit(tmp_path / "alone", {"none": {"dlg": 5}})
+    (case,) = AuditResult.read(alone).cases
+    assert certify(case, Threshold("lineup")).cases == 1
+    (alone / "settings.json").write_text(json.dumps({"data": "x"}))
+    assert CaseResult.read(case.out).cases == 1  # what it lies in is no audit
+
+
+@pytest.mark.parametrize(
+    ("cases", "shown"),
+    [(1, "97.5%"), (2, "98.75%"), (3, "99.167%"), (5, "99.5%"), (20, "99.875%"), (80, "99.9688%")],
+)
+def test_levels_are_written_with_the_digits_that_tell_them_apart(cases: int, shown: str) -> None:
+    assert percent(level_of_each(cases)) == shown
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Several cases: what each attacker is told, prepared and tried out once, gone on with."""
 
+import json
 import shutil
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from gradveil.audits import (
     AuditJob,
     AuditResult,
     Case,
+    CaseResult,
     case_run,
     make_cases,
     name_attacks,
@@ -22,6 +24,7 @@ from gradveil.audits import (
     stage,
 )
 from gradveil.audits import prepare as preparing
+from gradveil.audits.prepare import prepare
 from gradveil.audits.records import images_path, load_images
 from gradveil.audits.run import _missing_control
 from gradveil.audits.timing import Costs
@@ -148,6 +151,79 @@ def test_auto_changes_which_attacks_run_and_nothing_else(
 
 def test_an_audit_that_is_done_is_read_back(job: AuditJob, whole: AuditResult) -> None:
     assert run_audit(job, whole.out, progress=False) == whole == AuditResult.read(whole.out)
+
+
+def positives(case: CaseResult) -> set[str]:
+    return {record.attack for record in case.of("positive")}
+
+
+def test_the_first_case_has_a_positive_control_of_every_attack_that_can_have_one(
+    whole: AuditResult,
+) -> None:
+    """`early-step` and `class-mean` are attacks on the policy alone, the last case."""
+    named = {name for case in whole.cases for name in case.settings["attacks"]}
+    able = {name for name in named if {*find(name).needs} <= {"labels", "means"}}
+    first, *others = whole.cases
+    assert {"early-step", "class-mean"} <= able - first.settings["attacks"].keys()
+    assert positives(first) == able and not any(map(positives, others))
+    keys = [(record.key, record.image) for record in first.of("positive")]
+    assert len(keys) == len({*keys})
+
+
+def test_a_folder_without_the_later_attacks_controls_is_completed(
+    job: AuditJob,
+    whole: AuditResult,
+    tmp_path: Path,
+    without_times: Callable[[Any], list[Any]],
+) -> None:
+    """Older versions made the controls of the first case's attacks only."""
+    out = Path(shutil.copytree(whole.out, tmp_path / "run"))
+    path, first = out / whole.cases[0].out.name / "records.jsonl", whole.cases[0]
+    later = positives(first) - first.settings["attacks"].keys()
+    lines = path.read_text().splitlines(keepends=True)
+    kept = [
+        line
+        for line in lines
+        if (json.loads(line)["kind"], json.loads(line)["attack"])
+        not in {("positive", name) for name in later}
+    ]
+    assert len(kept) < len(lines)
+    path.write_text("".join(kept))
+    assert positives(AuditResult.read(out).cases[0]) == {*positives(first)} - later
+    again = run_audit(job, out, progress=False).cases[0]
+    assert again.settings == first.settings
+
+    def in_order(case: CaseResult) -> list[str]:
+        return sorted(map(repr, without_times(case.records)))
+
+    assert in_order(again) == in_order(first)
+
+
+def test_a_machine_that_has_the_first_case_alone_makes_the_same_controls(
+    job: AuditJob, whole: AuditResult, tmp_path: Path
+) -> None:
+    device = torch.device("cpu")
+    names = [
+        sorted(name for stage in made.positives for name in stage.attacks)
+        for made in (
+            prepare(job, tmp_path / "run", None, device, only=0),
+            prepare(job, whole.out, None, device),
+        )
+    ]
+    assert names[0] == names[1] == sorted(positives(whole.cases[0]))
+
+
+def test_controls_that_another_process_made_of_other_attacks_are_left_as_they_are(
+    job: AuditJob, whole: AuditResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = Path(shutil.copytree(whole.out, tmp_path / "run"))
+    own = preparing.Prepared._attacks_of_all
+    monkeypatch.setattr(
+        preparing.Prepared,
+        "_attacks_of_all",
+        lambda self: {name: each for name, each in own(self).items() if name != "early-step"},
+    )
+    assert run_audit(job, out, progress=False).cases[0].records == whole.cases[0].records
 
 
 @pytest.fixture(scope="module")

@@ -205,7 +205,7 @@ def test_positive_controls_are_of_attacks_that_need_no_defense(split: Images) ->
         victims_at_once=6,
     )
     proper = staged(job, split)
-    easy = positive_stages(job, proper, proper.controls)
+    easy = positive_stages(job, proper, proper.controls, proper.attacks)
     assert [list(one.attacks) for one in easy] == [["dlg"], ["closed-form"]]
     for one in easy:
         assert one.kind == "positive" and [len(chunk) for chunk in one.chunks] == [4]

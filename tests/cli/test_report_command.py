@@ -57,6 +57,10 @@ def test_a_certificate_that_is_asked_for_is_said_and_not_in_the_page_alone(
         for name, made in found.items()
     }
     assert hits == {"run": {"none": 6, "prune:0.99": 1}, "other": {"none": 2}}
+    assert "The upper bounds of all 2 cases" in said
+    for made in found.values():
+        assert {each["cases"] for each in made.values()} == {3}
+        assert all("hold at once at 95%" in each["joint"] for each in made.values())
 
 
 def test_two_runs_go_into_a_folder_of_their_own(gradveil: Any, run: Path) -> None:

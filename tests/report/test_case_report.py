@@ -116,6 +116,27 @@ def test_failed_images_are_flagged_and_counted(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("told", "undoes"),
+    [
+        ("labels", False),
+        ("labels, class means", False),
+        ("labels it inferred", False),
+        ("labels, policy and its draws", True),
+        ("labels, class means, gaussian noise 0.001", True),
+    ],
+)
+def test_only_an_attack_that_is_told_of_a_defense_is_said_to_need_one(
+    tmp_path: Path, told: str, undoes: bool
+) -> None:
+    extra = [record("attack", "early-step", i, -1.0, False) for i in range(8)]
+    result = made(tmp_path, works=False, extra=extra)
+    result = replace(result, settings={**result.settings, "knows": {"early-step": told}})
+    lines = [line for line in case_in_words(result) if line.startswith("early-step against")]
+    assert lines and all("it has no positive control" in line for line in lines)
+    assert all(("needs a defense to undo" in line) == undoes for line in lines)
+
+
 def test_an_attack_of_failures_alone_has_no_numbers(tmp_path: Path) -> None:
     result = made(tmp_path, works=True, defense="none")
     failed = tuple(

@@ -34,6 +34,7 @@ from gradveil.search import SearchJob, SearchResult, run_search, search_policies
 from gradveil.search.confirm import (
     FEWEST,
     MODELS,
+    TESTS,
     Comparison,
     Confirmation,
     audit_seconds,
@@ -42,12 +43,15 @@ from gradveil.search.confirm import (
     in_words,
     policies_to_audit,
     read_audits,
+    read_confirmed,
     verdict,
+    verdicts,
 )
 from gradveil.search.engine import LocalEngine
 from gradveil.search.loop import qualified
 from gradveil.search.run import accuracy_note, job_notes, threshold_note
 from gradveil.search.space import FinishedTrial
+from gradveil.stats import holm_cutoff
 from gradveil.transforms import Policy
 
 SOURCE = """
@@ -173,9 +177,11 @@ def test_notes_say_what_the_settings_leave_open(job: SearchJob, whole: SearchRes
 
 
 def test_no_test_can_reject_on_fewer_images_than_the_note_says() -> None:
+    """All comparisons are as clear as they can be, and all tests of the audits clearer."""
     for n, can in ((FEWEST - 1, False), (FEWEST, True)):
         clear = Comparison("over_blind", n, 0.0, 1.0, 0.5**n, 1.0)
-        assert (verdict([clear]) == "less") == can
+        family = [*([clear.less, clear.more] * (TESTS // 2)), *[0.05**n] * 68]
+        assert (verdict([clear], holm_cutoff(family)) == "less") == can
 
 
 def scored(number: int, policy: str, *values: float) -> FinishedTrial[Policy]:
@@ -287,7 +293,7 @@ def test_every_row_is_audited_on_both_models(whole: SearchResult) -> None:
         assert {record.image for record in audit.of("attack")} == attacked and audit.of("blind")
     positive = [case for case, audit in folders.items() if audit.of("positive")]
     assert positive == [("semi-trained", "none")]  # it depends on neither
-    assert len(whole.words) == 2
+    assert len(whole.words) == 3
 
 
 def test_audits_are_read_back_by_model_and_row(whole: SearchResult) -> None:
@@ -299,6 +305,31 @@ def test_audits_are_read_back_by_model_and_row(whole: SearchResult) -> None:
         for audit in rows.values():
             assert audit.attack == "closed-form" and len(audit.scores) == 3
             assert {row.kind for row in audit.rows} >= {"attack", "blind"}
+
+
+def test_comparisons_and_flags_of_a_search_are_one_family_of_tests(whole: SearchResult) -> None:
+    plain = AuditResult.read(whole.out / "confirm")
+    tests = TESTS + sum(len(case.p_values) for case in plain.cases)
+    joined = read_confirmed(whole.out, whole.confirmed)
+    audits = read_audits(whole.out, whole.confirmed)
+    rows = [row for models in audits.values() for made in models.values() for row in made.rows]
+    rows += [row for case in joined.cases for row in case.rows]
+    assert {row.verdict.tests for row in rows} == {tests}
+    assert f"at 5% over all {tests} tests together (Holm)" in whole.words[-1]
+
+
+def test_tests_of_the_audits_count_in_the_verdict_on_a_policy(whole: SearchResult) -> None:
+    """The same difference is told among the comparisons alone, and not beside many open tests."""
+    audited = read_audits(whole.out, whole.confirmed)["untrained"]["none"]
+
+    def said(p_values: tuple[float, ...]) -> list[str]:
+        none = replace(confirmation(1.0, 1.0, 10), rows=audited.rows, p_values=p_values)
+        rows = {"none": none, "random": none, "single": confirmation(0.0, 0.0, 10)}
+        return verdicts(dict.fromkeys(MODELS, rows))
+
+    assert all("leaks less than none" in line for line in said(())[:2])
+    assert all("was not shown to leak less" in line for line in said((0.9,) * 40)[:2])
+    assert all("leaks less than none" in line for line in said((1e-9,) * 40)[:2])
 
 
 def test_a_search_that_is_done_is_read_back(
@@ -654,21 +685,23 @@ def confirmation(by: float, hit: float, count: int = 16) -> Confirmation:
 def test_a_difference_is_claimed_only_where_a_test_finds_it() -> None:
     low, high = confirmation(0.0, 0.0), confirmation(1.0, 1.0)
     less, more, nothing = compare(low, high), compare(high, low), compare(low, low)
-    assert [verdict(found) for found in (less, more, nothing)] == ["less", "more", "open"]
+    assert [verdict(found, 0.001) for found in (less, more, nothing)] == ["less", "more", "open"]
     assert less[0] == Comparison("lineup", 16, 0.0, 1.0, 0.5**16, 1.0)
     assert nothing[0].less == nothing[0].more == 1.0
-    assert in_words(less, "none").startswith(
+    assert in_words(less, "none", 0.001).startswith(
         "leaks less than none (n = 16: rank 1 0.0% against 100.0%, p = "
     )
-    assert in_words(nothing, "none").startswith("was not shown to leak less than none (n = 16: ")
+    assert in_words(nothing, "none", 0.001).startswith(
+        "was not shown to leak less than none (n = 16: "
+    )
     mixed = compare(confirmation(0.0, 1.0), confirmation(1.0, 0.0))
-    assert verdict(mixed) == "mixed"
-    assert "less than random by one measure and more by another" in in_words(mixed, "random")
+    assert verdict(mixed, 0.001) == "mixed"
+    assert "less than random by one measure and more by another" in in_words(mixed, "random", 0.001)
 
 
 def test_only_images_that_both_audits_reconstructed_are_compared(whole: SearchResult) -> None:
     assert [found.n for found in compare(confirmation(0, 0, 15), confirmation(1, 1))] == [15] * 3
-    assert verdict(compare(confirmation(0, 0, 0), confirmation(1, 1))) == "open"
+    assert verdict(compare(confirmation(0, 0, 0), confirmation(1, 1)), 0.001) == "open"
     folder = whole.out / "confirm/untrained-none"
     lines = (folder / "records.jsonl").read_text().splitlines()
     failed = [json.loads(line) for line in lines]

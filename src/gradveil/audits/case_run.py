@@ -41,7 +41,6 @@ from gradveil.audits.stage import (
     NOISY,
     Stage,
     Victim,
-    positive_stages,
     run_attack,
 )
 from gradveil.audits.timing import Costs
@@ -71,12 +70,11 @@ class CaseRun:
     ) -> None:
         self.prepared, self.case, self.out, self.bar, self.waits = prepared, case, out, bar, waits
         self.experiment = experiment_id(case.settings)
-        # The positive control depends on neither the model nor the defense: the first has it.
-        job = prepared.job
-        first = job.positive and case.case is job.cases[0]
-        easy = positive_stages(job, case.stage, prepared.plain) if first else []
+        easy = prepared.positives if case is prepared.cases[0] else []
         self.stages = [*easy, case.stage]
         self.sizes = {key: size for stage in self.stages for key, size in stage.sizes().items()}
+        if easy:
+            self.sizes = _any_positive(prepared, easy[0]) | self.sizes
         self.done = {record.key for record in whole_chunks(out / RECORDS, self.sizes)}
         self.costs = Costs()
 
@@ -243,6 +241,16 @@ class CaseRun:
             self.bar.preview(whole * done / max(of, 1))
 
         return step
+
+
+def _any_positive(prepared: Prepared, easy: Stage) -> dict[Key, int]:
+    """Count the images of any positive control that a process may have made.
+
+    One that prepared other cases of the audit may have found that other attacks suit them.
+    """
+    job, model = prepared.job, prepared.cases[0].stage.client.model
+    names = {name for case in job.cases for name in job.attacks_on(case, model)}
+    return {("positive", name, 0): sum(map(len, easy.chunks[0])) for name in sorted(names)}
 
 
 def _chosen(

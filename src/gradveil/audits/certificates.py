@@ -14,10 +14,9 @@ from gradveil.audits.records import Record
 from gradveil.audits.results import CaseResult
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.text import read_number
-from gradveil.stats import Difference, difference, lower_bound, upper_bound
+from gradveil.stats import Difference, bounds_over_updates, difference
 
-LEVEL = 0.95  # of the bounds on delta and gamma together
-EACH = 1 - (1 - LEVEL) / 2  # one-sided, of each of the two
+LEVEL = 0.95  # of the bounds on delta and gamma together, of all cases of a command
 LINEUP = "lineup"
 METRICS = ("psnr", "ssim", LINEUP)
 SPELLINGS = ("psnr=NUMBER", "ssim=NUMBER", LINEUP)
@@ -87,7 +86,8 @@ class Threshold:
 class Bound:
     """Bounds on delta, where `hits` of n images reached epsilon.
 
-    Failed images count as not reached; in `upper_failed` they count as reached.
+    Images of one update are not independent, so the bounds are over updates. Failed images count
+    as not reached; in `upper_failed` they count as reached.
     """
 
     n: int
@@ -96,6 +96,7 @@ class Bound:
     lower: float
     upper: float
     upper_failed: float | None  # None where none failed
+    updates: int  # that the n images were shared in
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,8 @@ class Certificate:
     """The bounds of every attack, of the best control, and of all attacks together.
 
     `overall` counts an image that any attack brought to epsilon against either truth, so that no
-    attack is chosen after looking.
+    attack is chosen after looking. The upper bounds of delta, by any attack, and of gamma hold at
+    once for as many `cases`.
     """
 
     threshold: Threshold
@@ -120,6 +122,22 @@ class Certificate:
     strongest: str
     overall: Bound
     loss: Difference | None  # of accuracy; None where one of the two is unknown
+    cases: int = 1
+
+    @property
+    def each(self) -> float:
+        """The one-sided level of each bound."""
+        return level_of_each(self.cases)
+
+    @property
+    def joint(self) -> str | None:
+        """That the bounds of all cases hold at once, in a sentence; None for one case."""
+        if self.cases == 1:
+            return None
+        return (
+            f"The upper bounds of all {self.cases} cases, on delta by any attack and on gamma, "
+            f"hold at once at {LEVEL:.0%}: each is at {percent(self.each)} (Bonferroni)."
+        )
 
     @property
     def private(self) -> bool | None:
@@ -165,8 +183,21 @@ class Certificate:
             "bounded": self.bounded,
             "accurate": self.accurate,
             "level": LEVEL,
-            "level_of_each": EACH,
+            "level_of_each": self.each,
+            "joint": self.joint,
         }
+
+
+def level_of_each(cases: int) -> float:
+    """Return the one-sided level at which the two bounds of every case hold at once."""
+    return 1 - (1 - LEVEL) / (2 * cases)
+
+
+def percent(level: float) -> str:
+    """Write a level with three digits of what is missing to 100% at most, such as `99.167%`."""
+    missing = 100 * (1 - level)
+    digits = 2 - math.floor(math.log10(missing))
+    return f"{100 * level:.{digits}f}".rstrip("0").rstrip(".") + "%"
 
 
 def certify(
@@ -175,11 +206,13 @@ def certify(
     *,
     trained: ModelFacts | None = None,
     baseline: ModelFacts | None = None,
+    cases: int | None = None,
 ) -> Certificate:
     """Bound the share of images that reach the threshold, and the loss of accuracy.
 
     The loss is that of the model `trained`, which was audited, against the `baseline`, a model
-    trained without a defense; it is unknown without both.
+    trained without a defense; it is unknown without both. The bounds hold together with those of
+    all `cases`, by default the cases of the audit.
     """
     attacks = result.of("attack")
     if not attacks:
@@ -190,40 +223,52 @@ def certify(
     if threshold.metric == LINEUP and not attacks[0].candidates:
         reason = result.settings.get("no_lineup") or "its records are of an older format"
         raise GradveilError(f"certify {threshold}: {result.out} has no line-up: {reason}")
-    strongest = result.strongest
+    count = result.cases if cases is None else cases
+    each = level_of_each(count)
     claims = tuple(
-        _claim(name, records, threshold, result.truths) for name, records in _by_name(attacks)
+        _claim(name, records, threshold, result.truths, each) for name, records in _by_name(attacks)
     )
-    blind = _best_blind(result, threshold)
     return Certificate(
         threshold,
         claims,
-        blind,
-        strongest.attack,
-        _overall(attacks, threshold, result.truths),
-        _loss(trained, baseline),
+        _best_blind(result, threshold, each),
+        result.strongest.attack,
+        bound(_by_update(attacks, _reaches(threshold, result.truths)), each),
+        _loss(trained, baseline, each),
+        count,
     )
 
 
-def bound(hits: int, failed: int, n: int) -> Bound:
-    """Bound the share of hits among n images, which include the failed."""
-    if not n:
+def bound(updates: Sequence[Sequence[bool | None]], each: float) -> Bound:
+    """Bound the share of images that are reached, given by update; None for those that failed.
+
+    Both bounds are one-sided at the level `each`.
+    """
+    images = [image for update in updates for image in update]
+    if not images:
         raise GradveilError("certify: n = 0 images; nothing can be said without one")
-    high = upper_bound(hits + failed, n, EACH) if failed else None
-    return Bound(n, hits, failed, lower_bound(hits, n, EACH), upper_bound(hits, n, EACH), high)
+    lower, upper = bounds_over_updates([[*map(bool, update)] for update in updates], each)
+    failed = images.count(None)
+    high = None
+    if failed:
+        at_worst = [[image is not False for image in update] for update in updates]
+        high = bounds_over_updates(at_worst, each)[1]
+    return Bound(len(images), images.count(True), failed, lower, upper, high, len(updates))
 
 
-def _loss(trained: ModelFacts | None, baseline: ModelFacts | None) -> Difference | None:
+def _loss(
+    trained: ModelFacts | None, baseline: ModelFacts | None, each: float
+) -> Difference | None:
     """Return baseline less trained; exactly 0 for a model against itself."""
     if trained is None or baseline is None:
         return None
     same = trained.weights_sha256 is None or trained.weights_sha256 == baseline.weights_sha256
     if same and trained == baseline:
         return Difference(0.0, 0.0, 0.0)
-    return difference(baseline.hits, baseline.tested, trained.hits, trained.tested, EACH)
+    return difference(baseline.hits, baseline.tested, trained.hits, trained.tested, each)
 
 
-def _best_blind(result: CaseResult, threshold: Threshold) -> Claim:
+def _best_blind(result: CaseResult, threshold: Threshold, each: float) -> Claim:
     """Return the control that reaches the threshold most often, of equal ones the highest in dB."""
     levels: dict[str, float] = {}
     for row in result.rows:
@@ -231,7 +276,7 @@ def _best_blind(result: CaseResult, threshold: Threshold) -> Claim:
             level = -math.inf if row.psnr.mean is None else row.psnr.mean
             levels[row.attack] = levels.get(row.attack, 0.0) + level
     claims = [
-        _claim(name, records, threshold, result.truths)
+        _claim(name, records, threshold, result.truths, each)
         for name, records in _by_name(result.of("blind"))
     ]
 
@@ -242,23 +287,34 @@ def _best_blind(result: CaseResult, threshold: Threshold) -> Claim:
 
 
 def _claim(
-    name: str, records: Sequence[Record], threshold: Threshold, truths: Sequence[str]
+    name: str,
+    records: Sequence[Record],
+    threshold: Threshold,
+    truths: Sequence[str],
+    each: float,
 ) -> Claim:
-    failed = sum(not record.ok for record in records)
     return Claim(
         name,
         {
-            truth: bound(sum(map(_reaches(threshold, (truth,)), records)), failed, len(records))
+            truth: bound(_by_update(records, _reaches(threshold, (truth,))), each)
             for truth in truths
         },
     )
 
 
-def _overall(records: Sequence[Record], threshold: Threshold, truths: Sequence[str]) -> Bound:
-    reaches = _reaches(threshold, truths)
-    hit = {record.image for record in records if reaches(record)}
-    failed = {record.image for record in records if not record.ok} - hit
-    return bound(len(hit), len(failed), len({record.image for record in records}))
+def _by_update(
+    records: Sequence[Record], reaches: Callable[[Record], bool]
+) -> list[list[bool | None]]:
+    """Return for each update whether its images are reached by any of their records.
+
+    An image that is not, and of which a record failed, has None.
+    """
+    found: dict[int, dict[int, bool | None]] = {}
+    for record in records:
+        images = found.setdefault(record.shared_in, {})
+        before = images.get(record.image, False)
+        images[record.image] = before or reaches(record) or (before if record.ok else None)
+    return [[*images.values()] for images in found.values()]
 
 
 def _reaches(threshold: Threshold, truths: Sequence[str]) -> Callable[[Record], bool]:

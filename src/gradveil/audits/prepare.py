@@ -51,6 +51,35 @@ class Prepared:
     plain: Controls  # of images that no defense changes
     costs: Costs = field(default_factory=Costs)  # of attacks that were timed already
 
+    @property
+    def positives(self) -> list[Stage]:
+        """The stages of the positive control, which depends on neither model nor defense.
+
+        The first case has it, with the attacks of all cases, each once; another case has none.
+        """
+        job, first = self.job, self.cases[0]
+        if not job.positive or first.case is not job.cases[0]:
+            return []
+        return positive_stages(job, first.stage, self.plain, self._attacks_of_all())
+
+    def _attacks_of_all(self) -> dict[str, Attack]:
+        """Return the attacks of all cases; where several have one of a name, the first's.
+
+        Of cases that other machines prepare it is not known yet which attacks suit them: those are
+        taken that were not left out of the first.
+        """
+        first = self.cases[0]
+        prepared = {case.case.folder: case.stage.attacks for case in self.cases}
+        found: dict[str, Attack] = {}
+        for case in self.job.cases:
+            attacks = prepared.get(case.folder)
+            if attacks is None:
+                every = self.job.attacks_on(case, first.stage.client.model)
+                left_out = first.settings["left_out"]
+                attacks = {name: each for name, each in every.items() if name not in left_out}
+            found = {**found, **{name: each for name, each in attacks.items() if name not in found}}
+        return found
+
 
 def prepare(
     job: AuditJob, out: Path, root: Path | None, device: torch.device, only: int | None = None
@@ -87,7 +116,7 @@ def prepare(
 
 def fitted_to(prepared: Prepared, minutes: float) -> Prepared:
     """Return the audit with the share of all iterations that fits into so many minutes."""
-    stages = [*_positives(prepared), *(case.stage for case in prepared.cases)]
+    stages = [*prepared.positives, *(case.stage for case in prepared.cases)]
     costs = Costs.of(stages, {})
     share = costs.fit(stages, minutes)
     job = replace(prepared.job, share=share)
@@ -108,16 +137,8 @@ def foreseen_seconds(job: AuditJob, out: Path, root: Path | None, device: torch.
     began = time.perf_counter()
     prepared = prepare(job, out, root, device, only=0)
     preparing = time.perf_counter() - began
-    stages = _positives(prepared) + [prepared.cases[0].stage] * len(job.cases)
+    stages = prepared.positives + [prepared.cases[0].stage] * len(job.cases)
     return preparing * len(job.cases) + Costs.of(stages, {}).total(stages)
-
-
-def _positives(prepared: Prepared) -> list[Stage]:
-    """Return the stages of the positive control, which are the first case's."""
-    job, first = prepared.job, prepared.cases[0]
-    if not job.positive or first.case is not job.cases[0]:
-        return []
-    return positive_stages(job, first.stage, prepared.plain)
 
 
 def _splits(job: AuditJob, root: Path | None) -> tuple[Images, Images | None, Images]:

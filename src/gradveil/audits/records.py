@@ -59,6 +59,11 @@ class Record:
         return self.status == "ok"
 
     @property
+    def shared_in(self) -> int:
+        """The update that it was shared in, by its first image; its own where none is known."""
+        return self.image if self.update is None else self.update
+
+    @property
     def key(self) -> Key:
         """The kind, attack and chunk that it was written with."""
         return self.kind, self.attack, self.chunk

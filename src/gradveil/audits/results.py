@@ -111,13 +111,22 @@ class CaseResult:
     records: tuple[Record, ...]
     model: ModelFacts | None
     others: tuple[float, ...] = ()
-    """The p-values of the audit's other cases, for which those of this case are corrected."""
+    """The p-values of the audit's other cases, and of tests beside the audit, for which those of
+    this case are corrected."""
+    cases: int = 1
+    """The cases of the audit, this one included, for which the bounds of a certificate are."""
 
     @classmethod
     def read(cls, out: Path) -> "CaseResult":
         """Read a case's folder, whole or not."""
         records = tuple(read_records(out / RECORDS))
-        return cls(out, CASE.read(out), records, read_facts(out))
+        return cls(out, CASE.read(out), records, read_facts(out), cases=_count_cases(out))
+
+    def beside(self, p_values: Sequence[float]) -> "CaseResult":
+        """Return the case with its p-values corrected for these too, of tests made beside it."""
+        corrected = replace(self, others=(*self.others, *p_values))
+        vars(corrected)["_rows"] = self._rows  # slow to make, and the same for both
+        return corrected
 
     @property
     def defense(self) -> str:
@@ -271,11 +280,18 @@ class AuditResult:
         cases = [*map(CaseResult.read, done)]
         tests = [case.p_values for case in cases]
         for number, case in enumerate(cases):
-            others = tuple(p for k, some in enumerate(tests) if k != number for p in some)
-            corrected = replace(case, others=others)
-            vars(corrected)["_rows"] = case._rows  # slow to make, and the same for both
-            cases[number] = corrected
+            others = [p for k, some in enumerate(tests) if k != number for p in some]
+            cases[number] = case.beside(others)
         return cls(folder, settings, tuple(cases))
+
+    def beside(self, p_values: Sequence[float]) -> "AuditResult":
+        """Return the audit with its p-values corrected for these too, of tests made beside it."""
+        return replace(self, cases=tuple(case.beside(p_values) for case in self.cases))
+
+    @property
+    def count(self) -> int:
+        """The number of cases of the audit, also of those that were not begun."""
+        return max(len(self.cases), len(self.settings.get("cases", ())))
 
     @property
     def baselines(self) -> dict[str | None, ModelFacts]:
@@ -393,6 +409,15 @@ class AuditResult:
         return f"<table><tr>{head}</tr>{''.join(lines)}</table>"
 
 
+def _count_cases(out: Path) -> int:
+    """Count the cases of the audit that a case's folder lies in; 1 where it lies in none."""
+    try:
+        cases = AUDIT.read(out.parent)["cases"]
+    except GradveilError:
+        return 1
+    return len(cases) if out.name in {str(case["folder"]) for case in cases} else 1
+
+
 def _strength(row: Row) -> tuple[float, float]:
     over = row.over_blind.mean
     return row.identified / row.n, -math.inf if over is None else over
@@ -445,8 +470,7 @@ def _hits(records: Sequence[Record], truth: str) -> list[list[bool]]:
     for record in records:
         scores = record.scores.get(truth, {})
         hit = scores.get("rank") == 1 or scores.get("identified") == 1
-        update = record.image if record.update is None else record.update
-        found.setdefault(update, []).append(hit)
+        found.setdefault(record.shared_in, []).append(hit)
     return list(found.values())
 
 

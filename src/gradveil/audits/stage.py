@@ -407,18 +407,21 @@ def make_stage(
     )
 
 
-def positive_stages(job: AuditJob, proper: Stage, controls: Controls) -> list[Stage]:
+def positive_stages(
+    job: AuditJob, proper: Stage, controls: Controls, attacks: Mapping[str, Attack]
+) -> list[Stage]:
     """Put the attacks that need no defense on untrained models where they are known to work.
 
     `controls` are those of images that no defense changes.
     """
+    told = {need for need in PUBLIC if need != "means" or controls.means is not None}
     few = (tuple(proper.victims.numbers[:POSITIVES].split(1)),)
     stages = []
     for name in ("lenet", "mlp"):
         chosen = {
             key: attack
-            for key, attack in proper.attacks.items()
-            if positive_model(attack) == name and set(attack.needs) <= {*PUBLIC}
+            for key, attack in attacks.items()
+            if positive_model(attack) == name and set(attack.needs) <= told
         }
         if chosen:
             device = next(proper.client.model.parameters()).device

@@ -7,6 +7,7 @@ from rich.table import Table
 from gradveil.audits import AuditResult, CaseResult, Row
 from gradveil.audits.results import NO_BETTER, PLAIN, TOO_FEW
 from gradveil.controls import TRUTHS
+from gradveil.core.types import MEANINGS
 from gradveil.report.layout import Fitted
 from gradveil.stats import EACH, Summary
 
@@ -141,7 +142,8 @@ def case_in_words(case: CaseResult) -> list[str]:
         lines += _blind_words(rows, against)
         lines += map(_positive_words, positives.values()) if truth == USED else []
         attacks = [row for row in rows if row.kind == "attack"]
-        lines += [_attack_words(row, positives.get(row.attack), against) for row in attacks]
+        for row in attacks:
+            lines.append(_attack_words(row, positives.get(row.attack), against, _undoes(case, row)))
     knows: dict[str, str] = case.settings.get("knows", {})
     return [
         *_victim_words(case),
@@ -231,8 +233,11 @@ def _shown_by(row: Row) -> str:
     )
 
 
-def _attack_words(row: Row, positive: Row | None, against: str) -> str:
-    """Say how an attack did; `positive` is the row of its positive control, None without any."""
+def _attack_words(row: Row, positive: Row | None, against: str, undoes: bool) -> str:
+    """Say how an attack did; `positive` is the row of its positive control, None without any.
+
+    `undoes` tells whether the attack undoes a defense, and so can have no such control.
+    """
     low, high = row.identified_bounds
     failed = f", {row.failed} failed" if row.failed else ""
     figures = (
@@ -244,13 +249,21 @@ def _attack_words(row: Row, positive: Row | None, against: str) -> str:
         return f"{row.attack}{against}: better than blind: {figures}."
     because = ""
     if positive is None:
-        because = ", and it has no positive control: it needs a defense to undo"
+        because = ", and it has no positive control"
+        because += ": it needs a defense to undo" if undoes else ""
     elif positive.doubt == NO_BETTER:
         because = (
             ", and its positive control fails too: try more steps or another attack before "
             "concluding anything about the model"
         )
     return f"{row.attack}{against}: {row.doubt}: {figures}{because}."
+
+
+def _undoes(case: CaseResult, row: Row) -> bool:
+    """Whether the attack is told more than anyone may know without a defense."""
+    public = ("labels", "labels it inferred", MEANINGS["means"].short)
+    told = str(case.settings.get("knows", {}).get(row.attack, "labels"))
+    return not {*told.split(", ")} <= {*public}
 
 
 def certain_words(row: Row) -> str:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from rich.table import Table
 
 from gradveil.audits import AuditResult, CaseResult, Certificate, Threshold, certify
-from gradveil.audits.certificates import ANY, EACH, LEVEL, LINEUP, Bound
+from gradveil.audits.certificates import ANY, LEVEL, LINEUP, Bound, percent
 from gradveil.report.audit import ATTACKER, DEFENSE
 from gradveil.report.layout import Fitted
 from gradveil.report.markup import Html, breakable, element, joined
@@ -24,12 +24,13 @@ CERTIFICATE_COLUMNS = ("defense", "attacker", "against", "reached", "delta\nat m
 
 
 def certify_cases(
-    result: AuditResult, threshold: Threshold
+    result: AuditResult, threshold: Threshold, cases: int | None = None
 ) -> list[tuple[CaseResult, Certificate]]:
     """Return a certificate for each case that the threshold can be measured on.
 
     The loss of accuracy is against the model of the same training step that was trained and
-    audited without a defense.
+    audited without a defense. The bounds hold at once for as many `cases` as a command shows, by
+    default those of the audit.
     """
     return [
         (
@@ -39,6 +40,7 @@ def certify_cases(
                 threshold,
                 trained=case.trained_so,
                 baseline=result.baselines.get(case.asked_step),
+                cases=result.count if cases is None else cases,
             ),
         )
         for case in result.cases
@@ -51,11 +53,14 @@ def certificate_table(certificates: Mapping[str, Certificate]) -> Table:
     A case has its attacks, the strongest in bold, all of them together, and the blind guess that
     reaches epsilon most often.
     """
-    threshold = next(iter(certificates.values())).threshold
+    first = next(iter(certificates.values()))
+    threshold = first.threshold
     level = UNITS[threshold.metric].format(threshold.epsilon)
+    kind = "bound over updates" if _in_batches(first.overall) else "exact bound"
+    together = "it and gamma" if first.cases == 1 else f"it and gamma in all {first.cases} cases"
     title = (
-        f"Share of images that reached {level}; delta: exact bound, one-sided {EACH:.1%}, so that "
-        f"it and gamma hold together at {LEVEL:.0%}"
+        f"Share of images that reached {level}; delta: {kind}, one-sided {percent(first.each)}, "
+        f"so that {together} hold together at {LEVEL:.0%}"
     )
     made = Fitted(title, CERTIFICATE_COLUMNS, {0: DEFENSE, 1: ATTACKER, 2: 8})
     for name, certificate in certificates.items():
@@ -86,6 +91,9 @@ def certificates_in_words(certificates: Mapping[str, Certificate], case: CaseRes
     `case` is any of the cases: its data and batch size are those of the whole audit.
     """
     lines = [f"{name}: {_certificate_words(made)}" for name, made in certificates.items()]
+    joint = next(iter(certificates.values())).joint
+    if joint is not None:
+        lines.append(joint)
     if any(made.loss is None for made in certificates.values()):
         lines.append(UNKNOWN_LOSS)
     if any(made.loss is not None for made in certificates.values()):
@@ -98,24 +106,36 @@ def _certificate_words(certificate: Certificate) -> str:
     bound, loss, asked = certificate.overall, certificate.loss, certificate.threshold
     level = "rank 1 in the line-up" if asked.metric == LINEUP else str(asked)
     reached = (
-        f"{bound.hits} of n = {bound.n} images reached {level} by any attack "
-        f"here, so at most {bound.upper:.3g} of such images do (delta, {EACH:.1%})"
+        f"{bound.hits} of n = {bound.n} images{_updates(bound)} reached {level} by any attack "
+        f"here, so at most {bound.upper:.3g} of such images do (delta, {percent(certificate.each)})"
     )
     if bound.upper_failed is not None:
         reached += f" (<= {bound.upper_failed:.3g} if the {bound.failed} failed count as reached)"
     lost = "unknown"
     if loss is not None:
-        lost = f"{loss.value:+.1%} ({loss.low:+.1%} to {loss.high:+.1%}, each side {EACH:.1%})"
+        side = f"each side {percent(certificate.each)}"
+        lost = f"{loss.value:+.1%} ({loss.low:+.1%} to {loss.high:+.1%}, {side})"
     return (
         f"{reached}; accuracy loss gamma {lost}."
         f"{_decision(certificate)}{_reached_blindly(certificate)}"
     )
 
 
+def _in_batches(bound: Bound) -> bool:
+    """Whether an update has several images."""
+    return bound.updates < bound.n
+
+
+def _updates(bound: Bound) -> str:
+    """Say how many updates the images were shared in, where that is less than an update each."""
+    return f" in {bound.updates} updates" if _in_batches(bound) else ""
+
+
 def _decision(certificate: Certificate) -> str:
     """Say whether delta and gamma hold; the defense is private only if both were asked for."""
     asked = certificate.threshold
-    delta = _holds(certificate.bounded, f"undecided at n = {certificate.overall.n}")
+    bound = certificate.overall
+    delta = _holds(certificate.bounded, f"undecided at n = {bound.n}{_updates(bound)}")
     gamma = _holds(certificate.accurate, "undecided" if certificate.loss else "not tested")
     if asked.delta is None and asked.gamma is None:
         return ""
@@ -158,7 +178,9 @@ def _untested(case: CaseResult, certificate: Certificate) -> str:
         f"{images} attacked here; other models, seeds and stages of training; what many rounds "
         "give away."
     )
-    if batch > 1:
+    if _in_batches(certificate.overall):
+        said += f" Images of one batch of {batch} are not independent: bounds are over updates."
+    elif batch > 1:  # records of format 2 do not say which images were shared together
         said += f" Images of one batch of {batch} count as independent, which they are not quite."
     return said
 
@@ -174,11 +196,15 @@ REACHED = {
 
 
 def certificate_section(
-    result: AuditResult, threshold: Threshold | None, name_of: Callable[[CaseResult], str]
+    result: AuditResult,
+    threshold: Threshold | None,
+    name_of: Callable[[CaseResult], str],
+    count: int,
 ) -> Html | None:
     """Return the certificates of an audit for the page; without a threshold those of the line-up.
 
-    None where no case has a line-up and no threshold was asked for.
+    The bounds hold at once for all `count` cases of the page. None where no case has a line-up and
+    no threshold was asked for.
     """
     cases = result.cases
     if threshold is None:
@@ -186,13 +212,18 @@ def certificate_section(
         threshold = Threshold(LINEUP)
     if not cases:
         return None
-    found = certify_cases(replace(result, cases=cases), threshold)
+    found = certify_cases(replace(result, cases=cases), threshold, count)
+    first = found[0][1]
+    together = f", and together with the most accuracy lost with {LEVEL:.0%}"
     intro = (
         f"{REACHED[threshold.metric].format(threshold.epsilon)} From the pictures attacked here "
         'follows a bound for all pictures of their kind: "at most" is the largest share of them '
-        f"that these attacks would reach, with {EACH:.1%} certainty, and together with the range "
-        f"of the accuracy lost with {LEVEL:.0%}. It says nothing of other attacks."
+        f"that these attacks would reach, with {percent(first.each)} certainty"
+        f"{together if first.joint is None else ''}. It says nothing of other attacks."
     )
+    intro += "" if first.joint is None else f" {first.joint}"
+    if _in_batches(first.overall):
+        intro += " Pictures of one update are not independent, so the bounds are over updates."
     rows = [_page_row(name_of(case), made) for case, made in found]
     heads = [element("th", head, scope="col") for head in HEADS]
     table = element(
@@ -231,7 +262,7 @@ def _page_row(name: str, certificate: Certificate) -> Html:
         exact = loss.low == loss.value == loss.high  # the model that others are compared with
         lost = "0%" if exact else f"{loss.value:+.1%} ({loss.low:+.1%} to {loss.high:+.1%})"
     cells = [
-        f"{bound.hits} of {bound.n}{failed}",
+        f"{bound.hits} of {bound.n}{_updates(bound)}{failed}",
         f"{high:.1%}",
         f"{blind.hits} of {blind.n}",
         lost,

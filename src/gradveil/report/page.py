@@ -282,8 +282,9 @@ class Page:
         return joined(drawn) if drawn else None
 
     def _bounds(self) -> Html | None:
+        count = sum(run.count for run in self.runs.values())
         made = {
-            name: certificate_section(run, self.threshold, self.name_of)
+            name: certificate_section(run, self.threshold, self.name_of, count)
             for name, run in self.runs.items()
         }
         there = {name: part for name, part in made.items() if part is not None}

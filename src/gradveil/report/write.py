@@ -22,7 +22,7 @@ from gradveil.report.pictures import SUFFIXES
 from gradveil.report.tables import csv_text, latex_text
 from gradveil.report.verdict import VERDICT, Decision, decide, read_thresholds
 from gradveil.search import SearchResult
-from gradveil.search.confirm import CONFIRM
+from gradveil.search.confirm import CONFIRM, read_confirmed
 from gradveil.search.job import RESULT
 
 PAGE = "index.html"
@@ -153,8 +153,9 @@ def _certified(
     if threshold is None:
         return {}, ()
     found, words = {}, []
+    count = sum(result.count for result in results.values())
     for name, result in results.items():
-        made = {case.name: each for case, each in certify_cases(result, threshold)}
+        made = {case.name: each for case, each in certify_cases(result, threshold, count)}
         found[name] = made
         words += [f"{name}:"] if name else []
         words += certificates_in_words(made, result.cases[0])
@@ -198,7 +199,8 @@ def _names(folders: Sequence[Path]) -> list[str]:
 def _read(folder: Path) -> tuple[AuditResult, SearchResult | None]:
     """Read an audit, also that of an assessment, or a search with its confirming audits."""
     if (folder / RESULT).is_file():
-        return AuditResult.read(folder / CONFIRM), SearchResult.read(folder)
+        search = SearchResult.read(folder)
+        return read_confirmed(folder, search.confirmed), search
     if (folder / CONFIRM / SETTINGS).is_file():
         SearchResult.read(folder)  # it has not ended, and says so
     if _is_assessment(folder):

@@ -1,8 +1,8 @@
 """The audits that confirm a search, on the semi-trained and on the untrained model.
 
 Four defenses are audited: none, random policies, the best single policy, and the hybrid. Everything
-that this package knows of audits is in `try_attack`, `audit_tasks`, `audit_seconds` and
-`read_audits`.
+that this package knows of audits is in `try_attack`, `audit_tasks`, `audit_seconds`,
+`read_confirmed` and `read_audits`.
 """
 
 import math
@@ -27,7 +27,7 @@ from gradveil.defenses import Defense, PolicyDefense
 from gradveil.search.engine import Task
 from gradveil.search.job import RESULT, SEMI_TRAINED, SearchJob
 from gradveil.search.space import draw, policy_of
-from gradveil.stats import sign_test, signed_rank
+from gradveil.stats import holm_cutoff, sign_test, signed_rank
 from gradveil.transforms import Policy
 
 CONFIRM = "confirm"
@@ -38,12 +38,13 @@ LEVEL = 0.05
 MEASURES = {"lineup": "rank 1", "over_blind": "dB over blind", "ssim": "SSIM"}
 AGAINST = ("none", "random")
 TESTS = 2 * len(MEASURES) * len(AGAINST) * len(MODELS)
-EACH = LEVEL / TESTS
-"""Level of each test: all tests of a search, 3 measures in 2 directions against 2 other rows on 2
-models, err together in at most 5% of cases."""
+"""Comparisons of a search: 3 measures in 2 directions against 2 other rows on 2 models. These and
+the tests of its audits, which flag what is no better than blind, err together in at most 5% of
+cases (Holm)."""
 
-FEWEST = math.ceil(-math.log2(EACH))
-"""Images below which no test can reject: with n images no p-value is below 2 ** -n."""
+FEWEST = math.ceil(-math.log2(LEVEL / TESTS))
+"""Images below which no comparison can reject, even where every test of the audits does: with n
+images no p-value is below 2 ** -n."""
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,15 @@ class Confirmation:
     """The audit of one model under one defense.
 
     `rows` are those of its table. `scores` are the attack's for each image that it reconstructed,
-    by the number of the image, the truth they are measured against, and the measure.
+    by the number of the image, the truth they are measured against, and the measure. `p_values` are
+    those of the audit before any correction.
     """
 
     attack: str
     defense: str
     rows: tuple[Row, ...]
     scores: Mapping[int, Mapping[str, Mapping[str, float]]]
+    p_values: tuple[float, ...] = ()
 
 
 def try_attack(job: SearchJob, model: nn.Module, test: Images) -> None:
@@ -164,17 +167,29 @@ def read_audits(
     out: Path, confirmed: Mapping[str, Mapping[str, str]]
 ) -> dict[str, dict[str, Confirmation]]:
     """Read the audits of a search's folder, by model and row."""
+    return _by_model(read_confirmed(out, confirmed), confirmed)
+
+
+def read_confirmed(out: Path, confirmed: Mapping[str, Mapping[str, str]]) -> AuditResult:
+    """Read the audit of a search's folder, its tests corrected for the comparisons too."""
     try:
-        found = {case.out.name: case for case in AuditResult.read(out / CONFIRM).cases}
-        return {
-            model: {row: _confirmation(found, model, row) for row in rows}
-            for model, rows in confirmed.items()
-        }
+        result = AuditResult.read(out / CONFIRM)
+        return result.beside(_p_values(compare_all(_by_model(result, confirmed))))
     except GradveilError as error:
         raise GradveilError(
             f"{error}; delete {out / RESULT} and run the search again, which makes missing audits "
             "anew"
         ) from None
+
+
+def _by_model(
+    result: AuditResult, confirmed: Mapping[str, Mapping[str, str]]
+) -> dict[str, dict[str, Confirmation]]:
+    found = {case.out.name: case for case in result.cases}
+    return {
+        model: {row: _confirmation(found, model, row) for row in rows}
+        for model, rows in confirmed.items()
+    }
 
 
 def _confirmation(found: Mapping[str, CaseResult], model: str, row: str) -> Confirmation:
@@ -198,6 +213,7 @@ def confirmation(case: CaseResult) -> Confirmation:
             for record in case.of("attack")
             if record.ok
         },
+        tuple(case.p_values),
     )
 
 
@@ -234,13 +250,43 @@ def compare(ours: Confirmation, theirs: Confirmation, truth: str = "used") -> li
     return made
 
 
-def verdict(compared: Sequence[Comparison]) -> str:
-    """less, more, mixed where the measures disagree, or open where no test rejects."""
-    less, more = (any(getattr(test, side) < EACH for test in compared) for side in ("less", "more"))
+def compare_all(
+    audits: Mapping[str, Mapping[str, Confirmation]],
+) -> dict[str, dict[str, list[Comparison]]]:
+    """Compare the policy found with none and with random policies, by model and other row."""
+    return {
+        model: {other: compare(rows[_found(rows)], rows[other]) for other in AGAINST}
+        for model, rows in audits.items()
+    }
+
+
+def _found(rows: Mapping[str, Confirmation]) -> str:
+    """Name the row of the policy that the search found."""
+    return "hybrid" if "hybrid" in rows else "single"
+
+
+def _p_values(compared: Mapping[str, Mapping[str, Sequence[Comparison]]]) -> list[float]:
+    return [
+        p
+        for others in compared.values()
+        for tests in others.values()
+        for test in tests
+        for p in (test.less, test.more)
+    ]
+
+
+def verdict(compared: Sequence[Comparison], cutoff: float) -> str:
+    """less, more, mixed where the measures disagree, or open where no test rejects.
+
+    Tests reject whose p-value is at most the `cutoff`.
+    """
+    less, more = (
+        any(getattr(test, side) <= cutoff for test in compared) for side in ("less", "more")
+    )
     return "mixed" if less and more else "less" if less else "more" if more else "open"
 
 
-def in_words(compared: Sequence[Comparison], other: str) -> str:
+def in_words(compared: Sequence[Comparison], other: str, cutoff: float) -> str:
     """The verdict with the figures of every test, such as `leaks less than none (...)`."""
     figures = ", ".join(_figure(test) for test in compared)
     says = {
@@ -248,7 +294,7 @@ def in_words(compared: Sequence[Comparison], other: str) -> str:
         "more": f"leaks more than {other}",
         "mixed": f"leaks less than {other} by one measure and more by another",
         "open": f"was not shown to leak less than {other}",
-    }[verdict(compared)]
+    }[verdict(compared, cutoff)]
     return f"{says} (n = {compared[0].n}: {figures})"
 
 
@@ -262,18 +308,29 @@ def _figure(test: Comparison) -> str:
 
 
 def verdicts(audits: Mapping[str, Mapping[str, Confirmation]]) -> list[str]:
-    """Say for each model whether the policy found leaks less than none and than random policies."""
+    """Say for each model whether the policy found leaks less than none and than random policies.
+
+    The last line says how many tests were made.
+    """
+    compared = compare_all(audits)
+    family = _p_values(compared)
+    family += [p for rows in audits.values() for made in rows.values() for p in made.p_values]
+    cutoff = holm_cutoff(family)
     lines = []
     for model, rows in audits.items():
-        row = "hybrid" if "hybrid" in rows else "single"
+        row = _found(rows)
         against = " and ".join(
-            in_words(compare(rows[row], rows[other]), other) for other in AGAINST
+            in_words(tests, other, cutoff) for other, tests in compared[model].items()
         )
         lines.append(
             f"{model} model, against the images used: the {row} {rows[row].defense} {against}."
             f"{_doubt(rows['none'])}"
         )
-    return lines
+    return [
+        *lines,
+        f"These comparisons and what is no better than blind are decided at 5% over all "
+        f"{len(family)} tests together (Holm).",
+    ]
 
 
 def _doubt(none: Confirmation) -> str:
