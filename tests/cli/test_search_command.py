@@ -76,6 +76,7 @@ def test_json_is_one_object_and_the_policies_it_found_defend_other_commands(grad
     for number, (option, policy) in enumerate((("", "hybrid"), (":best", "best"))):
         found = gradveil(f"{audit} --defense run/policies.toml{option} --out audit-{number}").result
         assert found["cases"][0]["defense"] == result[policy]
+        assert found["settings"]["scored"] == len(result["scored"]) == 300
     training = gradveil(f"train {MODEL} --epochs 0 --defense run/policies.toml:2 --out train-2")
     assert training.status == 0
 
@@ -93,6 +94,9 @@ def test_json_is_one_object_and_the_policies_it_found_defend_other_commands(grad
     assert (
         "run holds a search with other settings (keep 3 there, 2 here): choose another --out"
         in said
+    )
+    assert "has 200 that the search of the defense has not scored; choose at most 200" in error(
+        gradveil(f"{audit} --images 201 --defense run/policies.toml --out a201")
     )
     assert "no policy '9' in run/policies.toml: choose hybrid, best" in error(
         gradveil(f"{audit} --defense run/policies.toml:9 --out a9")

@@ -159,6 +159,7 @@ SEARCH: dict[str, Any] = {
     "storage": "study.journal",
     "confirmed": {"untrained": {"none": "none", "random": "3+4", "single": "3-1-7"}},
     "words": [],
+    "scored": ["0123456789abcdef"],
 }
 FACTS: dict[str, Any] = {
     "model": "lenet",
@@ -323,7 +324,8 @@ def manifest(choose: Choose) -> bytes:
 
 
 def policies(choose: Choose) -> bytes:
-    return toml_text(kept("searches/*/policies.toml").decode(), choose)
+    found = kept("searches/*/policies.toml").decode()
+    return toml_text(f'{found}\n[images]\nscored = ["0123456789abcdef"]\n', choose)
 
 
 def trained(choose: Choose) -> bytes:

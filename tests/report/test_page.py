@@ -20,6 +20,7 @@ from gradveil.audits import AuditResult, Threshold
 from gradveil.core import GradveilError
 from gradveil.core.seeds import generator
 from gradveil.report.answer import given_words, make_answer, untested_words
+from gradveil.report.certificates import certificates_in_words, certify_cases
 from gradveil.report.markup import Html, data_block, element
 from gradveil.report.provenance import command
 from gradveil.report.write import write_report
@@ -511,6 +512,26 @@ def test_without_line_ups_there_is_no_certificate_unless_asked_for(tmp_path: Pat
     assert "Certificates" not in page(run)[1].words
     write_report(run, certify="ssim=0.3")
     assert "came to an SSIM of 0.3" in Parsed((run / "index.html").read_text()).words
+
+
+def test_images_that_a_search_has_used_are_told_in_notes_certificates_and_settings(
+    tmp_path: Path,
+) -> None:
+    defenses = {"none": {"dlg": 5}, "3-1-7": {"dlg": 1}}
+    used = "were used by the search that chose a defense"
+    bound = "Mind that the search that chose a defense has used 3 of the 8 images"
+    text = "Name the policies.toml of their search"
+    apart = page(make_audit(tmp_path / "apart", defenses, scored=300))[1].words
+    assert "None of them is among the 300" in apart and text in apart
+    assert used not in apart and bound not in apart
+    overlap = make_audit(tmp_path / "overlap", defenses, scored=300, victims_scored=3, first=198)
+    words = page(overlap)[1].words
+    assert f"Warning: 3 of the 8 images attacked {used}" in words and bound in words
+    result = AuditResult.read(overlap)
+    made = {case.name: found for case, found in certify_cases(result, Threshold("lineup"))}
+    assert any(line.startswith(bound) for line in certificates_in_words(made, result.cases[0]))
+    without = page(make_audit(tmp_path / "without", defenses))[1].words
+    assert not any(said in without for said in ("None of them is", used, bound, text))
 
 
 LINE = {"mean": [0.1, 0.4, 1.0], "std": [0.02, 0.1, 0.0]}

@@ -1,6 +1,7 @@
 """policies.toml is read back by name and by rank, and any other file is refused in one line."""
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,6 +97,51 @@ def test_the_file_holds_settings_and_figures_with_n_and_error(path: Path) -> Non
         "over_blind": {"mean": -1.23457, "error": 0.25, "n": 8},
         "accuracy": {"mean": -63.0, "n": 1},
     }
+
+
+DIGESTS = tuple(f"{number:016x}" for number in range(3))
+
+
+def test_a_policy_of_the_file_tells_the_images_that_scores_used(tmp_path: Path) -> None:
+    path = tmp_path / "policies.toml"
+    path.write_text(policies_text(replace(result(), scored=DIGESTS)))
+    for which in ("hybrid", "best", "2"):
+        assert Policy.load(path, which).scored_on == DIGESTS
+        assert Policy.find(f"{path}:{which}").scored_on == DIGESTS
+
+
+def test_a_file_of_an_older_version_is_read_and_tells_no_images(path: Path) -> None:
+    assert "[images]" not in path.read_text()
+    assert Policy.load(path).scored_on == () and str(Policy.load(path, "2")) == "43-18-18"
+
+
+def test_a_file_stays_small_and_can_be_read_whatever_number_of_images_was_scored(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "policies.toml"
+    for count, most in ((1_100, 25_000), (60_000, 1_300_000)):
+        many = tuple(f"{number * 7919:016x}" for number in range(count))
+        path.write_text(policies_text(replace(result(), scored=many)))
+        assert path.stat().st_size < most and Policy.load(path).scored_on == many
+
+
+@pytest.mark.parametrize(
+    ("images", "says"),
+    [
+        ('scored = ["0123456789abcdeX"]', "images.scored[0]: expected str matching regex"),
+        ('scored = ["0123456789abcdef", "0123"]', "images.scored[1]: expected str matching regex"),
+        ("scored = [7]", "images.scored[0]: expected str, got int"),
+        ('scored = "0123456789abcdef"', "images.scored: expected array, got str"),
+        ("", "images.scored: missing"),
+        ('scored = ["0123456789abcdef', "is damaged, or no TOML"),
+    ],
+)
+def test_damaged_digests_are_one_line_and_never_taken_for_none(
+    path: Path, images: str, says: str
+) -> None:
+    path.write_text(f"{path.read_text()}\n[images]\n{images}\n")
+    said = toys.refused(Policy.load, path)
+    assert says in said and str(path) in said and "damaged" in said
 
 
 @pytest.mark.parametrize("name", ['folder:a "b" \\ c', "folder:\x7f\t\n", "folder:ä😀"])

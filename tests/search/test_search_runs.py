@@ -20,9 +20,12 @@ import torch
 from rich.console import Console
 from torch import nn
 
+import gradveil as gv
 import toys
 from gradveil.attacks import GradientMatching, find
+from gradveil.attacks.attack_files import short_digest
 from gradveil.audits import AuditJob, AuditResult, Case
+from gradveil.audits.victims import find_victims
 from gradveil.core.errors import GradveilError
 from gradveil.core.locks import LOCK, alone
 from gradveil.data import load
@@ -271,6 +274,36 @@ def test_the_kept_policies_leak_least_and_the_files_agree(whole: SearchResult) -
         whole.kept[0].quantities["over_blind"].n == 8
         and whole.kept[0].quantities["accuracy"].n == 10
     )
+
+
+def test_the_policies_found_tell_every_image_that_a_score_used_and_no_other(
+    job: SearchJob, whole: SearchResult
+) -> None:
+    test = load("fashion-mnist-mini", "test")
+    chosen = setup.Setup.of(job, None).chosen
+    used = {short_digest(test.images[number]) for number in (*chosen.leak, *chosen.accuracy)}
+    toml = whole.out / "policies.toml"
+    assert whole.hybrid is not None and len(used) == 300 and len(whole.scored) == 300
+    for policy in (Policy.load(toml), Policy.load(toml, "2"), whole.best, whole.hybrid):
+        assert set(policy.scored_on) == used
+
+
+def test_an_audit_of_its_file_attacks_no_image_that_a_score_used(
+    job: SearchJob, whole: SearchResult
+) -> None:
+    found = gv.audit(
+        job.model,
+        "fashion-mnist-mini",
+        defenses=["none", str(whole.out / "policies.toml"), whole.best],
+        attacks=["closed-form"],
+        victims=8,
+        sham=False,
+        progress=False,
+    )
+    attacked = [{record.image for record in case.of("attack")} for case in found.cases]
+    assert attacked[0] == attacked[1] == attacked[2] and max(attacked[0]) < 200
+    usual = find_victims(load("fashion-mnist-mini", "test"), 8, 1, None, 0).numbers
+    assert int(usual.max()) >= 200  # with no such file some are
 
 
 def test_every_row_is_audited_on_both_models(whole: SearchResult) -> None:

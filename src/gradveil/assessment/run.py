@@ -13,6 +13,7 @@ from gradveil.assessment.conclusions import Assessment, conclude
 from gradveil.assessment.job import ASSESSMENT, AssessJob
 from gradveil.audits import AuditJob, run_audit
 from gradveil.audits.job import data_name, slug
+from gradveil.audits.prepare import refuse_too_few
 from gradveil.checks import Diagnosis
 from gradveil.checks.doctor import doctor
 from gradveil.core.boundary import public
@@ -122,10 +123,11 @@ def run_assessment(
     for finding in diagnosis.findings:
         if finding.level == "warning":  # now, and not after the trainings
             bar.say(f"warning: {finding}")
+    defenses = (Defense(), *job.tried)
+    refuse_too_few(job.audit([(defense, out) for defense in defenses]), root)
     if settings["fraction"] is None:
         settings["fraction"] = _fitting_fraction(job, root, where)
     fraction = float(settings["fraction"])
-    defenses = (Defense(), *job.tried)
     with alone(out, ASSESSING):
         claim(out, settings)
         write_text(out / DOCTOR, json.dumps(diagnosis.plain(), indent=1) + "\n")

@@ -97,7 +97,8 @@ class AuditJob:
     """Attack `images` images of `data`, `batch_size` to a victim, in every case.
 
     They are drawn over all classes by the seed, or are those from `first` on; none of `apart` is
-    drawn, images by their numbers that a score, a search or a tuning has used.
+    drawn, images by their numbers that a score, a search or a tuning has used, and none of the
+    images that a defense was `scored_on`.
 
     `model` is a module or its name, perhaps with a loader's normalization; `data` the images that
     victims are taken from, or the name of a data set, whose `split` is meant. `public` are images
@@ -209,6 +210,11 @@ class AuditJob:
         """`labels`, as a type checker wants it."""
         return "known" if self.labels == "known" else "inferred"
 
+    @property
+    def scored_on(self) -> frozenset[str]:
+        """Short digests of the images that searches chose the defenses by."""
+        return frozenset(digest for case in self.cases for digest in case.defense.scored_on)
+
     def on(self, device: torch.device) -> "AuditJob":
         """Return the job with the chunks that suit this device."""
         if self.victims_at_once:
@@ -225,6 +231,7 @@ class AuditJob:
         named = data_name(self.data), plain_name(self.model)
         plain |= constants_setting(self.model)
         plain |= {} if self.channels is None else {"channels": self.channels}
+        plain |= {"scored": len(self.scored_on)} if self.scored_on else {}
         return plain | self.protocol.settings() | dict(zip(("data", "model"), named, strict=True))
 
 

@@ -16,7 +16,13 @@ from gradveil.audits.job import AuditJob, Case, shorter
 from gradveil.audits.results import AUDIT, CASE, FORMAT
 from gradveil.audits.stage import Stage, make_stage, positive_stages
 from gradveil.audits.timing import Costs
-from gradveil.audits.victims import Victims, find_victims, refuse_tuned_on
+from gradveil.audits.victims import (
+    Victims,
+    find_scored,
+    find_victims,
+    refuse_few_unscored,
+    refuse_tuned_on,
+)
 from gradveil.controls import Controls
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import digest
@@ -97,7 +103,7 @@ def prepare(
     }
     AUDIT.refuse_other(out, settings)
     split, public, test = _splits(job, root)
-    victims = find_victims(split, job.images, job.batch_size, job.first, job.seed, apart=job.apart)
+    victims = _choose_victims(job, split)
     refuse_tuned_on(job.attacks, split, victims.numbers)
     guesses: dict[str, Controls] = {}
     numbers = range(len(job.cases)) if only is None else [only]
@@ -112,6 +118,29 @@ def prepare(
             cases.append(_prepare_case(job, case, stage, device, out / case.folder))
     plain = guesses.get("none") or Controls.of(public, Defense(), 1, job.seed)
     return Prepared(job, device, test, settings, tuple(cases), plain)
+
+
+def refuse_too_few(job: AuditJob, root: Path | None) -> None:
+    """Refuse an audit whose defenses were scored on too many of its images.
+
+    For jobs that make something before they audit it.
+    """
+    if job.scored_on and job.first is None:
+        split, _, _ = _splits(job, root)
+        refuse_few_unscored(split, job.images, find_scored(split, job.scored_on))
+
+
+def _choose_victims(job: AuditJob, split: Images) -> Victims:
+    """Draw the victims from images that no search chose a defense by.
+
+    Images from `first` on are taken as they are, and those that a search has used are counted.
+    """
+    scored = find_scored(split, job.scored_on)
+    if job.first is None:
+        refuse_few_unscored(split, job.images, scored)
+    apart = (*job.apart, *scored)
+    found = find_victims(split, job.images, job.batch_size, job.first, job.seed, apart=apart)
+    return replace(found, scored=len({*found.numbers.tolist()} & {*scored}))
 
 
 def fitted_to(prepared: Prepared, minutes: float) -> Prepared:
@@ -212,7 +241,8 @@ def _facts(stage: Stage, device: torch.device) -> dict[str, Any]:
     """Return digests of weights and images, so that a changed file is noticed; and the machine."""
     split, victims = stage.split, stage.victims
     chosen = {"images": split.images[victims.numbers], "labels": split.labels[victims.numbers]}
-    return {
+    scored = {"victims_scored": victims.scored} if victims.scored else {}
+    return scored | {
         "weights_sha256": digest(stage.client.model.state_dict()),
         "images_sha256": digest(chosen),
         "candidates": count_candidates(victims),

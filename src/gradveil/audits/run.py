@@ -233,10 +233,16 @@ def _look_first(prepared: Prepared, out: Path, bar: Bar, *, weights: bool) -> No
     """
     if weights and (advice := _missing_control([case.acting for case in prepared.job.cases])):
         bar.say(advice)
+    new = [each for each in prepared.cases if not (out / each.case.folder / RECORDS).is_file()]
+    if new and (scored := new[0].stage.victims.scored):
+        warnings.warn(
+            f"{scored} of the {prepared.job.images} images attacked were used by the search that "
+            "chose a defense, which may look better on them; without `first` others are drawn",
+            GradveilWarning,
+            stacklevel=3,
+        )
     seen: set[str] = set()
-    for prepared_case in prepared.cases:
-        if (out / prepared_case.case.folder / RECORDS).is_file():
-            continue
+    for prepared_case in new:
         stage = prepared_case.stage
         digest = str(prepared_case.settings["weights_sha256"])
         if weights and _is_trained(prepared, prepared_case) and digest not in seen:

@@ -1,13 +1,13 @@
 """Victims of an audit: drawn over all classes, each with a line-up of pictures of its class."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
 from torch import Generator, Tensor
 
 from gradveil.attacks import Attack, GradientMatching
-from gradveil.attacks.attack_files import image_digest
+from gradveil.attacks.attack_files import image_digest, short_digest
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Batch
 from gradveil.data import Images
@@ -22,12 +22,14 @@ LEAST_SIDE = 5  # pixels: reconstructions are moved by up to 2 in every directio
 class Victims:
     """The images that an audit attacks, by their numbers in the split, and their line-ups.
 
-    `lineups` are None where there can be none, and `reason` says why.
+    `lineups` are None where there can be none, and `reason` says why. `scored` of the images were
+    used by the search that chose a defense.
     """
 
     numbers: Tensor
     lineups: Lineups | None
     reason: str = ""
+    scored: int = 0
 
 
 def find_victims(
@@ -108,6 +110,26 @@ def refuse_tuned_on(attacks: Mapping[str, Attack], split: Images, victims: Tenso
                     f"attack {name}: image {number} of {split.name} {split.split} is among the "
                     f"{len(digests)} that its settings were chosen on; audit other images"
                 )
+
+
+def find_scored(split: Images, digests: Set[str]) -> tuple[int, ...]:
+    """Return the numbers of the images that have one of these short digests."""
+    if not digests:
+        return ()
+    found = (short_digest(image) in digests for image in split.images)
+    return tuple(number for number, used in enumerate(found) if used)
+
+
+def refuse_few_unscored(split: Images, count: int, scored: Sequence[int]) -> None:
+    """Refuse more victims than there are images that no search has chosen a defense by."""
+    left = len(split) - len(scored)
+    if not scored or not left < count <= len(split):
+        return
+    rest = f"choose at most {left}, or other images" if left else "choose other images"
+    raise GradveilError(
+        f"images {count}: {split.name} {split.split} has {left} that the search of the defense "
+        f"has not scored; {rest}; those from `first` on are attacked whatever was scored"
+    )
 
 
 def mixed_classes(labels: Sequence[int]) -> str:

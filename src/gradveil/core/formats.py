@@ -12,6 +12,8 @@ Count = Annotated[int, Meta(ge=0, le=2**62)]
 Positive = Annotated[int, Meta(ge=1, le=2**62)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Level = Annotated[float, Meta(ge=-1e100, le=1e100)]  # its square is a number too
+Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+ShortSha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}$")]  # its first letters
 
 
 class AuditCase(Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,6 +52,7 @@ class Asked(Struct, frozen=True):
     share: Share | None = None
     victims_at_once: Positive | None = None
     image_size: Positive | None = None
+    scored: Count = 0  # images that searches scored the defenses on
 
 
 class AuditSettings(Asked, frozen=True, kw_only=True):
@@ -75,6 +78,7 @@ class CaseSettings(Asked, frozen=True, kw_only=True):
     no_lineup: str = ""
     guess: dict[str, str] | UnsetType = UNSET
     class_names: dict[str, str] | None = None  # of the images attacked, by label
+    victims_scored: Count = 0  # of the images attacked, those that searches scored defenses on
     weights_sha256: str | UnsetType = UNSET
     images_sha256: str | UnsetType = UNSET
     versions: dict[str, str] | UnsetType = UNSET
@@ -293,6 +297,7 @@ class SearchFile(Struct, frozen=True, forbid_unknown_fields=True):
     storage: str
     confirmed: dict[str, dict[str, str]]
     words: list[str]
+    scored: list[ShortSha256] = []  # none in files of older versions
 
 
 class JournalEntry(Struct, frozen=True, tag_field="op_code"):
@@ -435,14 +440,21 @@ class RankedPolicy(Struct, frozen=True):
     trial: Count | UnsetType = UNSET
 
 
+class ScoredImages(Struct, frozen=True):
+    """[images] of policies.toml: digests of the pictures that policies were scored on."""
+
+    scored: list[ShortSha256]
+
+
 class PoliciesFile(Struct, frozen=True):
-    """policies.toml."""
+    """policies.toml; in files of older versions there are no `images`."""
 
     best: str
     policy: Annotated[list[RankedPolicy], Meta(min_length=1)]
     hybrid: str | None = None
     no_hybrid: str = "the search found none"
     search: dict[str, Any] = {}
+    images: ScoredImages | None = None
 
 
 class Highest(Struct, frozen=True, forbid_unknown_fields=True):
@@ -480,9 +492,6 @@ class AssessmentFile(Struct, frozen=True):
     """assessment.json, of which the advice is read back."""
 
     advice: list[str]
-
-
-Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
 
 
 class ImagesUsed(Struct, frozen=True, forbid_unknown_fields=True):

@@ -96,6 +96,11 @@ class Defense:
         """Whether two shares of one batch differ."""
         return False
 
+    @property
+    def scored_on(self) -> tuple[str, ...]:
+        """Short digests of the images that a search chose it by: an audit draws none of them."""
+        return ()
+
     def protect_model(self, model: nn.Module, image_shape: ImageShape | None = None) -> nn.Module:
         """Return a protected copy, or the model itself where nothing is to be done.
 

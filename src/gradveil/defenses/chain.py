@@ -50,6 +50,10 @@ class Chain(Defense):
     def random(self) -> bool:
         return any(member.random for member in self.members)
 
+    @property
+    def scored_on(self) -> tuple[str, ...]:
+        return tuple(digest for member in self.members for digest in member.scored_on)
+
     def protect_model(self, model: nn.Module, image_shape: ImageShape | None = None) -> nn.Module:
         for member in self.members:
             model = protected_model(member, model, image_shape)

@@ -92,6 +92,10 @@ class PolicyDefense(Transforming):
     augment: bool = True
 
     @property
+    def scored_on(self) -> tuple[str, ...]:
+        return self.policy.scored_on
+
+    @property
     def preparation(self) -> Preparation:
         return _preparation(self.policy, self.augment)
 

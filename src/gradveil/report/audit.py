@@ -159,6 +159,7 @@ def _victim_words(case: CaseResult) -> list[str]:
     first, lines = case.records[0], [f"Images attacked: {case.classes}."]
     if "1 class only" in case.classes:
         lines = [f"Warning: the images attacked are of {case.classes}: others may leak otherwise."]
+    lines += _scored_words(case)
     if first.chance is not None:
         return lines
     if not first.candidates:
@@ -170,6 +171,19 @@ def _victim_words(case: CaseResult) -> list[str]:
         f"Line-up: does the reconstruction resemble the true picture more than {size - 1} others "
         f"of its class{after}? By chance {1 / size:.1%} do.",
     ]
+
+
+def _scored_words(case: CaseResult) -> list[str]:
+    """Say whether images that the search of a defense has scored were attacked."""
+    scored, attacked = (case.settings.get(name, 0) for name in ("scored", "victims_scored"))
+    if attacked:
+        return [
+            f"Warning: {attacked} of the {case.settings['images']} images attacked were used by "
+            "the search that chose a defense, which may look better on them than on others."
+        ]
+    if scored:
+        return [f"None of them is among the {scored:,} that the search of a defense has scored."]
+    return []
 
 
 def _blind_words(rows: Sequence[Row], against: str) -> list[str]:

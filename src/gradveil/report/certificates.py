@@ -98,7 +98,19 @@ def certificates_in_words(certificates: Mapping[str, Certificate], case: CaseRes
         lines.append(UNKNOWN_LOSS)
     if any(made.loss is not None for made in certificates.values()):
         lines.append(CLAIMED)
+    lines += _scored_words(case)
     return [*lines, _untested(case, next(iter(certificates.values())))]
+
+
+def _scored_words(case: CaseResult) -> list[str]:
+    """Warn of bounds that rest on images which the search of a defense has used."""
+    scored = case.settings.get("victims_scored", 0)
+    if not scored:
+        return []
+    return [
+        f"Mind that the search that chose a defense has used {scored} of the "
+        f"{case.settings['images']} images: these bounds do not hold for it."
+    ]
 
 
 def _certificate_words(certificate: Certificate) -> str:
@@ -243,7 +255,8 @@ def certificate_section(
     names = [(name_of(case), _decision(made).strip()) for case, made in found]
     words = [element("li", f"{name}: {said}") for name, said in names if said]
     lines = element("ul", *words, class_="lines") if words else None
-    return joined([element("p", intro), region, lines])
+    warned = [element("p", line) for line in _scored_words(cases[0])]
+    return joined([element("p", intro), *warned, region, lines])
 
 
 def _has_ranks(case: CaseResult) -> bool:

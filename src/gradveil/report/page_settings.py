@@ -20,7 +20,7 @@ def settings_section(
     for name, run in runs.items():
         parts.append(element("h3", name) if len(runs) > 1 else None)
         if search is None:
-            parts += [_command(command(run)), _pairs(settings_lines(run.settings))]
+            parts += [_command(command(run)), _scored(run), _pairs(settings_lines(run.settings))]
         for case in run.cases:
             inner = _pairs(case_lines(case))
             parts.append(element("details", element("summary", name_of(case)), inner))
@@ -33,6 +33,17 @@ def _command(again: str | None) -> Html:
         return element("p", words)
     copy = element("button", "Copy", type="button", class_="copy")
     return element("div", element("pre", again, tabindex="0"), copy, class_="command")
+
+
+def _scored(run: AuditResult) -> Html | None:
+    """Say what a command with policies as text leaves out."""
+    if not run.settings.get("scored"):
+        return None
+    words = (
+        "Policies stand here as text. Name the policies.toml of their search in their place: it "
+        "tells which images the search has used, and without it other images are drawn."
+    )
+    return element("p", words)
 
 
 def _pairs(lines: Sequence[tuple[str, str]]) -> Html:

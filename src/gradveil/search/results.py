@@ -5,7 +5,7 @@ import html
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,10 @@ HEADER = """\
 #   gradveil audit --defense policies.toml:3        the third best: a number is a rank
 #   Policy.load("policies.toml")                    in Python
 """
+SCORED = """\
+# Digests of the images that scores used: an audit of these policies attacks others.
+[images]
+"""
 MOST = 256 << 20  # bytes of search.json: about 400 for a trial
 WIDTH = 100  # columns of the table in a terminal
 
@@ -87,17 +91,24 @@ class TriedPolicy:
         )
 
     def plain(self) -> dict[str, Any]:
-        return asdict(self) | {"policy": str(self.policy)}
+        return {
+            "number": self.number,
+            "policy": str(self.policy),
+            "state": self.state,
+            "quantities": {name: asdict(of) for name, of in self.quantities.items()},
+        }
 
     @classmethod
-    def read(cls, found: FoundPolicy) -> "TriedPolicy":
+    def read(cls, found: FoundPolicy, scored: tuple[str, ...] = ()) -> "TriedPolicy":
+        """Return a trial of search.json; `scored` are digests of the images its score used."""
         quantities = {
             name: Quantity(of.mean, of.error, of.n) for name, of in found.quantities.items()
         }
         for name in quantities:
             if name not in HEADS:
                 raise unknown(f"quantity of trial {found.number}", shown(name), HEADS)
-        return cls(found.number, Policy.parse(found.policy), found.state, quantities)
+        policy = replace(Policy.parse(found.policy), scored_on=scored)
+        return cls(found.number, policy, found.state, quantities)
 
 
 @dataclass(frozen=True, repr=False)
@@ -121,6 +132,7 @@ class SearchResult:
     storage: str
     confirmed: Mapping[str, Mapping[str, str]]  # by model and row: the policy that was audited
     words: tuple[str, ...]  # what the audits say
+    scored: tuple[str, ...] = ()  # short digests of the images that scores used
 
     @property
     def best(self) -> Policy:
@@ -186,6 +198,7 @@ class SearchResult:
             "storage": self.storage,
             "confirmed": {model: dict(rows) for model, rows in self.confirmed.items()},
             "words": list(self.words),
+            "scored": list(self.scored),
         }
 
     def write(self) -> None:
@@ -219,7 +232,8 @@ class SearchResult:
 
     @classmethod
     def _of(cls, out: Path, found: SearchFile) -> "SearchResult":
-        trials = tuple(map(TriedPolicy.read, found.trials))
+        scored = tuple(found.scored)
+        trials = tuple(TriedPolicy.read(each, scored) for each in found.trials)
         numbered = {trial.number: trial for trial in trials}
         if len(numbered) < len(trials):
             raise GradveilError("trials: a number is there twice")
@@ -239,7 +253,7 @@ class SearchResult:
             trials,
             tuple(numbered[number] for number in found.kept),
             tuple(numbered[number] for number in found.front),
-            None if found.hybrid is None else Policy.parse(found.hybrid),
+            None if found.hybrid is None else replace(Policy.parse(found.hybrid), scored_on=scored),
             found.no_hybrid,
             None
             if saving is None
@@ -249,6 +263,7 @@ class SearchResult:
             found.storage,
             found.confirmed,
             tuple(found.words),
+            scored,
         )
 
 
@@ -299,7 +314,7 @@ def _trials(result: SearchResult) -> list[list[Any]]:
 
 
 def policies_text(result: SearchResult) -> str:
-    """The text of policies.toml: best and hybrid, the settings, and the policies kept by rank."""
+    """The text of policies.toml: best and hybrid, settings, policies by rank, digests of images."""
     head: dict[str, Any] = {"format": FORMAT, "best": str(result.best)}
     if result.hybrid is None:
         head |= {"no_hybrid": result.no_hybrid}
@@ -309,6 +324,8 @@ def policies_text(result: SearchResult) -> str:
     for rank, tried in enumerate(result.kept, start=1):
         entry = {"rank": rank, "policy": str(tried.policy), "trial": tried.number}
         parts.append("[[policy]]\n" + toml_lines(entry | _rounded(tried.quantities)))
+    if result.scored:
+        parts.append(SCORED + toml_lines({"scored": result.scored}))
     return "\n".join(parts)
 
 

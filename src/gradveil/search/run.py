@@ -153,7 +153,7 @@ def run_search(
         facts = job.settings() | setup.facts(model)
         del facts["checkpoint"]
         scorers = setup.scorers(model, where)
-        apart = (*setup.chosen.leak, *setup.chosen.accuracy)
+        apart = setup.chosen.scored
         opened = _open_study(job, out / JOURNAL if storage is None else storage, study, facts)
         try:
             with make_engine(engine, scorers, ray_address) as made:
@@ -272,6 +272,7 @@ def _result(
         *study,
         confirmed,
         tuple(verdicts(read_audits(out, confirmed))),
+        setup.digests(),
     )
 
 

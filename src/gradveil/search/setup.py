@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from gradveil import __version__
+from gradveil.attacks.attack_files import short_digest
 from gradveil.audits.victims import find_victims, refuse_tuned_on
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import digest
@@ -42,6 +43,11 @@ class Chosen:
     leak: tuple[int, ...]
     accuracy: tuple[int, ...]
     notes: tuple[str, ...] = ()
+
+    @property
+    def scored(self) -> tuple[int, ...]:
+        """All images that a score uses, each once and in order."""
+        return tuple(sorted({*self.leak, *self.accuracy}))
 
     def of_order(self, order: Tensor) -> "Chosen":
         """Return the images that have these numbers in another order of the split."""
@@ -133,6 +139,10 @@ class Setup:
             "gradveil": __version__,
         }
 
+    def digests(self) -> tuple[str, ...]:
+        """Return the short digests of the images that a score uses."""
+        return tuple(short_digest(self.test.images[number]) for number in self.chosen.scored)
+
     def scorers(self, model: nn.Module, device: torch.device) -> dict[str, Scorer]:
         """Make the scorers `accuracy`, on the untrained model, and `leak`, on the semi-trained."""
         job, leak, accuracy = self.job, list(self.chosen.leak), list(self.chosen.accuracy)
@@ -168,14 +178,13 @@ class Setup:
 
 def find_audited(job: SearchJob, test: Images, chosen: Chosen) -> tuple[int, ...]:
     """Return the images that the audits will draw: none of those that scores have seen."""
-    apart = (*chosen.leak, *chosen.accuracy)
-    left = len(test) - len(set(apart))
+    left = len(test) - len(chosen.scored)
     if job.audit_images > left:
         raise GradveilError(
             f"audit images {job.audit_images}: {test.name} {test.split} has {left} that no score "
             f"has seen; choose at most {left}"
         )
-    found = find_victims(test, job.audit_images, 1, None, job.seed, apart=apart)
+    found = find_victims(test, job.audit_images, 1, None, job.seed, apart=chosen.scored)
     return tuple(found.numbers.tolist())
 
 

@@ -7,7 +7,7 @@ writes its policies into a TOML file, which `Policy.load` reads.
 import re
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import overload
 
@@ -31,6 +31,7 @@ MOST_MEMBERS = 10_000  # of a hybrid: each is looked for in every batch
 LONGEST = 1_000_000  # letters of a policy's text
 NO_POLICY = "none"
 FORMAT = "gradveil policies 1"  # of a search's file
+MOST = 16 << 20  # bytes of such a file: it has 20 for each image that scores used
 
 
 @dataclass(frozen=True)
@@ -102,9 +103,12 @@ class Policy:
     The result replaces the image. Call it on a tensor (uint8, or float in [0, 1]; CHW or NCHW; one
     or three channels; any device) or on a `PIL.Image` (mode L or RGB). Without a generator it draws
     from torch's default one, which a `DataLoader` seeds in each worker.
+    `scored_on` are short digests of the images that a search chose it by: an audit draws its
+    victims from others.
     """
 
     members: tuple[tuple[Transform, ...], ...] = ((),)
+    scored_on: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.members:
@@ -253,21 +257,24 @@ def load_policy(path: Path, which: str = "hybrid") -> Policy:
             stacklevel=3,
         )
         which = "best"
-    if which in ("hybrid", "best"):
-        return _parsed(path, (which == "hybrid" and found.hybrid) or found.best)
     ranks = {str(rank): one.policy for rank, one in enumerate(found.policy, start=1)}
-    if which not in ranks:
+    if which in ("hybrid", "best"):
+        text = (which == "hybrid" and found.hybrid) or found.best
+    elif which in ranks:
+        text = ranks[which]
+    else:
         raise GradveilError(
             f"no policy {shown(repr(which))} in {path}:"
             f" choose hybrid, best, or a rank from 1 to {len(ranks)}"
         )
-    return _parsed(path, ranks[which])
+    scored_on = () if found.images is None else tuple(found.images.scored)
+    return replace(_parsed(path, text), scored_on=scored_on)
 
 
 def read_policies(path: Path) -> PoliciesFile:
     """The whole file, its types checked."""
     try:
-        found = read_toml(path, dict[str, object])
+        found = read_toml(path, dict[str, object], most=MOST)
         if found.get("format") != FORMAT:
             raise GradveilError(
                 f"{path} is no file of `gradveil search`:"
