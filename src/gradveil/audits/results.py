@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gradveil.audits.model import ModelFacts, read_facts
 from gradveil.audits.records import RECORDS, Record, images_path, load_images, read_records
-from gradveil.audits.victims import mixed_classes
+from gradveil.audits.victims import mixed_classes, passed_over_words
 from gradveil.controls import TRUTHS
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.formats import AuditSettings, CaseSettings
@@ -204,6 +204,17 @@ class CaseResult:
         return mixed_classes([*labels.values()])
 
     @property
+    def passed_over(self) -> str:
+        """Which classes were too small to draw images of, in words; empty where none was."""
+        classes: Mapping[str, int] = self.settings.get("passed_over") or {}
+        return passed_over_words(classes) if classes else ""
+
+    @property
+    def classes_in_full(self) -> str:
+        """The mix of classes, and which were too small to draw images of, in words."""
+        return "; ".join(words for words in (self.classes, self.passed_over) if words)
+
+    @property
     def truths(self) -> tuple[str, ...]:
         """The truths that differ: both where the defense changes images, else `used`."""
         return TRUTHS if self.settings["changes_images"] else TRUTHS[:1]
@@ -248,6 +259,7 @@ class CaseResult:
             "trained": self.model and asdict(self.model),
             "strongest": self.strongest.plain(),
             "rows": [row.plain() for row in self.rows],
+            "passed_over": dict(self.settings.get("passed_over") or {}),
             "knows": self.settings["knows"],
             "left_out": self.settings["left_out"],
         }

@@ -19,6 +19,7 @@ from gradveil.audits.records import (
 )
 from gradveil.audits.results import AUDIT, AuditResult
 from gradveil.audits.timing import Costs
+from gradveil.audits.victims import passed_over_words
 from gradveil.checks.doctor import before_audit
 from gradveil.checks.weights import look_at_weights
 from gradveil.clients import Client
@@ -231,6 +232,10 @@ def _look_first(prepared: Prepared, out: Path, bar: Bar, *, weights: bool) -> No
     A case that has records already is left out, and so are weights that another case has.
     """
     seen: set[str] = set()
+    passed_over = prepared.cases[0].stage.victims.passed_over
+    begun = any((out / one.case.folder / RECORDS).is_file() for one in prepared.cases)
+    if passed_over and weights and not begun:
+        warnings.warn(passed_over_words(passed_over), GradveilWarning, stacklevel=3)
     for prepared_case in prepared.cases:
         if (out / prepared_case.case.folder / RECORDS).is_file():
             continue

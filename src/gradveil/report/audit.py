@@ -157,6 +157,8 @@ def _victim_words(case: CaseResult) -> list[str]:
     first, lines = case.records[0], [f"Images attacked: {case.classes}."]
     if "1 class only" in case.classes:
         lines = [f"Warning: the images attacked are of {case.classes}: others may leak otherwise."]
+    if case.passed_over:
+        lines.append(f"Warning: {case.passed_over}.")
     if first.chance is not None:
         return lines
     if not first.candidates:

@@ -151,7 +151,7 @@ def _untested(case: CaseResult, certificate: Certificate) -> str:
     batch = settings.get("batch_size", 1)
     images = (
         f"{certificate.overall.n} of {settings['data']} {settings.get('split', 'test')} "
-        f"({case.classes})"
+        f"({case.classes_in_full})"
     )
     said = (
         "Not tested: other attacks, settings and restarts than these; images unlike the "
@@ -191,7 +191,8 @@ def certificate_section(
         f"{REACHED[threshold.metric].format(threshold.epsilon)} From the pictures attacked here "
         'follows a bound for all pictures of their kind: "at most" is the largest share of them '
         f"that these attacks would reach, with {EACH:.1%} certainty, and together with the range "
-        f"of the accuracy lost with {LEVEL:.0%}. It says nothing of other attacks."
+        f"of the accuracy lost with {LEVEL:.0%}. It says nothing of other attacks. Attacked here: "
+        f"{cases[0].classes_in_full}."
     )
     rows = [_page_row(name_of(case), made) for case, made in found]
     heads = [element("th", head, scope="col") for head in HEADS]
