@@ -320,6 +320,26 @@ def test_the_table_has_a_row_for_each_line_of_the_csv(five: Path) -> None:
     assert strongest[0]["identified"] == "12" and strongest[0]["accuracy"] == "0.9"
 
 
+def test_the_table_shows_all_that_a_line_up_tells(five: Path) -> None:
+    text, _ = page(five)
+    (table,) = re.findall(r'<table id="rows".*?</table>', text, re.S)
+    heads = re.findall(r"<button[^>]*>([^<]*)</button>", table)
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in table.split("<tr")[2:]]
+    shown = [dict(zip(heads, row, strict=True)) for row in rows]
+    attack = next(row for row in shown if row["kind"] == "attack")
+    told = {name: attack[name] for name in ("rank 1", "95%", "top 5", "mean percentile", "p")}
+    ranks = [1] * 12 + [2 + image % 49 for image in range(12, 16)]
+    assert told == {
+        "rank 1": "12/16",
+        "95%": "48% to 93%",
+        "top 5": "12/16",
+        "mean percentile": f"{sum(ranks) / 16 / 50:.1%}",
+        "p": "6.9e-18",
+    }
+    assert {row["p"] for row in shown if row["kind"] == "blind"} == {""}  # these are no tests
+    assert {row["p"] for row in shown if row["kind"] == "sham"} == {"1"}
+
+
 def test_the_same_run_makes_the_same_page_wherever_it_lies(tmp_path: Path) -> None:
     made = [make_audit(tmp_path / name, {"none": {"dlg": 5}, "3-1-7": {"dlg": 2}}) for name in "ab"]
     texts = [page(folder)[0] for folder in made]
@@ -461,6 +481,19 @@ def test_certificates_bound_the_share_of_all_such_pictures(five: Path) -> None:
         "no defense", "12 of 16", f"{upper_bound(12, 16, 0.975):.1%}", "0 of 16", "0%",
     ]  # fmt: skip
     assert cells_of(parsed, "gaussian:")[3] == f"{upper_bound(1, 16, 0.975):.1%}"
+
+
+def test_classes_too_small_to_draw_from_stand_beside_the_mix_of_classes(tmp_path: Path) -> None:
+    small = {EVIL: 3, "coat": 19}
+    run = make_audit(tmp_path / "run", {"none": {"dlg": 5}}, passed_over=small)
+    text, parsed = page(run)
+    assert "<script>alert" not in text
+    said = [words for words in parsed.texts if "no image was drawn of 2 classes, " in words]
+    assert len(said) == 3 and all("'coat' with 19: a line-up needs 20" in words for words in said)
+    assert any(words.startswith("A picture counts as reached") for words in said)
+    assert any(words.startswith("Images unlike the 8 of") for words in said)
+    (case,) = AuditResult.read(run).plain()
+    assert case["passed_over"] == small
 
 
 def test_the_threshold_of_the_certificates_can_be_asked_for_and_decided(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ CASE = Kind(
 NO_BETTER = "no better than blind"
 TOO_FEW = "too few to tell"
 MEASURES = ("psnr", "over_blind", "ssim", "psnr_affine", "mse")
-COLUMNS = ("defense", "attack", "n", "line-up", "PSNR dB", "over blind", "SSIM", "")
+COLUMNS = ("defense", "attack", "n", "line-up", "95%", "PSNR dB", "over blind", "SSIM", "")
 KINDS = ("attack", "blind", "bar", "ceiling", "sham", "positive")
 TESTED = ("attack", "sham", "positive")
 """Kinds of rows whose p-values are printed, and so count as tests."""
@@ -96,6 +96,12 @@ class Row:
     def lineup(self) -> str:
         """Rank 1 as `3/8`, or a dash where there is no line-up."""
         return f"{self.identified}/{self.n}" if self.candidates else "-"
+
+    @property
+    def interval(self) -> str:
+        """The 95% interval of rank 1 as `12-37%`, or a dash where there is no line-up."""
+        low, high = self.identified_bounds
+        return f"{100 * low:.0f}-{100 * high:.0f}%" if self.candidates else "-"
 
     def plain(self) -> dict[str, Any]:
         """Return the row as JSON has it."""
@@ -369,7 +375,7 @@ class AuditResult:
                     over = "-" if row.over_blind.mean is None else f"{row.over_blind.mean:+.1f}"
                     like = "-" if row.ssim.mean is None else f"{row.ssim.mean:.3f}"
                     flags = ", ".join(row.flags)
-                    figures = row.lineup, mean + spread, over, like
+                    figures = row.lineup, row.interval, mean + spread, over, like
                     yield case.name, name, str(row.n), *figures, flags
 
     def __rich__(self) -> Table:
@@ -377,7 +383,11 @@ class AuditResult:
         title = Text(on_one_line(f"{facts}, seed {self.settings['seed']}"), overflow="fold")
         table = Table(title=title, title_justify="left")
         for number, column in enumerate(COLUMNS):
-            if number in (0, 1, 7):  # names go on in the next line: cut, two could look alike
+            if number in (
+                0,
+                1,
+                len(COLUMNS) - 1,
+            ):  # names go on in the next line: cut, two could look alike
                 table.add_column(column, overflow="fold")
             else:
                 table.add_column(column, justify="right", no_wrap=True)

@@ -88,9 +88,7 @@ def _drawn_from(split: Images, unlike: Tensor, left: Tensor, count: int) -> Tens
     return left
 
 
-def _passed_over(
-    split: Images, unlike: Tensor, left: Tensor, drawn_from: Tensor
-) -> dict[str, int]:
+def _passed_over(split: Images, unlike: Tensor, left: Tensor, drawn_from: Tensor) -> dict[str, int]:
     """Return the classes too small for a line-up that are not drawn from, with their sizes."""
     sizes, could, can = (
         torch.bincount(split.labels[some], minlength=len(split.classes)).tolist()
