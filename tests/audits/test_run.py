@@ -369,3 +369,24 @@ def test_color_images_stand_among_fifty_of_their_class(data_root: Path, tmp_path
         32,
         32,
     )
+
+
+def test_an_audit_warns_of_classes_that_it_draws_no_image_of_and_keeps_them(
+    tmp_path: Path,
+) -> None:
+    split = load("fashion-mnist-mini", "test")
+    few = (split.labels == 4).nonzero().flatten()[:12].tolist()
+    two = (split.labels < 2).nonzero().flatten().tolist()
+    images = split.select([*two, *few])
+    attacks = {"dlg": find("dlg")}
+    job = AuditJob("lenet", images, attacks, images=4, steps=1, positive=False, sham=False)
+    words = "no image was drawn of class 'Coat' with 12 distinct images: a line-up needs 20"
+    with pytest.warns(GradveilWarning, match=words):
+        found = only_case(job, tmp_path / "run")
+    assert found.passed_over == words and found.settings["passed_over"] == {"Coat": 12}
+    again = only_case(job, tmp_path / "run")  # it is not warned of twice
+    assert again.settings == found.settings
+    kept = json.loads((found.out / "settings.json").read_text())
+    del kept["passed_over"]  # as older versions wrote it
+    (found.out / "settings.json").write_text(json.dumps(kept))
+    assert only_case(job, tmp_path / "run").passed_over == ""

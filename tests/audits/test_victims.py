@@ -7,7 +7,12 @@ import pytest
 import torch
 from torch import Generator
 
-from gradveil.audits.victims import drawn_again, find_victims, mixed_classes
+from gradveil.audits.victims import (
+    drawn_again,
+    find_victims,
+    mixed_classes,
+    passed_over_words,
+)
 from gradveil.core import GradveilError
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch
@@ -55,9 +60,11 @@ def test_a_class_too_small_for_a_line_up_is_not_drawn_from_and_named_where_it_mu
     small = split.select(kept.nonzero().flatten().tolist())
     drawn = find_victims(small, 30, 1, None, 0)
     assert drawn.lineups is not None and 4 not in small.labels[drawn.numbers].tolist()
+    assert drawn.passed_over == {small.classes[4]: 12}
+    assert find_victims(split, 8, 1, None, 0).passed_over == {}  # not drawn from, and large enough
     image = int((small.labels == 4).nonzero()[0])
     forced = find_victims(small, 1, 1, image, 0)
-    assert forced.lineups is None
+    assert forced.lineups is None and forced.passed_over == {}
     assert forced.reason == (
         f"class {small.classes[4]!r} has 12 distinct images, and a line-up needs 20"
     )
@@ -73,6 +80,55 @@ def test_pictures_that_nearly_equal_a_victim_stand_in_no_line_up(split: Images) 
     assert not set(found.lineups.candidates.flatten().tolist()) & set(same.tolist())
     drawn = find_victims(doubled, 200, 1, None, 0).numbers.tolist()
     assert not set(drawn) & set(same.tolist())
+
+
+def test_classes_that_are_drawn_from_after_all_or_hold_no_image_are_not_passed_over(
+    split: Images,
+) -> None:
+    tiny = split.select(
+        [i for k in range(3) for i in (split.labels == k).nonzero().flatten()[:12].tolist()]
+    )
+    assert find_victims(tiny, 4, 1, None, 0).passed_over == {}
+    empty = split.select((split.labels != 4).nonzero().flatten().tolist())
+    assert find_victims(empty, 30, 1, None, 0).passed_over == {}
+
+
+@pytest.mark.parametrize(
+    ("classes", "says"),
+    [
+        ({"b": 12}, "class 'b' with 12 distinct images"),
+        ({"b": 1, "c": 19}, "2 classes, 'b' with 1 distinct image, 'c' with 19"),
+        (
+            {"b" * 90: 3} | {str(k): k for k in range(5)},
+            f"6 classes, such as '{'b' * 15}...{'b' * 15}' with 3 distinct images, '0' with 0, "
+            "'1' with 1",
+        ),
+    ],
+)
+def test_classes_passed_over_are_named_in_a_short_line(classes: dict[str, int], says: str) -> None:
+    assert passed_over_words(classes) == f"no image was drawn of {says}: a line-up needs 20"
+
+
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_copies_of_victims_stand_in_none_of_their_line_ups_from_a_first_image_on_either(
+    split: Images, batch_size: int
+) -> None:
+    same = (split.labels == 3).nonzero().flatten()
+    order = [*same.tolist(), *(split.labels != 3).nonzero().flatten().tolist()]
+    images = split.images[order].clone()
+    images[10] = (images[2].float() + 2).clamp(0, 255).byte()  # a victim, of an earlier image
+    images[14] = images[40] = images[11]  # two victims, and an image after them
+    doubled = replace(split, images=images, labels=split.labels[order])
+    copies = {10: {2}, 11: {14, 40}, 14: {11, 40}}
+    for seed in range(20):
+        found = find_victims(doubled, 8, batch_size, 8, seed)
+        assert found.numbers.tolist() == [*range(8, 16)] and found.lineups is not None
+        rows = dict(zip(range(8, 16), found.lineups.candidates.tolist(), strict=True))
+        assert all(image in rows[image] for image in rows)
+        assert all(not copies[image] & set(rows[image]) for image in copies)
+        # One of the copies alone stands in the others' line-ups, and none is spare.
+        others = {image for victim, row in rows.items() if victim not in copies for image in row}
+        assert not others & {2, 14, 40} and not {2, 40} & set(found.lineups.spare[3].tolist())
 
 
 def test_more_images_than_there_are_is_one_line(split: Images) -> None:

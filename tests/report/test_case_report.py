@@ -12,9 +12,10 @@ from PIL import Image
 from rich.console import Console
 
 from gradveil.attacks import find
-from gradveil.audits import AuditJob, Case, CaseResult, Record, run_audit
+from gradveil.audits import AuditJob, Case, CaseResult, Record, Threshold, certify, run_audit
 from gradveil.defenses import parse
 from gradveil.report.audit import case_in_words, case_tables
+from gradveil.report.certificates import certificates_in_words
 from gradveil.report.pictures import draw_case
 
 
@@ -146,7 +147,7 @@ def test_an_attack_of_failures_alone_has_no_numbers(tmp_path: Path) -> None:
     text = shown(replace(result, records=failed), 120)
     (line,) = (line for line in text.splitlines() if line.startswith("adam-cosine"))
     assert (
-        line.split()[:7] == ["adam-cosine", "8", "0/8", "-", "-", "-", "-"]
+        line.split()[:8] == ["adam-cosine", "8", "0/8", "0-37%", "-", "-", "1", "-"]
         and "no better" in line
         and "8 failed" in text
     )
@@ -240,7 +241,51 @@ def test_a_positive_control_of_many_images_may_work_by_decibels_alone(tmp_path: 
 
 
 def test_flags_stand_on_one_line_where_there_is_room(tmp_path: Path) -> None:
-    assert "no better than blind" in shown(made(tmp_path, works=False), 100)
+    assert "no better than blind" in shown(made(tmp_path, works=False), 120)
+
+
+def test_the_table_has_all_that_a_line_up_tells_and_the_interval_where_it_is_narrow(
+    tmp_path: Path,
+) -> None:
+    result = made(tmp_path, works=False, defense="none")
+    ranks = {0: 1, 1: 1, 2: 4, 3: 5, 4: 6, 5: 100, 6: 250, 7: 433}
+    records = []
+    for one in result.records:
+        used = {**one.scores["used"], "rank": ranks[one.image]}
+        records.append(replace(one, scores={"used": used, "original": used}))
+    result = replace(result, records=tuple(records))
+    text = shown(result, 100)
+    head, attack, blind, positive = (
+        next(line.split() for line in text.splitlines() if line.startswith(start))
+        for start in ("         ", "adam-cosine", "blind: class mean", "positive")
+    )
+    assert head[:2] == ["line-up", "mean"] and "of 500   95% top 5 rank       p" in text
+    assert attack[1:7] == ["8", "2/8", "3-65%", "4/8", "20%", "0.00011"]
+    assert blind[3:8] == ["8", "2/8", "3-65%", "4/8", "20%"] and blind[9] == "±"  # no p
+    assert "4/4" in positive
+    narrow = shown(result, 80)
+    assert "3-65%" in narrow and "20%" not in narrow
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert any(
+        "rank 1 in 2/8 line-ups (95%: 3.2% to 65.1%, p = 0.00011), top 5 in 4/8, mean percentile "
+        "of the rank 20%;" in line
+        for line in case_in_words(result)
+    )
+
+
+def test_classes_that_no_image_was_drawn_of_stand_beside_the_mix_of_classes(
+    tmp_path: Path,
+) -> None:
+    result = made(tmp_path, works=True, defense="none")
+    some = replace(result, settings={**result.settings, "passed_over": {"coat": 14}})
+    mix, passed_over = case_in_words(some)[:2]
+    assert "1 class only" in mix and passed_over == (
+        "Warning: no image was drawn of class 'coat' with 14 distinct images: a line-up needs 20."
+    )
+    older = replace(result, settings={**result.settings, "passed_over": None})
+    assert "drawn of" not in " ".join(case_in_words(older))
+    found = {"none": certify(some, Threshold("lineup"))}
+    assert "; no image was drawn of class 'coat'" in certificates_in_words(found, some)[-1]
 
 
 def test_pictures_show_truth_and_reconstructions_over_several_chunks(tmp_path: Path) -> None:

@@ -79,3 +79,13 @@ def test_the_first_column_gives_way_then_the_next_and_numbers_never(table: Fitte
     assert (
         shown(table, 60)[-1] == "prune:0.95,then,clip:1 adam-cosine [x] 12.5"
     )  # a table can be shown again, wider
+
+
+def test_extras_are_left_out_in_their_order_before_texts_are_squeezed_further() -> None:
+    made = Fitted("Title", ("name", "n", "rare", "p"), {0: 6}, extras=(2, 1))
+    made.row("dlg of two", "16", "0.25", "0.001")
+    assert shown(made, 24)[1].split() == ["name", "n", "rare", "p"]
+    assert shown(made, 20)[-2:] == ["dlg of 16 0.25 0.001", "two"]
+    assert shown(made, 19)[-1].split() == ["dlg", "of", "two", "16", "0.001"]
+    assert shown(made, 12)[-2].split() == ["dlg", "of", "0.001"]
+    assert shown(made, 24)[-1] == "dlg of two 16 0.25 0.001"  # wider again, it is whole

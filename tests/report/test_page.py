@@ -321,6 +321,26 @@ def test_the_table_has_a_row_for_each_line_of_the_csv(five: Path) -> None:
     assert strongest[0]["identified"] == "12" and strongest[0]["accuracy"] == "0.9"
 
 
+def test_the_table_shows_all_that_a_line_up_tells(five: Path) -> None:
+    text, _ = page(five)
+    (table,) = re.findall(r'<table id="rows".*?</table>', text, re.S)
+    heads = re.findall(r"<button[^>]*>([^<]*)</button>", table)
+    rows = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in table.split("<tr")[2:]]
+    shown = [dict(zip(heads, row, strict=True)) for row in rows]
+    attack = next(row for row in shown if row["kind"] == "attack")
+    told = {name: attack[name] for name in ("rank 1", "95%", "top 5", "mean percentile", "p")}
+    ranks = [1] * 12 + [2 + image % 49 for image in range(12, 16)]
+    assert told == {
+        "rank 1": "12/16",
+        "95%": "48% to 93%",
+        "top 5": "12/16",
+        "mean percentile": f"{sum(ranks) / 16 / 50:.1%}",
+        "p": "6.9e-18",
+    }
+    assert {row["p"] for row in shown if row["kind"] == "blind"} == {""}  # these are no tests
+    assert {row["p"] for row in shown if row["kind"] == "sham"} == {"1"}
+
+
 def test_the_same_run_makes_the_same_page_wherever_it_lies(tmp_path: Path) -> None:
     made = [make_audit(tmp_path / name, {"none": {"dlg": 5}, "3-1-7": {"dlg": 2}}) for name in "ab"]
     texts = [page(folder)[0] for folder in made]
@@ -494,6 +514,19 @@ def test_certificates_of_batches_are_over_updates(tmp_path: Path) -> None:
     said = "\n".join(report.certified)
     assert "4 of n = 8 images in 2 updates reached" in said and "count as independent" not in said
     assert "Images of one batch of 4 are not independent: bounds are over updates." in said
+
+
+def test_classes_too_small_to_draw_from_stand_beside_the_mix_of_classes(tmp_path: Path) -> None:
+    small = {EVIL: 3, "coat": 19}
+    run = make_audit(tmp_path / "run", {"none": {"dlg": 5}}, passed_over=small)
+    text, parsed = page(run)
+    assert "<script>alert" not in text
+    said = [words for words in parsed.texts if "no image was drawn of 2 classes, " in words]
+    assert len(said) == 3 and all("'coat' with 19: a line-up needs 20" in words for words in said)
+    assert any(words.startswith("A picture counts as reached") for words in said)
+    assert any(words.startswith("Images unlike the 8 of") for words in said)
+    (case,) = AuditResult.read(run).plain()
+    assert case["passed_over"] == small
 
 
 def test_the_threshold_of_the_certificates_can_be_asked_for_and_decided(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from gradveil.scores.lineup import (
     FAR,
     Shown,
     choose,
+    copies_of,
     distinct,
     likeness,
     likeness_each,
@@ -185,6 +186,22 @@ def test_line_ups_are_of_the_class_hold_the_truth_and_leave_spare_images(small: 
     assert again is not None and torch.equal(again.candidates, made.candidates)
 
 
+def test_no_more_images_are_kept_free_than_an_update_has_of_a_class() -> None:
+    labels = torch.arange(100).repeat(100)  # a hundred classes of a hundred images
+    allowed = torch.ones(len(labels), dtype=torch.bool)
+    one_of_each = [torch.arange(64), torch.arange(1000, 1064)]
+    made = choose(labels, one_of_each, allowed, seed=0)
+    assert made is not None and made.size == 50
+    assert {len(images) for images in made.spare.values()} == {10}
+    of_one_class = torch.arange(64) * 100
+    fewer = choose(labels, [of_one_class, torch.arange(1, 65)], allowed, seed=0)
+    assert fewer is not None and fewer.size == 20
+    for image, row in zip(of_one_class.tolist(), fewer.candidates[:64].tolist(), strict=True):
+        assert set(row) & set(of_one_class.tolist()) == {image}
+    assert choose(labels, [torch.arange(81) * 100], allowed, seed=0) is not None
+    assert choose(labels, [torch.arange(82) * 100], allowed, seed=0) is None  # 18 others are left
+
+
 def test_a_class_with_too_few_images_has_no_line_up(small: Images) -> None:
     allowed = torch.zeros(len(small.labels), dtype=torch.bool)
     allowed[:190] = True  # 19 of each class
@@ -203,6 +220,20 @@ def test_copies_and_near_copies_are_found_within_a_class() -> None:
     assert bool(kept[0]) and not bool(kept[same])
     assert kept[black].tolist() == [True, False, False]
     assert int(kept.sum()) == 37
+
+
+def test_the_copies_of_an_image_are_all_others_of_its_class_that_nearly_equal_it() -> None:
+    split = load("fashion-mnist-mini", "test")
+    images, labels = split.images[:60].clone(), split.labels[:60].clone()
+    first, second, third, fourth = (labels == labels[0]).nonzero().flatten()[:4].tolist()
+    other = int((labels != labels[0]).nonzero()[0])
+    for copied in (second, fourth, other):
+        images[copied] = (images[first].float() + 2).clamp(0, 255).byte()
+    found = copies_of(images, labels, torch.tensor([second, third]))
+    assert {image: alike.tolist() for image, alike in found.items()} == {
+        second: [first, fourth],
+        third: [],
+    }
 
 
 def test_a_picture_that_lies_far_off_is_found_by_the_far_ranks_alone() -> None:

@@ -402,6 +402,8 @@ def test_people_are_told_what_was_found_and_what_was_less_than_usual(
         console.print(table)
     console.file.close()
     shown, words = console.export_text(), "\n".join(search_in_words(whole))
+    (head,) = {line.strip() for line in shown.splitlines() if "95%" in line}
+    assert head.split() == ["n", "up", "95%", "PSNR", "dB", "dB", "blind", "SSIM"]
     for part in (
         "Policies kept",
         str(whole.best),

@@ -1,17 +1,21 @@
 """The figures of the documentation: the table of an audit, and sentences on what was measured."""
 
+import io
 from collections.abc import Mapping
 from pathlib import Path
 
+from rich.console import Console
+
 from gradveil.papers.experiments import HYBRID, NONE, STANDARD, STRONGEST
 from gradveil.papers.figures import FINAL_STEP
+from gradveil.report.audit import case_tables
 from results import reproduce, scores
 from results.records import ROOT, audit, row
 
 README = ROOT / "README.md"
 AUDIT, SEARCH, MEASURED = "tutorials/audit.md", "tutorials/search.md", "measured.md"
 BEGIN, END = "<!-- made by make results -->\n```\n", "```\n<!-- end -->"
-NAMES = {"attack": "", "blind": "", "ceiling": "ceiling: ", "sham": "", "positive": "positive: "}
+WIDTH = 110  # columns: every figure, and each name on one line
 
 
 def pages() -> dict[Path, str]:
@@ -54,24 +58,15 @@ def first_audit() -> list[str]:
 
 
 def block() -> str:
-    """Return the table of the tutorial's audit, as an audit prints it."""
+    """Return the table of the tutorial's audit, as an audit prints it in a terminal."""
     (case,) = audit("readme").cases
-    lines = [
-        f"{'':32} {'':>2} {'line-up':>7} {'':>14} {'':>6} {'worst':>5} {'over':>6}",
-        f"{'':32} {'n':>2} {'of ' + str(case.settings['candidates']):>7} {'PSNR dB':>14} "
-        f"{'median':>6} {'5%':>5} {'blind':>6} {'SSIM':>5}",
-    ]
-    for kind, title in NAMES.items():
-        for found in case.rows:
-            if (found.kind, found.truth) != (kind, "used"):
-                continue
-            spread = f"{found.psnr.mean:.2f} ± {found.psnr.std:.2f}"
-            lines.append(
-                f"{title + found.attack:32} {found.n:>2} {found.lineup:>7} {spread:>14} "
-                f"{found.psnr.median:>6.1f} {found.psnr.worst5:>5.1f} "
-                f"{found.over_blind.mean:>+6.1f} {found.ssim.mean:>5.3f}"
-            )
-    return "".join(line.rstrip() + "\n" for line in lines)
+    (table,) = case_tables(case)
+    console = Console(width=WIDTH, color_system=None, file=io.StringIO())
+    with console.capture() as printed:
+        console.print(table)
+    lines = [line.rstrip() for line in printed.get().splitlines()]
+    first = next(number for number, line in enumerate(lines) if line.startswith(" "))
+    return "".join(f"{line}\n" for line in lines[first:] if line.strip("─"))
 
 
 def sentence() -> list[str]:

@@ -31,9 +31,9 @@ from gradveil.data import Images, load
 from gradveil.data.images import as_images
 from gradveil.defenses import Defense
 
-KEPT = ("left_out", "knows", "protected", "class_names")
+KEPT = ("left_out", "knows", "protected", "class_names", "passed_over")
 """Settings of a case that are taken from its folder: the first three are known only after its
-attacks were tried out, and folders of older versions lack the last."""
+attacks were tried out, and folders of older versions lack the others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -247,6 +247,7 @@ def _facts(stage: Stage, device: torch.device) -> dict[str, Any]:
         "images_sha256": digest(chosen),
         "candidates": count_candidates(victims),
         "no_lineup": victims.reason,
+        "passed_over": dict(victims.passed_over),
         "guess": dict(stage.controls.chosen),
         "class_names": _class_names(split, victims),
         "versions": {

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gradveil.audits.model import ModelFacts, read_facts
 from gradveil.audits.records import RECORDS, Record, images_path, load_images, read_records
-from gradveil.audits.victims import mixed_classes
+from gradveil.audits.victims import mixed_classes, passed_over_words
 from gradveil.controls import TRUTHS
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.formats import AuditSettings, CaseSettings
@@ -40,7 +40,7 @@ CASE = Kind(
 NO_BETTER = "no better than blind"
 TOO_FEW = "too few to tell"
 MEASURES = ("psnr", "over_blind", "ssim", "psnr_affine", "mse")
-COLUMNS = ("defense", "attack", "n", "line-up", "PSNR dB", "over blind", "SSIM", "")
+COLUMNS = ("defense", "attack", "n", "line-up", "95%", "PSNR dB", "over blind", "SSIM", "")
 KINDS = ("attack", "blind", "bar", "ceiling", "sham", "positive")
 TESTED = ("attack", "sham", "positive")
 """Kinds of rows whose p-values are printed, and so count as tests."""
@@ -96,6 +96,12 @@ class Row:
     def lineup(self) -> str:
         """Rank 1 as `3/8`, or a dash where there is no line-up."""
         return f"{self.identified}/{self.n}" if self.candidates else "-"
+
+    @property
+    def interval(self) -> str:
+        """The 95% interval of rank 1 as `12-37%`, or a dash where there is no line-up."""
+        low, high = self.identified_bounds
+        return f"{100 * low:.0f}-{100 * high:.0f}%" if self.candidates else "-"
 
     def plain(self) -> dict[str, Any]:
         """Return the row as JSON has it."""
@@ -213,6 +219,17 @@ class CaseResult:
         return mixed_classes([*labels.values()])
 
     @property
+    def passed_over(self) -> str:
+        """Which classes were too small to draw images of, in words; empty where none was."""
+        classes: Mapping[str, int] = self.settings.get("passed_over") or {}
+        return passed_over_words(classes) if classes else ""
+
+    @property
+    def classes_in_full(self) -> str:
+        """The mix of classes, and which were too small to draw images of, in words."""
+        return "; ".join(words for words in (self.classes, self.passed_over) if words)
+
+    @property
     def truths(self) -> tuple[str, ...]:
         """The truths that differ: both where the defense changes images, else `used`."""
         return TRUTHS if self.settings["changes_images"] else TRUTHS[:1]
@@ -257,6 +274,7 @@ class CaseResult:
             "trained": self.model and asdict(self.model),
             "strongest": self.strongest.plain(),
             "rows": [row.plain() for row in self.rows],
+            "passed_over": dict(self.settings.get("passed_over") or {}),
             "knows": self.settings["knows"],
             "left_out": self.settings["left_out"],
         }
@@ -373,7 +391,7 @@ class AuditResult:
                     over = "-" if row.over_blind.mean is None else f"{row.over_blind.mean:+.1f}"
                     like = "-" if row.ssim.mean is None else f"{row.ssim.mean:.3f}"
                     flags = ", ".join(row.flags)
-                    figures = row.lineup, mean + spread, over, like
+                    figures = row.lineup, row.interval, mean + spread, over, like
                     yield case.name, name, str(row.n), *figures, flags
 
     def __rich__(self) -> Table:
@@ -381,7 +399,11 @@ class AuditResult:
         title = Text(on_one_line(f"{facts}, seed {self.settings['seed']}"), overflow="fold")
         table = Table(title=title, title_justify="left")
         for number, column in enumerate(COLUMNS):
-            if number in (0, 1, 7):  # names go on in the next line: cut, two could look alike
+            if number in (
+                0,
+                1,
+                len(COLUMNS) - 1,
+            ):  # names go on in the next line: cut, two could look alike
                 table.add_column(column, overflow="fold")
             else:
                 table.add_column(column, justify="right", no_wrap=True)

@@ -19,6 +19,7 @@ from gradveil.audits.records import (
 )
 from gradveil.audits.results import AUDIT, AuditResult
 from gradveil.audits.timing import Costs
+from gradveil.audits.victims import passed_over_words
 from gradveil.checks.doctor import before_audit
 from gradveil.checks.weights import look_at_weights
 from gradveil.clients import Client
@@ -242,6 +243,9 @@ def _look_first(prepared: Prepared, out: Path, bar: Bar, *, weights: bool) -> No
             stacklevel=3,
         )
     seen: set[str] = set()
+    passed_over = prepared.cases[0].stage.victims.passed_over
+    if passed_over and weights and len(new) == len(prepared.cases):
+        warnings.warn(passed_over_words(passed_over), GradveilWarning, stacklevel=3)
     for prepared_case in new:
         stage = prepared_case.stage
         digest = str(prepared_case.settings["weights_sha256"])

@@ -1,7 +1,7 @@
 """Victims of an audit: drawn over all classes, each with a line-up of pictures of its class."""
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Generator, Tensor
@@ -9,13 +9,16 @@ from torch import Generator, Tensor
 from gradveil.attacks import Attack, GradientMatching
 from gradveil.attacks.attack_files import image_digest, short_digest
 from gradveil.core.errors import GradveilError
+from gradveil.core.text import shortened
 from gradveil.core.types import Batch
 from gradveil.data import Images
 from gradveil.defenses import Defense
 from gradveil.defenses.applied import protected_batch
-from gradveil.scores.lineup import SIZES, Lineups, choose, distinct, draw_victims
+from gradveil.scores.lineup import SIZES, Lineups, choose, copies_of, distinct, draw_victims
 
 LEAST_SIDE = 5  # pixels: reconstructions are moved by up to 2 in every direction
+MOST_NAMED = 3  # classes in a sentence
+LONGEST = 30  # letters of a class's name there
 
 
 @dataclass(frozen=True, eq=False)
@@ -23,13 +26,15 @@ class Victims:
     """The images that an audit attacks, by their numbers in the split, and their line-ups.
 
     `lineups` are None where there can be none, and `reason` says why. `scored` of the images were
-    used by the search that chose a defense.
+    used by the search that chose a defense. `passed_over` are the classes too small for a line-up
+    that no image was drawn of, with their distinct images.
     """
 
     numbers: Tensor
     lineups: Lineups | None
     reason: str = ""
     scored: int = 0
+    passed_over: Mapping[str, int] = field(default_factory=dict)
 
 
 def find_victims(
@@ -42,9 +47,9 @@ def find_victims(
 ) -> Victims:
     """Draw the victims over all classes, or take `count` from `first` on, and their line-ups.
 
-    Of pictures that nearly equal each other one alone may be drawn or stand in a line-up. Classes
-    too small for a line-up are not drawn from where the others suffice. Images `apart` are never
-    drawn, and may stand in line-ups.
+    Of pictures that nearly equal each other one alone may be drawn or stand in a line-up, and none
+    that nearly equals a victim stands in its line-up. Classes too small for a line-up are not drawn
+    from where the others suffice. Images `apart` are never drawn, and may stand in line-ups.
     """
     if (first or 0) + count > len(split):
         start = first or 0
@@ -52,21 +57,24 @@ def find_victims(
         raise GradveilError(
             f"images {start} to {last}: {split.name} {split.split} has {len(split)}, from 0"
         )
-    allowed = distinct(split.images, split.labels)
+    unlike = distinct(split.images, split.labels)
+    passed_over: dict[str, int] = {}
     if first is not None:
         numbers = torch.arange(first, first + count)
     else:
         left = torch.ones(len(split), dtype=torch.bool)
         left[list(apart)] = False
-        drawn_from = _drawn_from(split, allowed, left, count)
+        drawn_from = _drawn_from(split, unlike, left, count)
+        passed_over = _passed_over(split, unlike, left, drawn_from)
         numbers = draw_victims(split.labels, count, drawn_from, seed)
-    allowed[numbers] = True
     if min(split.images.shape[2:]) < LEAST_SIDE:
-        return Victims(numbers, None, f"images are smaller than {LEAST_SIDE} pixels")
-    lineups = choose(split.labels, numbers.split(batch_size), allowed, seed)
-    if lineups is not None:
-        return Victims(numbers, lineups)
-    return Victims(numbers, None, _too_few(split, numbers, allowed, batch_size))
+        reason = f"images are smaller than {LEAST_SIDE} pixels"
+        return Victims(numbers, None, reason, passed_over=passed_over)
+    allowed, copies = _with_victims(split, unlike, numbers)
+    updates = numbers.split(batch_size)
+    lineups = choose(split.labels, updates, allowed, seed, copies=copies)
+    reason = "" if lineups is not None else _too_few(split, updates, allowed)
+    return Victims(numbers, lineups, reason, passed_over=passed_over)
 
 
 def _drawn_from(split: Images, unlike: Tensor, left: Tensor, count: int) -> Tensor:
@@ -82,17 +90,68 @@ def _drawn_from(split: Images, unlike: Tensor, left: Tensor, count: int) -> Tens
     return left
 
 
-def _too_few(split: Images, numbers: Tensor, allowed: Tensor, batch_size: int) -> str:
+def _passed_over(split: Images, unlike: Tensor, left: Tensor, drawn_from: Tensor) -> dict[str, int]:
+    """Return the classes too small for a line-up that are not drawn from, with their sizes."""
+    sizes, could, can = (
+        torch.bincount(split.labels[some], minlength=len(split.classes)).tolist()
+        for some in (unlike, left, drawn_from)
+    )
+    return {
+        name: sizes[label]
+        for label, name in enumerate(split.classes)
+        if could[label] and not can[label] and sizes[label] < SIZES[-1]
+    }
+
+
+def _with_victims(
+    split: Images, unlike: Tensor, numbers: Tensor
+) -> tuple[Tensor, dict[int, Tensor]]:
+    """Return which images may stand in line-ups, and the copies of victims, by their numbers.
+
+    Of pictures that nearly equal each other the first victim stands for all, where one is a victim.
+    Only victims that nearly equal an earlier image have copies here: no other image that may stand
+    in a line-up nearly equals one of the rest.
+    """
+    allowed, victims = unlike.clone(), numbers.sort().values
+    copies = copies_of(split.images, split.labels, victims[~unlike[victims]])
+    for alike in copies.values():
+        allowed[alike] = False
+    allowed[victims] = distinct(split.images[victims], split.labels[victims])
+    return allowed, copies
+
+
+def _too_few(split: Images, updates: Sequence[Tensor], allowed: Tensor) -> str:
     """Say which victim's class has too few images for a line-up."""
     sizes = torch.bincount(split.labels[allowed], minlength=len(split.classes))
-    classes = split.labels[numbers].unique()
-    smallest = int(classes[sizes[classes].argmin()])
-    count, plural = int(sizes[smallest]), "s" if sizes[smallest] != 1 else ""
-    beside = f" beside the {batch_size} of a batch" if batch_size > 1 else ""
+    most = torch.stack(
+        [torch.bincount(split.labels[some], minlength=len(split.classes)) for some in updates]
+    ).amax(dim=0)
+    classes = most.nonzero().flatten()
+    smallest = int(classes[(sizes - most)[classes].argmin()])
+    count = int(sizes[smallest])
+    beside = f" beside the {int(most[smallest])} of a batch" if most[smallest] > 1 else ""
     return (
-        f"class {split.classes[smallest]!r} has {count} distinct image{plural}, and a line-up "
+        f"class {split.classes[smallest]!r} has {count}{_distinct_images(count)}, and a line-up "
         f"needs {SIZES[-1]}{beside}"
     )
+
+
+def passed_over_words(classes: Mapping[str, int]) -> str:
+    """Name the classes that no image was drawn of, with their distinct images, and say why.
+
+    Of many classes the first few are named.
+    """
+    named = [
+        f"{shortened(name, LONGEST)!r} with {size}{'' if number else _distinct_images(size)}"
+        for number, (name, size) in enumerate(classes.items())
+    ][:MOST_NAMED]
+    many = f"{len(classes)} classes, {'such as ' if len(classes) > MOST_NAMED else ''}"
+    which = many if len(classes) > 1 else "class "
+    return f"no image was drawn of {which}{', '.join(named)}: a line-up needs {SIZES[-1]}"
+
+
+def _distinct_images(count: int) -> str:
+    return f" distinct image{'' if count == 1 else 's'}"
 
 
 def refuse_tuned_on(attacks: Mapping[str, Attack], split: Images, victims: Tensor) -> None:

@@ -226,7 +226,7 @@ def untested_words(result: AuditResult) -> list[str]:
         "Other attacks, settings and restarts than these; an attacker with more knowledge, or one "
         "who also changes the model that clients receive.",
         f"Images unlike the {cases[0].strongest.n} of {settings['data']} "
-        f"{settings.get('split', 'test')} attacked here ({cases[0].classes}).",
+        f"{settings.get('split', 'test')} attacked here ({cases[0].classes_in_full}).",
         "Other models, seeds and stages of training; what many rounds give away together.",
     ]
     if settings.get("batch_size", 1) == 1:

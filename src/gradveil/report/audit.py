@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from rich.table import Table
 
 from gradveil.audits import AuditResult, CaseResult, Row
-from gradveil.audits.results import NO_BETTER, PLAIN, TOO_FEW
+from gradveil.audits.results import NO_BETTER, PLAIN, TESTED, TOO_FEW
 from gradveil.controls import TRUTHS
 from gradveil.core.types import MEANINGS
 from gradveil.report.layout import Fitted
@@ -35,6 +35,17 @@ def spread(values: Summary, form: str = ".2f") -> str:
 def number(value: float | None, form: str = ".2f") -> str:
     """Write a number; a dash where it is not known."""
     return "-" if value is None else format(value, form)
+
+
+def rank_cells(row: Row) -> list[str]:
+    """Write what else a line-up tells: rank 5 or better, the mean percentile of the rank, and p.
+
+    p against chance is that of the tests alone which are corrected for their number.
+    """
+    top5 = "-" if row.top5 is None else f"{row.top5}/{row.n}"
+    tested = row.candidates and row.kind in TESTED
+    p = f"{row.verdict.p_identified:.2g}" if tested else ""
+    return [top5, number(row.percentile, ".0%"), p]
 
 
 def best_blind(rows: Sequence[Row]) -> Row:
@@ -67,7 +78,21 @@ def lineup_head(cases: Sequence[CaseResult]) -> str:
 
 # A single case
 
-CASE_COLUMNS = ("", "n", "{lineup}", "PSNR dB", "median", "worst\n5%", "over\nblind", "SSIM", "")
+RANKS = ("top 5", "mean\nrank", "p")
+CASE_COLUMNS = (
+    "",
+    "n",
+    "{lineup}",
+    "95%",
+    *RANKS,
+    "PSNR dB",
+    "median",
+    "worst\n5%",
+    "over\nblind",
+    "SSIM",
+    "",
+)
+CASE_EXTRAS = (8, 5, 6, 4)  # the median; mean rank, p and top 5 stand in the sentences too
 CONTROLS = ("bar", "ceiling", "sham")
 CASE_KINDS = {
     USED: ("attack", "blind", *CONTROLS, "positive"),
@@ -97,7 +122,7 @@ def case_tables(case: CaseResult) -> list[Table]:
 def _case_table(case: CaseResult, truth: str, title: str) -> Table:
     """Positive controls use images as they are, so they stand in the first table alone."""
     columns = [name.format(lineup=lineup_head([case])) for name in CASE_COLUMNS]
-    made = Fitted(title, columns, {len(columns) - 1: FLAG, 0: GUESS})
+    made = Fitted(title, columns, {len(columns) - 1: FLAG, 0: GUESS}, CASE_EXTRAS)
     for kind in CASE_KINDS[truth]:
         rows = [row for row in case.rows if (row.truth, row.kind) == (truth, kind)]
         for row in rows:
@@ -112,6 +137,8 @@ def _case_cells(row: Row) -> list[str | Sequence[str]]:
         titled(row),
         str(row.n),
         row.lineup,
+        row.interval,
+        *rank_cells(row),
         spread(row.psnr),
         number(row.psnr.median, ".1f"),
         number(row.psnr.worst5, ".1f"),
@@ -159,6 +186,8 @@ def _victim_words(case: CaseResult) -> list[str]:
     first, lines = case.records[0], [f"Images attacked: {case.classes}."]
     if "1 class only" in case.classes:
         lines = [f"Warning: the images attacked are of {case.classes}: others may leak otherwise."]
+    if case.passed_over:
+        lines.append(f"Warning: {case.passed_over}.")
     lines += _scored_words(case)
     if first.chance is not None:
         return lines
@@ -239,6 +268,13 @@ def _lineup_words(row: Row) -> str:
     return f"rank 1 in {row.lineup} line-ups" if row.candidates else "no line-up"
 
 
+def _rank_words(row: Row) -> str:
+    """Say how often the rank is 5 or better, and its mean."""
+    if row.top5 is None or row.percentile is None:
+        return ""
+    return f", top 5 in {row.top5}/{row.n}, mean percentile of the rank {row.percentile:.0%}"
+
+
 def _shown_by(row: Row) -> str:
     """Name the tests that show it: images may be recognized that are no closer in dB."""
     tests = {"the line-up": row.verdict.p_identified, "dB over blind": row.verdict.p_over_blind}
@@ -256,7 +292,7 @@ def _attack_words(row: Row, positive: Row | None, against: str, undoes: bool) ->
     failed = f", {row.failed} failed" if row.failed else ""
     figures = (
         f"{_lineup_words(row)} (95%: {low:.1%} to {high:.1%}, "
-        f"p = {row.verdict.p_identified:.2g}){failed}; "
+        f"p = {row.verdict.p_identified:.2g}){_rank_words(row)}{failed}; "
         f"p = {row.verdict.p_over_blind:.2g} for dB over blind{certain_words(row)}"
     )
     if row.doubt is None:
@@ -301,11 +337,24 @@ STRONGEST_COLUMNS = (
     "accu-\nracy",
     "strongest attacker",
     "{lineup}",
+    "95%",
+    *RANKS,
     "PSNR\ndB",
     "over\nblind",
     "SSIM",
 )
-ATTACKER_COLUMNS = ("defense", "attacker", "{lineup}", "PSNR dB", "over\nblind", "SSIM")
+STRONGEST_EXTRAS = (6, 7, 5)
+ATTACKER_COLUMNS = (
+    "defense",
+    "attacker",
+    "{lineup}",
+    "95%",
+    *RANKS,
+    "PSNR dB",
+    "over\nblind",
+    "SSIM",
+)
+ATTACKER_EXTRAS = (5, 6, 4)
 ATTACKER_TITLES = {
     USED: "Every attacker, against the images that were used",
     ORIGINAL: "Every attacker, against the original images",
@@ -335,19 +384,19 @@ def _strongest_table(result: AuditResult) -> Table:
         f"labels {settings['labels']}, seed {settings['seed']}"
     )
     columns = [name.format(lineup=lineup_head(result.cases)) for name in STRONGEST_COLUMNS]
-    made = Fitted(title, columns, {0: DEFENSE, 2: ATTACKER})
+    made = Fitted(title, columns, {0: DEFENSE, 2: ATTACKER}, STRONGEST_EXTRAS)
     for case in result.cases:
         row = case.strongest
         attacker = [row.attack, *([] if row.truth == USED else [" (original image)"])]
-        psnr = number(row.psnr.mean, ".1f")
-        made.row(_on_lines(case), accuracy_words(case), attacker, _mark(row), psnr, *_scores(row))
+        figures = [*_lineup_cells(row), number(row.psnr.mean, ".1f"), *_scores(row)]
+        made.row(_on_lines(case), accuracy_words(case), attacker, *figures)
     return made
 
 
 def _attackers_table(cases: Sequence[CaseResult], truth: str) -> Table:
     """Below a defense's attackers stand the blind guess to beat and the other controls, dim."""
     columns = [name.format(lineup=lineup_head(cases)) for name in ATTACKER_COLUMNS]
-    made = Fitted(ATTACKER_TITLES[truth], columns, {0: DEFENSE, 1: ATTACKER})
+    made = Fitted(ATTACKER_TITLES[truth], columns, {0: DEFENSE, 1: ATTACKER}, ATTACKER_EXTRAS)
     for case in cases:
         lines = iter(_on_lines(case))
         rows = [row for row in case.rows if row.truth == truth]
@@ -367,7 +416,11 @@ def _attackers_table(cases: Sequence[CaseResult], truth: str) -> Table:
 
 
 def _attacker_cells(attacker: Sequence[str], row: Row) -> list[str | Sequence[str]]:
-    return [attacker, _mark(row), spread(row.psnr, ".1f"), *_scores(row)]
+    return [attacker, *_lineup_cells(row), spread(row.psnr, ".1f"), *_scores(row)]
+
+
+def _lineup_cells(row: Row) -> list[str]:
+    return [_mark(row), row.interval, *rank_cells(row)]
 
 
 def _mark(row: Row) -> str:

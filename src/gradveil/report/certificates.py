@@ -183,7 +183,7 @@ def _untested(case: CaseResult, certificate: Certificate) -> str:
     batch = settings.get("batch_size", 1)
     images = (
         f"{certificate.overall.n} of {settings['data']} {settings.get('split', 'test')} "
-        f"({case.classes})"
+        f"({case.classes_in_full})"
     )
     said = (
         "Not tested: other attacks, settings and restarts than these; images unlike the "
@@ -231,7 +231,8 @@ def certificate_section(
         f"{REACHED[threshold.metric].format(threshold.epsilon)} From the pictures attacked here "
         'follows a bound for all pictures of their kind: "at most" is the largest share of them '
         f"that these attacks would reach, with {percent(first.each)} certainty"
-        f"{together if first.joint is None else ''}. It says nothing of other attacks."
+        f"{together if first.joint is None else ''}. It says nothing of other attacks. Attacked "
+        f"here: {cases[0].classes_in_full}."
     )
     intro += "" if first.joint is None else f" {first.joint}"
     if _in_batches(first.overall):

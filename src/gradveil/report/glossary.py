@@ -11,6 +11,10 @@ GLOSSARY = {
     "all of them.",
     "Rank 1, or identified": "In its line-up the reconstruction resembles the true picture most. "
     "By luck this happens once in as many pictures as the line-up has.",
+    "Top 5": "Pictures whose rank in their line-up is 5 or better.",
+    "Mean percentile": "The mean rank as a share of the line-up: with 20 pictures 5% is rank 1 "
+    "everywhere, and luck gives about 52%.",
+    "p": "How often luck alone would give so many pictures of rank 1, or more.",
     "95% interval": "The shares that these counts leave plausible. With few images it is wide.",
     "Blind guess": "A picture made without any update, such as the mean of public pictures of the "
     "class. What it scores costs an attacker nothing.",

@@ -61,12 +61,19 @@ class Fitted(Table):
 
     `gives` are the columns whose texts may be broken, in the order in which they give way, each
     with the width that it keeps as long as another can give; after that the last gives first. The
-    other columns hold numbers.
+    other columns hold numbers. Of these `extras` are left out, the first of them first, where the
+    table would not fit with all texts at the widths that they keep.
     """
 
-    def __init__(self, heading: str, columns: Sequence[str], gives: Mapping[int, int]) -> None:
+    def __init__(
+        self,
+        heading: str,
+        columns: Sequence[str],
+        gives: Mapping[int, int],
+        extras: Sequence[int] = (),
+    ) -> None:
         super().__init__(*columns, box=SIMPLE_HEAD, show_edge=False, padding=0)
-        self.heading, self.gives = on_one_line(heading), gives
+        self.heading, self.gives, self.extras = on_one_line(heading), gives, extras
         for index, column in enumerate(self.columns):
             column.no_wrap = index not in gives
             column.justify = "left" if index in gives else "right"
@@ -89,7 +96,15 @@ class Fitted(Table):
         )
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        for index, width in self._widths(console, options).items():
+        sizes = [_measured(column, console, options) for column in self.columns]
+        left_out = self._left_out(sizes, options.max_width)
+        fixed = [
+            size.maximum
+            for index, size in enumerate(sizes)
+            if index not in self.gives and index not in left_out
+        ]
+        room = options.max_width - sum(fixed) - (len(sizes) - len(left_out) - 1)
+        for index, width in self._widths(sizes, room).items():
             self.columns[index].width = width
         yield Text(
             "\n".join(broken(self.heading, options.max_width)),
@@ -97,18 +112,38 @@ class Fitted(Table):
             no_wrap=True,
             overflow="fold",
         )
-        yield from super().__rich_console__(console, options)
+        whole = self.columns
+        self.columns = [column for index, column in enumerate(whole) if index not in left_out]
+        try:
+            yield from super().__rich_console__(console, options)
+        finally:
+            self.columns = whole  # a table can be shown again, wider
 
-    def _widths(self, console: Console, options: ConsoleOptions) -> dict[int, int]:
-        """Return the widths of the columns that give way, as far as there is no room for all."""
-        sizes = [_measured(column, console, options) for column in self.columns]
-        widths = {index: sizes[index].maximum for index in self.gives}
-        least = {
+    def _left_out(self, sizes: Sequence[Measurement], width: int) -> set[int]:
+        """Return the extras that there is no room for."""
+        least = self._least(sizes)
+        widths = [
+            min(size.maximum, least.get(index, size.maximum)) for index, size in enumerate(sizes)
+        ]
+        over = sum(widths) + len(widths) - 1 - width
+        left_out: set[int] = set()
+        for index in self.extras:
+            if over > 0:
+                left_out.add(index)
+                over -= widths[index] + 1
+        return left_out
+
+    def _least(self, sizes: Sequence[Measurement]) -> dict[int, int]:
+        """Return the widths that the columns of texts keep as long as another can give."""
+        return {
             index: max(floor, min(sizes[index].minimum, WORD))
             for index, floor in self.gives.items()
         }
-        fixed = sum(size.maximum for index, size in enumerate(sizes) if index not in self.gives)
-        room = options.max_width - fixed - (len(sizes) - 1)
+
+    def _widths(self, sizes: Sequence[Measurement], room: int) -> dict[int, int]:
+        """Return the widths of the columns that give way, as far as there is no room for all."""
+        widths = {index: sizes[index].maximum for index in self.gives}
+        least = self._least(sizes)
         last_resort = [(index, NARROWEST) for index in reversed(least)]
         for index, floor in [*least.items(), *last_resort]:
             over = max(0, sum(widths.values()) - room)

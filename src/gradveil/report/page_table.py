@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from gradveil.audits import AuditResult
+from gradveil.audits.results import TESTED
 from gradveil.report.audit import number
 from gradveil.report.markup import Html, breakable, element, joined
 from gradveil.report.tables import flat_rows
@@ -20,13 +21,28 @@ TABLE = {
     "identified": "rank 1",
     "percent": "share",
     "interval": "95%",
+    "top5": "top 5",
+    "percentile": "mean percentile",
+    "p": "p",
     "over_blind": "dB over blind",
     "psnr": "PSNR dB",
     "ssim": "SSIM",
     "accuracy": "accuracy",
     "flags": "",
 }
-NUMBERS = ("step", "n", "identified", "percent", "over_blind", "psnr", "ssim", "accuracy")
+NUMBERS = (
+    "step",
+    "n",
+    "identified",
+    "percent",
+    "top5",
+    "percentile",
+    "p",
+    "over_blind",
+    "psnr",
+    "ssim",
+    "accuracy",
+)
 
 
 def figure_table(results: Mapping[str, AuditResult], with_folders: bool) -> Html:
@@ -52,7 +68,7 @@ def figure_table(results: Mapping[str, AuditResult], with_folders: bool) -> Html
             *(
                 element(
                     "td",
-                    breakable(line[name][0]),
+                    line[name][0] if name in NUMBERS else breakable(line[name][0]),
                     data_value=line[name][1],
                     class_="number" if name in NUMBERS else None,
                 )
@@ -106,6 +122,10 @@ def _table_line(line: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     made["identified"] = (f"{line['identified']}/{line['n']}", share) if known else ("", None)
     low, high = line["identified_low"], line["identified_high"]
     made["interval"] = (f"{low:.0%} to {high:.0%}", low) if known else ("", None)
+    top5, mean, p = line["top5"], line["percentile"], line["p_identified"]
+    made["top5"] = ("", None) if top5 is None else (f"{top5}/{line['n']}", top5 / line["n"])
+    made["percentile"] = ("", None) if mean is None else (f"{mean:.1%}", mean)
+    made["p"] = (f"{p:.2g}", p) if known and line["kind"] in TESTED else ("", None)
     for name, form in (("over_blind", "+.2f"), ("psnr", ".2f"), ("ssim", ".3f")):
         made[name] = (number(line[name], form), line[name])
     accuracy = line["accuracy"]

@@ -12,7 +12,7 @@ from gradveil.search import SearchResult, TriedPolicy
 from gradveil.search.confirm import Confirmation, read_audits
 from gradveil.search.results import HEADS, policy_cells
 
-COLUMNS = ("", "n", "PSNR dB", "blind\ndB", "over\nblind", "SSIM", "line-\nup", "")
+COLUMNS = ("", "n", "line-\nup", "95%", "PSNR dB", "blind\ndB", "over\nblind", "SSIM", "")
 TRUTHS = {"used": "against the images used", "original": "against the originals"}
 
 
@@ -99,10 +99,11 @@ def _cells(name: str, row: Row, blind: Row) -> list[str | Sequence[str]]:
     return [
         name,
         str(row.n),
+        row.lineup,
+        row.interval,
         spread(row.psnr),
         number(blind.psnr.mean),
         number(row.over_blind.mean, "+.2f"),
         number(row.ssim.mean, ".3f"),
-        row.lineup,
         flags,
     ]

@@ -6,7 +6,7 @@ border that a policy leaves are the same for every candidate. Whatever does not 
 picture is picked out in 1 of N line-ups, N being the number of candidates.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -50,20 +50,41 @@ class Lineups:
 
 
 def distinct(images: Tensor, labels: Tensor) -> Tensor:
-    """Return True for images (uint8, NCHW) that nearly equal no earlier image of their class."""
+    """Return True for images (uint8, NCHW) that nearly equal no earlier image of their class.
+
+    They are compared as they lie, though a line-up moves and mirrors: docs/method.md says why.
+    """
     kept = torch.ones(len(images), dtype=torch.bool)
     for label in labels.unique().tolist():
         members = (labels == label).nonzero().flatten()
-        known = signatures(images[members].float() / 255)
-        alike = (known @ known.T > SAME).tril(-1)
-        flat = ~known.any(dim=1)
-        if bool(flat.any()):  # flat pictures have no signature: they are compared by their pixels
-            pixels = images[members[flat]].flatten(1).float()
-            same = torch.cdist(pixels, pixels) == 0
-            rows = flat.nonzero().flatten()
-            alike[rows[:, None], rows] = same.tril(-1)
-        kept[members[alike.any(dim=1)]] = False
+        kept[members[_alike(images[members]).tril(-1).any(dim=1)]] = False
     return kept
+
+
+def copies_of(images: Tensor, labels: Tensor, numbers: Tensor) -> dict[int, Tensor]:
+    """Return the other images of its class that nearly equal each of these, all by their numbers.
+
+    `images` are uint8, NCHW.
+    """
+    found = {}
+    for label in labels[numbers].unique().tolist():
+        members = (labels == label).nonzero().flatten()
+        alike = _alike(images[members]).fill_diagonal_(False)
+        for image in numbers[labels[numbers] == label].tolist():
+            found[image] = members[alike[members == image].flatten()]
+    return found
+
+
+def _alike(images: Tensor) -> Tensor:
+    """Return which images (uint8, NCHW) nearly equal each other, (N, N)."""
+    known = signatures(images.float() / 255)
+    alike = known @ known.T > SAME
+    flat = ~known.any(dim=1)
+    if bool(flat.any()):  # flat pictures have no signature: they are compared by their pixels
+        pixels = images[flat].flatten(1).float()
+        rows = flat.nonzero().flatten()
+        alike[rows[:, None], rows] = torch.cdist(pixels, pixels) == 0
+    return alike
 
 
 def draw_victims(labels: Tensor, count: int, allowed: Tensor, seed: int) -> Tensor:
@@ -91,46 +112,62 @@ def choose(
     allowed: Tensor,
     seed: int,
     *,
+    copies: Mapping[int, Tensor] | None = None,
     sizes: Sequence[int] = SIZES,
     spare: int = SPARE,
 ) -> Lineups | None:
     """Draw the line-ups of the victims; None where a victim's class has too few images.
 
     `victims` are the images of each update by their numbers, in order; images of one update stand
-    in no line-up of each other. `allowed` says which images of the split may stand in line-ups.
-    The number of candidates is the largest of `sizes` that leaves `spare` images of each class
-    outside; where none does it is the smallest, and fewer are spare.
+    in no line-up of each other. `allowed` says which images of the split may stand in line-ups;
+    `copies` are those that may not stand in a victim's, by its number. The number of candidates is
+    the largest of `sizes` that leaves `spare` images of each class outside; where none does it is
+    the smallest, and fewer are spare.
     """
     everyone = torch.cat(list(victims))
     classes = sorted(set(labels[everyone].tolist()))
     rng = generator(seed, "line-up")
     members: dict[int, Tensor] = {}
-    mates = max(map(len, victims)) - 1
     for label in classes:
         there = ((labels == label) & allowed).nonzero().flatten()
         members[label] = there[torch.randperm(len(there), generator=rng)]
-    fewest = min(len(there) for there in members.values())
-    size = next((n for n in sizes if n + spare + mates <= fewest), sizes[-1])
-    if size > fewest:
+    barred = _barred(labels, victims, copies or {})
+    beside = dict.fromkeys(classes, 0)  # the most of a class that a victim's line-up is without
+    for image, kept_out in barred.items():
+        label = int(labels[image])
+        without = int(torch.isin(members[label], kept_out).sum()) - 1  # the victim is a candidate
+        beside[label] = max(beside[label], without)
+    room = min(len(there) - beside[label] for label, there in members.items())
+    size = next((n for n in sizes if n + spare <= room), sizes[-1])
+    if size > room:
         return None
     outside = {}
     for label, there in members.items():
         others = there[~torch.isin(there, everyone)]
-        outside[label] = others[: max(0, min(spare, len(there) - size - mates))]
+        outside[label] = others[: max(0, min(spare, len(there) - size - beside[label]))]
         members[label] = there[~torch.isin(there, outside[label])]
     rows, true = [], []
+    for image in everyone.tolist():
+        there = members[int(labels[image])]
+        others = there[~torch.isin(there, barred[image])]
+        order = torch.randperm(len(others), generator=rng)[: size - 1]
+        row = torch.cat([others[order], torch.tensor([image])])
+        order = torch.randperm(size, generator=rng)
+        rows.append(row[order])
+        true.append(int((order == size - 1).nonzero()[0, 0]))
+    return Lineups(torch.stack(rows), torch.tensor(true), outside)
+
+
+def _barred(
+    labels: Tensor, victims: Sequence[Tensor], copies: Mapping[int, Tensor]
+) -> dict[int, Tensor]:
+    """Return who is no other candidate of a victim's line-up, itself included, by its number."""
+    barred = {}
     for batch in victims:
         for image in batch.tolist():
-            there = members[int(labels[image])]
-            others = there[~torch.isin(there, batch)]
-            order = torch.randperm(len(others), generator=rng)[: size - 1]
-            if len(order) < size - 1:
-                return None
-            row = torch.cat([others[order], torch.tensor([image])])
-            order = torch.randperm(size, generator=rng)
-            rows.append(row[order])
-            true.append(int((order == size - 1).nonzero()[0, 0]))
-    return Lineups(torch.stack(rows), torch.tensor(true), outside)
+            alike = batch[labels[batch] == labels[image]]
+            barred[image] = torch.cat([alike, copies[image]]) if image in copies else alike
+    return barred
 
 
 def replay(
