@@ -193,7 +193,7 @@ def reconstruct_command(
         for name, attempts in tried.items():
             made = {}
             for called, found in attempts.found.items():
-                scores = {}
+                scores: dict[str, list[float]] = {}
                 if (images := true[name]) is not None:
                     found, scores = score(found, images, f"client {name}" if name else str(truth))
                 folder = out / (f"client-{name}" if name else "") / (called if automatic else "")
@@ -307,7 +307,7 @@ def _lines(fact: dict[str, Any], named: bool) -> list[str]:
             for path, (psnr, ssim) in zip(fact["pictures"], pairs, strict=True)
         ]
         return lines
-    return lines + fact["pictures"]
+    return [*lines, *fact["pictures"]]
 
 
 def _compared(
