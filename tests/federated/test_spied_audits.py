@@ -15,16 +15,16 @@ import flower
 from cli.conftest import gradveil as gradveil  # the command line, called in this process
 from cli.conftest import undrawn as undrawn
 from gradveil.attacks import find
-from gradveil.audits import AuditResult
+from gradveil.audits import AuditJob, AuditResult
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilWarning
-from gradveil.core.types import Protocol
-from gradveil.data import load
+from gradveil.core.types import Batch, Protocol
+from gradveil.data import Images, load
 from gradveil.defenses import parse
 from gradveil.engine.gradients import cross_entropy
 from gradveil.federated.job import FederationJob
 from gradveil.federated.run import federate
-from gradveil.federated.spied import Update, save_update
+from gradveil.federated.spied import Update, average, read_round, save_update
 from gradveil.federated.spied_audits import make_app_audit
 from gradveil.models import build
 
@@ -145,28 +145,46 @@ def test_updates_of_an_own_app_are_audited_by_the_images_of_its_clients(
     assert len(case.of("sham", "sham")) == 2
 
 
+def app_audit(folder: Path, images: Path, **more: Any) -> tuple[AuditJob, str]:
+    given: dict[str, Any] = {
+        "protocol": Protocol(local_lr=RATE),
+        "attacks": {"dlg": find("dlg")},
+        "auto": False,
+        "steps": 2,
+        "audited": 2,
+    }
+    splits = load("fashion-mnist-mini", "train"), load("fashion-mnist-mini", "test")
+    return make_app_audit(folder, 3, images, splits, "mlp", parse("none"), **(given | more))
+
+
 def test_the_loss_of_an_own_app_is_the_clients(spied: tuple[Path, Path]) -> None:
     def twice(logits: Tensor, labels: Tensor) -> Tensor:
         return 2 * cross_entropy(logits, labels)
 
-    splits = load("fashion-mnist-mini", "train"), load("fashion-mnist-mini", "test")
-    job, note = make_app_audit(
-        spied[0],
-        3,
-        spied[1],
-        splits,
-        "mlp",
-        parse("none"),
-        protocol=Protocol(local_lr=RATE),
-        attacks={"closed-form": find("closed-form")},
-        auto=False,
-        steps=None,
-        audited=2,
-        loss=twice,
-    )
+    job, note = app_audit(*spied, loss=twice)
     assert job.recorded is not None and "twice" in job.cases[0].folder and not note
     made = build("mlp", channels=1, size=28, classes=10)
     assert job.recorded(Client(made)).loss is twice
+
+
+def test_an_average_of_clients_is_the_gradient_of_all_their_images(
+    spied: tuple[Path, Path], tmp_path: Path
+) -> None:
+    (mean,) = average(read_round(spied[0], 3), 2)
+    save_update(tmp_path, mean)
+    job, note = app_audit(tmp_path, spied[1])
+    assert (job.images, job.batch_size, note) == (2, 2, "")
+    assert isinstance(job.data, Images) and job.recorded is not None
+    model = build("mlp", channels=1, size=28, classes=10, mean=job.data.mean, std=job.data.std)
+    model.load_state_dict(dict(mean.before))
+    batch = Batch(job.data.images[:2].float() / 255, job.data.labels[:2])
+    client = Client(model, 10, protocol=job.protocol)
+    (found,) = job.recorded(client).share_batches([batch], [torch.Generator()])
+    (wanted,) = client.share_batches([batch], torch.Generator())
+    for name, value in wanted.seen.gradients.items():
+        torch.testing.assert_close(found.seen.gradients[name], value, atol=1e-5, rtol=1e-3)
+    _, note = app_audit(tmp_path, spied[1], protocol=Protocol(3, RATE))
+    assert note == "3 local steps of each client are taken as one gradient of all images"
 
 
 @pytest.mark.parametrize(
