@@ -1,10 +1,12 @@
 """Two files of weights give back the update and its images; code in a file is never run."""
 
+import io
 import pickle
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,10 +19,12 @@ import toys
 from gradveil.attacks import adam_cosine
 from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.types import Knowledge, Observation, Protocol
+from gradveil.defenses import parse
+from gradveil.defenses.applied import protected_model
 from gradveil.engine.gradients import cross_entropy
 from gradveil.engine.shares import Shares
 from gradveil.models import build
-from gradveil.models.weight_files import read_weights
+from gradveil.models.weight_files import fit_weights, read_weights
 from gradveil.scores import psnr
 from gradveil.updates import observe_update, reconstruct
 
@@ -461,3 +465,86 @@ def test_bad_values_for_a_reconstruction_are_one_line(
     given = {"before": sent[0], "after": sent[1], "model": toys.leaky().float()}
     more = {"image_shape": (1, 12, 12), "device": "cpu"}
     assert says in toys.refused(reconstruct, **(given | more | changes))
+
+
+def flower_record(weights: Weights) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of what Flower imports
+        from flwr.app import ArrayRecord
+    return ArrayRecord(weights)
+
+
+@pytest.mark.parametrize("form", [flower_record, dict], ids=["ArrayRecord", "state dict"])
+def test_arrays_in_memory_give_what_files_do(
+    form: Callable[[Weights], Any], pair: tuple[Path, Path]
+) -> None:
+    arrays = form(net().state_dict()), form(trained(net()))
+    seen, wanted = observe(*arrays), observe(*pair)
+    assert list(seen.gradients) == list(wanted.gradients)
+    for name, value in wanted.gradients.items():
+        assert torch.equal(seen.gradients[name], value)
+    found = reconstruct(
+        *arrays, net(7), image_shape=(1, SIZE, SIZE), size=2, steps=1, local_steps=3, local_lr=0.05
+    )
+    assert found.images.shape == (2, 1, SIZE, SIZE)
+
+
+def test_what_a_flower_user_saves_can_be_read(tmp_path: Path) -> None:
+    record = flower_record(net().state_dict())
+    torch.save(record.to_torch_state_dict(), tmp_path / "before.pt")
+    arrays: dict[str, Any] = {name: array.numpy() for name, array in record.items()}
+    np.savez(tmp_path / "named.npz", **arrays)
+    np.savez(tmp_path / "ordered.npz", *record.to_numpy_ndarrays())
+    wanted = net().state_dict()
+    for name in ("before.pt", "named.npz", "ordered.npz"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", GradveilWarning)  # of names that are not the model's
+            found = fit_weights(tmp_path / name, net(7))
+        assert all(torch.equal(value, wanted[key]) for key, value in found.items())
+
+
+@pytest.mark.parametrize(
+    ("array", "words"),
+    [
+        (SimpleNamespace(stype="pickle", data=pickle.dumps(1)), "an array of kind 'pickle'"),
+        (SimpleNamespace(stype="numpy.ndarray", data=b"cos"), "'0.weight': "),
+        ("text", "of type str; expected a tensor, a NumPy or a Flower array"),
+        (np.array([None]), "of type object"),
+    ],
+)
+def test_an_array_that_is_no_array_of_numbers_is_refused(array: Any, words: str) -> None:
+    assert words in refused(net().state_dict() | {"0.weight": array}, trained(net()))
+
+
+def test_an_array_of_python_objects_is_never_unpickled() -> None:
+    stream = io.BytesIO()
+    np.save(stream, np.array([print], dtype=object), allow_pickle=True)
+    array = SimpleNamespace(stype="numpy.ndarray", data=stream.getvalue())
+    words = "an array of Python objects, which would have to be unpickled"
+    assert words in refused(net().state_dict() | {"0.weight": array}, trained(net()))
+
+
+def test_an_attacker_is_told_the_defense(pair: tuple[Path, Path]) -> None:
+    assert observe(*pair).knowledge.pruned is None
+    assert observe(*pair, defense=parse("prune:0.5")).knowledge.pruned is True
+
+
+def test_the_layers_of_a_defense_are_in_the_weights() -> None:
+    defense = parse("precode:k=4")
+    model = protected_model(defense, net(), (1, SIZE, SIZE))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    after = {
+        name: value + 0.01 if value.is_floating_point() else value for name, value in before.items()
+    }
+    found = reconstruct(
+        before,
+        after,
+        net(7),
+        image_shape=(1, SIZE, SIZE),
+        defense=defense,
+        attack="without-random-layers",
+        steps=1,
+    )
+    assert found.images.shape == (1, 1, SIZE, SIZE)
+    with pytest.raises(GradveilError, match="does not fit the model"):
+        reconstruct(before, after, net(7), image_shape=(1, SIZE, SIZE), steps=1)

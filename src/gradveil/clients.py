@@ -24,14 +24,13 @@ from gradveil.core.types import (
 )
 from gradveil.defenses.applied import (
     check_defense,
+    known_in_mode,
     protected_batch,
     protected_gradients,
     protected_model,
-    told_knowledge,
 )
 from gradveil.defenses.base import Defense, Moment
-from gradveil.defenses.insertion import parameters_from
-from gradveil.engine.draws import DROPOUTS, Draws, draw, draw_shapes, drawing
+from gradveil.engine.draws import Draws, draw, draw_shapes, drawing
 from gradveil.engine.gradients import cross_entropy, in_mode, trainable, try_pass
 from gradveil.engine.shares import Shares
 from gradveil.models.bottleneck import penalties
@@ -260,7 +259,8 @@ class Client:
                 earlier=tuple(earlier) or None,
                 statistics=sent or None,
             )
-            known = self._told(known, model) if tell_defense else known
+            if tell_defense:
+                known = known_in_mode(self.acting, known, model, self.protocol.train_mode)
             known = replace(known, transform=victim.transform) if tell_draws else known
             known = known if tell_labels else replace(known, labels=None)
             _, channels, height, width = victim.batch.images.shape
@@ -283,22 +283,6 @@ class Client:
                 f"{name} gave {tuple(answers.shape)} for one image: expected (1, classes)"
             )
         return answers.shape[1] - penalties(self.model)
-
-    def _told(self, known: Knowledge, model: nn.Module) -> Knowledge:
-        """Add the knowledge that the defense gives away, and the layers that draw in this mode.
-
-        The server has the model, so it knows of layers that draw without any defense too.
-        """
-        known = told_knowledge(self.acting, known, model)
-        with in_mode(model, self.protocol.train_mode):
-            drawn = drawing(model)
-        if not drawn:
-            return known
-        layers = dict.fromkeys(
-            (*(known.random_layers or ()), *parameters_from(model, next(iter(drawn))))
-        )
-        masks = any(isinstance(module, DROPOUTS) for module in drawn.values())
-        return replace(known, random_layers=tuple(layers), train_masks=masks or known.train_masks)
 
     @property
     def acting(self) -> Defense:

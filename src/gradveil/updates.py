@@ -1,38 +1,56 @@
-"""A client's update from two files of weights, before and after its local training.
+"""A client's update from its weights before and after its local training: two files, or arrays.
 
-The files may come from any framework; they are read and never unpickled.
+They may come from any framework; files are read and never unpickled.
 """
 
 import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Generator, Tensor, nn
 
 from gradveil.attacks import Attack, GradientMatching, Progress
+from gradveil.attacks.blind import find_means
 from gradveil.attacks.labels import Counted
 from gradveil.attacks.presets import find_attack
 from gradveil.core.boundary import public
-from gradveil.core.errors import GradveilError, GradveilWarning
+from gradveil.core.errors import GradveilError, GradveilWarning, kind_of
+from gradveil.core.importing import user_code
 from gradveil.core.seeds import as_generator
-from gradveil.core.types import Knowledge, Loss, Observation, Protocol, Reconstruction
+from gradveil.core.types import (
+    MEANINGS,
+    Knowledge,
+    Loss,
+    Observation,
+    Protocol,
+    Reconstruction,
+)
 from gradveil.data import Images, load
+from gradveil.defenses import Defense, as_defense
+from gradveil.defenses.applied import check_defense, known_in_mode, protected_model
 from gradveil.engine.device import find_device
 from gradveil.engine.gradients import cross_entropy, in_mode, trainable
 from gradveil.engine.norms import Running
 from gradveil.engine.shares import Shares
 from gradveil.models import NormalizedName, build_for
+from gradveil.models.bottleneck import penalties
 from gradveil.models.factories import logits, own_copy
 from gradveil.models.weight_files import fit_weights
+from gradveil.scores import assign, psnr, ssim
+from gradveil.transforms import Policy
 
 UNINFORMED = Knowledge()
+UNDEFENDED = Defense()
+Weights = Path | Mapping[str, Any]
+"""A file of weights, or arrays by name: a state dict, or an ArrayRecord of Flower."""
 
 
 def observe_update(
-    before: Path,
-    after: Path,
+    before: Weights,
+    after: Weights,
     model: nn.Module,
     *,
     loss: Loss,
@@ -41,11 +59,13 @@ def observe_update(
     size: int,
     protocol: Protocol,
     knowledge: Knowledge = UNINFORMED,
+    defense: Defense = UNDEFENDED,
 ) -> Observation:
     """Return the observation of (before - after) / local rate for each trainable parameter.
 
     The weights and running statistics of `before` are loaded into the model; in train mode those
-    of `after` are known, too.
+    of `after` are known, too. So is what the `defense` tells; the layers that it puts into a model
+    are in this one already.
     """
     if len(image_shape) != 3 or min(*image_shape, size, classes) < 1:
         raise GradveilError(
@@ -54,8 +74,14 @@ def observe_update(
         )
     parameters = trainable(model)
     example = next(iter(parameters.values()))
-    Shares(model, loss, protocol).check(example.new_zeros(size, *image_shape), classes)
-    was, became = fit_weights(before, model), fit_weights(after, model)
+    blank = example.new_zeros(size, *image_shape)
+    Shares(model, loss, protocol).check(blank, classes + penalties(model))
+    _check_loss(loss, example.new_zeros(size, classes + penalties(model)))
+    was, became = fit_weights(before, model, "before"), fit_weights(after, model, "after")
+    before, after = (
+        given if isinstance(given, Path) else Path(name)
+        for given, name in ((before, "before"), (after, "after"))
+    )
     _tell_left_out(model, before, was, became)
     # In float64, so that nothing is lost of a small step.
     steps = {
@@ -72,7 +98,22 @@ def observe_update(
         names = [name for name in Running(model).values() if name in became]
     kept = {name: became[name].to(example) for name in names}
     knowledge = replace(knowledge, statistics=kept or None)
+    knowledge = known_in_mode(defense, knowledge, model, protocol.train_mode)
     return Observation(model, loss, gradients, image_shape, size, classes, protocol, knowledge)
+
+
+def _check_loss(loss: Loss, logits: Tensor) -> None:
+    """Refuse a loss that does not give one value for each image."""
+    name = getattr(loss, "__name__", type(loss).__name__)
+    labels = torch.zeros(len(logits), dtype=torch.long, device=logits.device)
+    with user_code(f"loss {name} failed"):
+        values: object = loss(logits, labels)
+    if not isinstance(values, Tensor) or values.shape != labels.shape:
+        found = f"shape {tuple(values.shape)}" if isinstance(values, Tensor) else kind_of(values)
+        raise GradveilError(
+            f"loss {name} gave {found} for {len(logits)} image(s): expected one value for each, "
+            'as with reduction="none"'
+        )
 
 
 def _tell_left_out(
@@ -98,8 +139,8 @@ def _tell_left_out(
 
 @public
 def reconstruct(
-    before: Path | str,
-    after: Path | str,
+    before: Path | str | Mapping[str, Any],
+    after: Path | str | Mapping[str, Any],
     model: nn.Module | str | NormalizedName,
     *,
     images: Images | str | None = None,
@@ -108,6 +149,7 @@ def reconstruct(
     attack: Attack | str = "dlg",
     steps: int | None = None,
     loss: Loss = cross_entropy,
+    defense: Defense | Policy | str = "none",
     train_mode: bool = False,
     local_steps: int = 1,
     local_lr: float = 0.01,
@@ -122,43 +164,32 @@ def reconstruct(
     device: str = "auto",
     progress: Progress | None = None,
 ) -> Reconstruction:
-    """Reconstruct a client's images from the files of its weights before and after its training.
+    """Reconstruct a client's images from its weights before and after its training.
 
-    `model` is a module, which stays as it is, or a name such as lenet. A name needs `images` of the
-    client's kind, or the name of a data set, for the image shape, the classes and the
-    normalization; a module needs these or `image_shape`, (C, H, W). The client made `local_steps`
-    steps of SGD with rate `local_lr` over its `size` images, or went through them in mini-batches,
-    as `Protocol` says. Labels are inferred. `progress` is called with the iterations done, and all.
+    These are files, state dicts, or Flower's ArrayRecords. `model` is a module, which stays as it
+    is, or a name such as lenet. A name needs `images` of the client's kind that anyone may have, or
+    the name of a data set, for the image shape, the classes and the normalization; a module needs
+    these or `image_shape`, (C, H, W). The client made `local_steps` steps of SGD with rate
+    `local_lr` over its `size` images, or went through them in mini-batches, as `Protocol` says.
+    `defense` is the client's, as far as the attacker is told of it: attacks such as masked need to
+    know it, and the layers that it puts into a model are in the weights. Labels are inferred.
+    `loss` gives one value for each image. `progress` is called with the iterations done, and all.
     """
-    where = find_device(device)
+    where, known = find_device(device), as_defense(defense)
+    check_defense(known)
     chosen = _prepared(find_attack(attack), steps)
     if isinstance(images, str):
         root = None if data_root is None else Path(data_root)
         images = load(images, "test", root=root, image_size=image_size, channels=channels)
-    if images is not None:
-        made, classes = build_for(model, images, check=False), len(images.classes)
-        image_shape = images.channels, images.size, images.size
-    elif isinstance(model, str | NormalizedName) or image_shape is None:
-        raise GradveilError(
-            "reconstruct: the image shape is not known; give images of the client's kind, or a "
-            "module and image_shape, such as (3, 32, 32)"
-        )
-    else:
-        made = own_copy(model)
-        if min(image_shape) < 1:
-            raise GradveilError(f"image shape {image_shape}: expected (C, H, W), at least 1 each")
-        answers = logits(made, torch.zeros(1, *image_shape), type(model).__name__)
-        if answers.dim() != 2 or len(answers) != 1:
-            raise GradveilError(
-                f"model {type(model).__name__} gave {tuple(answers.shape)} for one image: expected "
-                "(1, classes)"
-            )
-        classes = answers.shape[1]
+    made, image_shape, classes = _model(model, images, image_shape)
+    told = UNINFORMED
+    if images is not None and "means" in chosen.needs:
+        told = Knowledge(means=find_means(images.images, images.labels, classes).classes.to(where))
     seen = observe_update(
-        Path(before),
-        Path(after),
-        made.to(where),
-        loss=loss,
+        Path(before) if isinstance(before, str) else before,
+        Path(after) if isinstance(after, str) else after,
+        protected_model(known, made, image_shape).to(where),
+        loss=known.protect_loss(loss),
         image_shape=image_shape,
         classes=classes,
         size=size,
@@ -171,9 +202,76 @@ def reconstruct(
             client_momentum,
             client_weight_decay,
         ),
+        knowledge=told,
+        defense=known,
     )
+    _check_told(chosen, attack, seen.knowledge, known)
     (found,) = chosen([seen], as_generator(seed, "reconstruct"), progress)
     return found
+
+
+def _model(
+    model: nn.Module | str | NormalizedName,
+    images: Images | None,
+    image_shape: tuple[int, int, int] | None,
+) -> tuple[nn.Module, tuple[int, int, int], int]:
+    """Return the client's model, the shape of its images, and the number of classes."""
+    if images is not None:
+        made = build_for(model, images, check=False)
+        return made, (images.channels, images.size, images.size), len(images.classes)
+    if isinstance(model, str | NormalizedName) or image_shape is None:
+        raise GradveilError(
+            "reconstruct: the image shape is not known; give images of the client's kind, or a "
+            "module and image_shape, such as (3, 32, 32)"
+        )
+    made = own_copy(model)
+    if min(image_shape) < 1:
+        raise GradveilError(f"image shape {image_shape}: expected (C, H, W), at least 1 each")
+    answers = logits(made, torch.zeros(1, *image_shape), type(model).__name__)
+    if answers.dim() != 2 or len(answers) != 1:
+        raise GradveilError(
+            f"model {type(model).__name__} gave {tuple(answers.shape)} for one image: expected "
+            "(1, classes)"
+        )
+    return made, image_shape, answers.shape[1]
+
+
+def _check_told(attack: Attack, name: Attack | str, knowledge: Knowledge, defense: Defense) -> None:
+    """Refuse an attack that needs what neither the defense nor the update tells."""
+    called = name if isinstance(name, str) else type(name).__name__
+    for need in attack.needs:
+        if need in MEANINGS and getattr(knowledge, need) is None:
+            raise GradveilError(
+                f"attack {called} needs to know the {need} ({MEANINGS[need].long}), which defense "
+                f"{defense} does not tell of an update; give the client's defense, or choose "
+                "another attack"
+            )
+
+
+def score(
+    found: Reconstruction, truth: Tensor, name: str
+) -> tuple[Reconstruction, dict[str, list[float]]]:
+    """Put a reconstruction into the order of the true images, and score each: PSNR and SSIM.
+
+    `truth` has the client's images, (N, C, H, W) in [0, 1]; `name` is what an error calls them.
+    There is no line-up: that takes a pool of other images.
+    """
+    images = found.images.detach().cpu().float().clamp(0, 1)
+    if truth.shape != images.shape:
+        raise GradveilError(
+            f"truth of {name}: images of shape {tuple(truth.shape)}; the reconstruction has "
+            f"{tuple(images.shape)}"
+        )
+    true = truth.detach().cpu().float()
+    order = assign(images, true) if len(images) > 1 else torch.zeros(1, dtype=torch.long)
+    ordered = images[order]
+    # An exact copy would be infinite, which JSON cannot hold.
+    scores = {
+        "psnr": psnr(ordered, true).clamp(max=200).tolist(),
+        "ssim": ssim(ordered, true).tolist(),
+    }
+    labels = None if found.labels is None else found.labels.cpu()[order]
+    return Reconstruction(ordered, labels, found.distance, found.status), scores
 
 
 def _prepared(attack: Attack, steps: int | None) -> Attack:

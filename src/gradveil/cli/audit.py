@@ -1,6 +1,7 @@
 """gradveil audit: attack what a model's clients share, under a defense or several."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,9 +13,12 @@ from gradveil.cli.report import Thresholds, WithPictures, read_certify
 from gradveil.core.errors import GradveilError
 
 if TYPE_CHECKING:
-    from gradveil.audits import AuditResult, Threshold
+    from gradveil.attacks import Attack
+    from gradveil.audits import AuditJob, AuditResult, Threshold
     from gradveil.core.formats import ThresholdsFile
+    from gradveil.core.types import Loss, Protocol
     from gradveil.defenses import Defense
+    from gradveil.models import NormalizedName
 
 END = "end"
 
@@ -28,10 +32,28 @@ EXAMPLES = examples(
     "--defense precode:k=256 --attack auto --images 16 --certify psnr=15 --out runs/grid",
     "gradveil audit --data cifar100 --data-root DIR --model resnet20-4 --run runs/r --at 0,1,end "
     "--attack auto --images 32 --out runs/t",
+    "gradveil audit --flower runs/federated --round 10 --data fashion-mnist-mini --model lenet "
+    "--attack auto --images 8 --out runs/round",
+    "gradveil audit --flower spy --round 1 --client-images images --data folder:photos "
+    "--model my.nets:make --local-lr 0.01 --attack auto --images 8 --out runs/app",
 )
+
+OF_A_RUN = (
+    *("batch_size", "local_steps", "local_lr", "local_epochs", "local_batch_size"),
+    *("client_momentum", "client_weight_decay", "client_optimizer", "train_mode", "image_size"),
+    *("channels", "seed", "client_images", "loss"),
+)
+"""Options that the settings of a run of `gradveil federate` answer."""
+
+NOT_SPIED = ("checkpoint", "batch_size", "clean", "run", "at", "split", "first")
+"""Options that say which weights and images are audited: a spy's files do."""
+
+SPIED = ("round", "client_images", "loss")
+"""Options that are for --flower alone."""
 
 
 def audit_command(
+    context: typer.Context,
     data: options.Data,
     model: options.Model,
     attack: Annotated[
@@ -81,6 +103,26 @@ def audit_command(
     at: Annotated[
         str, typer.Option(help="Audit the weights after these training steps, such as 0,1,10,end.")
     ] = "",
+    flower: Annotated[
+        Path | None,
+        typer.Option(
+            help="Audit what a server recorded: the folder of `gradveil federate`, or that of "
+            "gradveil.federated.Spy in an app of yours, with --client-images.",
+        ),
+    ] = None,
+    number: Annotated[
+        int | None,
+        typer.Option("--round", help="For --flower: the round. Default: the only one kept."),
+    ] = None,
+    client_images: Annotated[
+        Path | None,
+        typer.Option(
+            help="For --flower: a folder with the images of each client, by the name of its file: "
+            "folders CLIENT/CLASS/, or CLIENT.npz with images and labels; in the order of their "
+            "names, as the client used them.",
+        ),
+    ] = None,
+    loss: options.Loss = None,
     certify: Annotated[
         str | None,
         typer.Option(
@@ -144,7 +186,8 @@ def audit_command(
 ) -> None:
     """Attack the gradients of images, beside blind guesses and an easy model.
 
-    Run the same command again after a stop: it goes on. The page is index.html in the folder.
+    Run the same command again after a stop: it goes on. The page is index.html in the folder. With
+    --flower the updates are those that clients sent.
     """
     from gradveil.audits import AuditJob, make_cases, name_attacks
     from gradveil.audits.run import run_audit  # scipy and matplotlib take a second to import
@@ -158,45 +201,153 @@ def audit_command(
     defenses = _defenses(defense, policy)
     threshold = read_certify(certify, delta, gamma)
     auto, attacks = name_attacks(attack)
-    cases = make_cases(
-        defenses,
-        checkpoints=parse_paths(checkpoint or (), defenses, "checkpoint"),
-        runs=parse_paths(run or (), defenses, "run"),
-        at=parse_steps(at),
-        clean=clean,
+    protocol = Protocol(
+        local_steps,
+        local_lr,
+        train_mode,
+        local_epochs,
+        local_batch_size,
+        client_momentum,
+        client_weight_decay,
     )
-    job = AuditJob(
-        options.normalized_model(model, normalize),
-        data,
-        attacks,
-        auto,
-        cases,
-        images,
-        batch_size=batch_size,
-        steps=steps,
-        restarts=restarts,
-        labels=labels,
-        protocol=Protocol(
-            local_steps,
-            local_lr,
-            train_mode,
-            local_epochs,
-            local_batch_size,
-            client_momentum,
-            client_weight_decay,
-        ),
-        split=split,
-        first=first,
-        sham=sham,
-        budget=budget,
-        victims_at_once=victims_at_once,
-        image_size=image_size,
-        channels=channels,
-        seed=seed,
-    )
+    given = [name for name in context.params if _was_given(context, name)]
+    chosen, note = options.normalized_model(model, normalize), ""
+    if flower is not None:
+        job, note = _spied_job(
+            flower,
+            number,
+            client_images,
+            data,
+            chosen,
+            defenses,
+            given,
+            protocol=protocol,
+            attacks=attacks,
+            auto=auto,
+            steps=steps,
+            audited=images,
+            loss=options.read_loss(loss),
+            image_size=image_size,
+            channels=channels,
+            seed=seed,
+            root=data_root,
+        )
+        job = replace(
+            job,
+            restarts=restarts,
+            labels=labels,
+            sham=sham,
+            budget=budget,
+            victims_at_once=victims_at_once,
+        )
+    else:
+        _refuse(given, SPIED, "is for --flower")
+        job = AuditJob(
+            chosen,
+            data,
+            attacks,
+            auto,
+            make_cases(
+                defenses,
+                checkpoints=parse_paths(checkpoint or (), defenses, "checkpoint"),
+                runs=parse_paths(run or (), defenses, "run"),
+                at=parse_steps(at),
+                clean=clean,
+            ),
+            images,
+            batch_size=batch_size,
+            steps=steps,
+            restarts=restarts,
+            labels=labels,
+            protocol=protocol,
+            split=split,
+            first=first,
+            sham=sham,
+            budget=budget,
+            victims_at_once=victims_at_once,
+            image_size=image_size,
+            channels=channels,
+            seed=seed,
+        )
     result = run_audit(job, out, root=data_root, device=device)
-    if _show(result, threshold, limits, with_pictures, as_json) is False:
+    if _show(result, threshold, limits, with_pictures, as_json, note) is False:
         raise typer.Exit(1)
+
+
+def _was_given(context: typer.Context, name: str) -> bool:
+    """Tell whether an option stands on the command line."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
+
+
+def _refuse(given: Sequence[str], options: Sequence[str], why: str) -> None:
+    """Refuse the first of these options that was given."""
+    for name in given:
+        shown = {"number": "round"}.get(name, name)
+        if shown in options:
+            raise GradveilError(f"--{shown.replace('_', '-')} {why}; leave it out")
+
+
+def _spied_job(
+    flower: Path,
+    number: int | None,
+    client_images: Path | None,
+    data: str,
+    model: "str | NormalizedName",
+    defenses: "list[Defense]",
+    given: Sequence[str],
+    *,
+    protocol: "Protocol",
+    attacks: "Mapping[str, Attack]",
+    auto: bool,
+    steps: int | None,
+    audited: int,
+    loss: "Loss | None",
+    image_size: int | None,
+    channels: int | None,
+    seed: int,
+    root: Path | None,
+) -> "tuple[AuditJob, str]":
+    """Return the audit of a round that a spy kept, and a note on how updates are taken."""
+    from gradveil.data import load
+    from gradveil.federated.job import SPY
+    from gradveil.federated.recorded import make_audit
+    from gradveil.federated.spied_audits import find_round, is_run, make_app_audit, read_run
+
+    _refuse(given, NOT_SPIED, "does not go with --flower: the spy's files say it")
+    if len(defenses) > 1:
+        raise GradveilError(
+            f"--flower and {len(defenses)} defenses: the updates are of one, give that alone"
+        )
+    (defense,) = defenses
+    more: dict[str, Any] = {"attacks": attacks, "auto": auto, "steps": steps, "audited": audited}
+    if is_run(flower):
+        _refuse(given, OF_A_RUN, f"is known of {flower}, a run of gradveil federate")
+        run = read_run(flower, data, model, defense, **more)
+        return make_audit(run, find_round(flower / SPY, number), flower, run.splits(root))
+    chosen = find_round(flower, number)
+    if client_images is None:
+        raise GradveilError(
+            f"--flower {flower} is of an app of yours: a line-up needs --client-images; without "
+            f"them use gradveil reconstruct --spy {flower} --round {chosen}"
+        )
+    train, test = (
+        load(data, name, root=root, image_size=image_size, channels=channels)
+        for name in ("train", "test")
+    )
+    return make_app_audit(
+        flower,
+        chosen,
+        client_images,
+        (train, test),
+        model,
+        defense,
+        protocol=protocol,
+        loss=loss,
+        resized=image_size is not None,
+        seed=seed,
+        **more,
+    )
 
 
 def _show(
@@ -205,6 +356,7 @@ def _show(
     limits: "ThresholdsFile | None",
     with_pictures: bool,
     as_json: bool,
+    note: str = "",
 ) -> bool | None:
     """Print the result: a table of its attacks for one case, of its defenses for several.
 
@@ -227,6 +379,7 @@ def _show(
         shown = [draw_timeline(result)]
         pictures += shown
     words, tables = audit_in_words(result), audit_tables(result)
+    words += [f"The attacker's view: {note}."] if note else []
     plain: dict[str, Any] = {"out": out, "settings": result.settings, "cases": result.plain()}
     if threshold is not None:
         found = {case.name: made for case, made in certify_cases(result, threshold)}

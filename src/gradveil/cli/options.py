@@ -1,7 +1,7 @@
 """Options that commands share, and their output: tables for people, JSON for programs."""
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gradveil.cli import completion
-from gradveil.core.errors import GradveilError, unknown
+from gradveil.core.errors import GradveilError, kind_of, unknown
 from gradveil.core.streams import print_line
 from gradveil.core.text import SafeConsole, on_one_line, read_number
 
@@ -114,7 +114,29 @@ TrainMode = Annotated[
     typer.Option("--train-mode", help="Batch norm uses the batch's own statistics, dropout is on."),
 ]
 
+Loss = Annotated[
+    str | None,
+    typer.Option(
+        "--loss",
+        metavar="MODULE:FUNCTION",
+        help="The client's loss, of logits and labels, with a value for each image. Default: cross "
+        "entropy.",
+    ),
+]
+
 progress = SafeConsole(stderr=True)
+
+
+def read_loss(reference: str | None) -> "Callable[..., Any] | None":
+    """Return the loss function of this name; None where none was given."""
+    if reference is None:
+        return None
+    from gradveil.core.importing import import_named
+
+    found = import_named(reference, "loss")
+    if not callable(found) or isinstance(found, type):
+        raise GradveilError(f"loss {reference!r} is {kind_of(found)}: expected a function")
+    return found
 
 
 def client_optimizer(text: str | None, momentum: float, decay: float) -> tuple[float, float]:

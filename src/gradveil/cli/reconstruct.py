@@ -1,14 +1,24 @@
 """gradveil reconstruct: a client's images from its weights before and after training."""
 
 import json
+from functools import partial
+from math import isfinite
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from gradveil.cli import completion, options
 from gradveil.cli.options import examples, say
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import GradveilError, unknown
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gradveil.attacks import Attack
+    from gradveil.audits.fits import Tried
+    from gradveil.core.types import Reconstruction
+    from gradveil.data import Images
 
 EXAMPLES = examples(
     "gradveil reconstruct --before r7.safetensors --after c3.safetensors --data cifar100 "
@@ -17,6 +27,9 @@ EXAMPLES = examples(
     "--local-steps 5 --size 4 --out found",
     "gradveil reconstruct --spy spy --round 1 --data folder:photos --model my.nets:make "
     "--local-lr 0.01 --out found",
+    "gradveil reconstruct --spy spy --round 1 --data folder:photos --model my.nets:make "
+    "--loss my.nets:loss --train-mode --defense prune:0.95 --attack auto --truth images "
+    "--out found",
 )
 
 
@@ -57,9 +70,21 @@ def reconstruct_command(
         typer.Option(
             "--attack",
             autocompletion=completion.attacks,
-            help="Such as dlg or adam-cosine, or package.module:NAME.",
+            help="Such as dlg or adam-cosine, package.module:NAME, or auto: the standard attack "
+            "and the defense's breakers.",
         ),
     ] = "dlg",
+    defense: Annotated[
+        str,
+        typer.Option(
+            "--defense",
+            autocompletion=completion.defenses,
+            help="The client's defense as the attacker knows it, such as prune:0.95: some attacks "
+            "need to know.",
+        ),
+    ] = "none",
+    loss: options.Loss = None,
+    train_mode: options.TrainMode = False,
     size: Annotated[
         int | None,
         typer.Option(
@@ -75,6 +100,15 @@ def reconstruct_command(
     client_momentum: options.ClientMomentum = 0.0,
     client_weight_decay: options.ClientWeightDecay = 0.0,
     client_optimizer: options.ClientOptimizer = None,
+    truth: Annotated[
+        Path | None,
+        typer.Option(
+            "--truth",
+            help="The client's images, a folder of pictures or a .npz with `images`, to score by "
+            "PSNR and SSIM; with --spy a folder with one of these for each client, by its name. "
+            "There is no line-up without other images: `gradveil audit --flower` has it.",
+        ),
+    ] = None,
     steps: Annotated[
         int | None, typer.Option(min=1, help="Iterations of the attack. Default: as published.")
     ] = None,
@@ -90,26 +124,31 @@ def reconstruct_command(
 ) -> None:
     """Reconstruct a client's images from two checkpoints, inferring the labels.
 
-    With --spy and --round, those of each client in what a server of yours recorded. There is no
-    truth to score by: look at the pictures.
+    With --spy and --round, those of each client in what a server of yours recorded. Without --truth
+    there is nothing to score by: look at the pictures.
     """
-    from gradveil.core.files import write_text  # torch takes seconds to import
+    from gradveil.attacks import GradientMatching, find  # torch takes seconds to import
+    from gradveil.audits.attackers import AUTO
+    from gradveil.audits.fits import automatic_attacks, try_each
+    from gradveil.core.files import write_text
     from gradveil.core.locks import alone, refuse_held
     from gradveil.core.progress import Bar, Iterations
     from gradveil.data import load
-    from gradveil.report.pictures import as_picture, save_picture
-    from gradveil.updates import reconstruct
+    from gradveil.defenses import parse
+    from gradveil.models import build_for
+    from gradveil.updates import reconstruct, score
 
     client_momentum, client_weight_decay = options.client_optimizer(
         client_optimizer, client_momentum, client_weight_decay
     )
     refuse_held(out, "writing reconstructions into")
+    known, given_loss = parse(defense), options.read_loss(loss)
     split = load(data, "test", root=data_root, image_size=image_size, channels=channels)
     chosen = options.normalized_model(model, normalize)
     settings: dict[str, Any] = {
         "images": split,
-        "attack": attack,
-        "steps": steps,
+        "defense": known,
+        "train_mode": train_mode,
         "local_steps": local_steps,
         "local_lr": local_lr,
         "local_epochs": local_epochs,
@@ -118,44 +157,182 @@ def reconstruct_command(
         "client_weight_decay": client_weight_decay,
         "seed": seed,
         "device": device,
+        **({} if given_loss is None else {"loss": given_loss}),
     }
+    automatic = attack == AUTO
+    attacks: dict[str, Any] = {attack: attack}
+    if automatic:
+        sizes = (1, 2) if size is None and spy is not None else (size or 1,)
+        attacks = automatic_attacks(known, build_for(chosen, split), sizes, train_mode)
+    else:
+        find(attack, also=(AUTO,))
+    targets = _targets(before, after, spy, number, client, size)
+    true = {name: _truth(truth, name, split, image_size, targets) for name in targets}
     bar = Bar(shown=True)
     settings["progress"] = Iterations(bar, "reconstructing", "--steps")
-    try:
-        if spy is not None and number is not None and before is None and after is None:
-            from gradveil.federated import invert
 
-            named = tuple(client) if client else None
-            several = invert(spy, number, chosen, clients=named, size=size, **settings)
-            found = {f"client-{each.client}": each.found for each in several}
-        elif before is not None and after is not None and spy is None and number is None:
-            found = {"": reconstruct(before, after, chosen, size=size or 1, **settings)}
-        else:
-            raise GradveilError(
-                "reconstruct: give --before and --after, two files of weights, or --spy and --round"
-            )
+    def run(name: str, each: Any) -> "Reconstruction":
+        """Attack one client, or what two files hold, by an attack or its name."""
+        iterated = not automatic or isinstance(each, GradientMatching)
+        more = settings | {"attack": each, "steps": steps if iterated else None}
+        if spy is not None and number is not None:
+            from gradveil.federated.inversion import invert
+
+            (inverted,) = invert(spy, number, chosen, clients=(name,), size=size, **more)
+            return inverted.found
+        assert before is not None and after is not None
+        return reconstruct(before, after, chosen, size=size or 1, **more)
+
+    try:
+        tried = {name: try_each(attacks, partial(run, name)) for name in targets}
     finally:
         bar.stop()
-    facts, lines = {}, []
+    facts: dict[str, Any] = {}
+    lines: list[str] = []
     with alone(out, "writing reconstructions into"):
-        for name, made in found.items():
-            paths = [out / name / f"image-{each}.png" for each in range(len(made.images))]
-            for path, image in zip(paths, made.images, strict=True):
-                save_picture(path, as_picture((image * 255).round().byte()))
-            labels = [] if made.labels is None else made.labels.tolist()
-            classes = [split.classes[label] for label in labels]
-            facts[name] = {
-                "status": made.status,
-                "distance": made.distance,
-                "labels": classes,
-                "pictures": [str(path) for path in paths],
-                "seed": seed,
-            }
-            lines += [
-                f"{name}{': ' if name else ''}{made.status}: gradient distance {made.distance:.3g}",
-                f"labels inferred: {', '.join(classes)}",
-                *map(str, paths),
-            ]
+        for name, attempts in tried.items():
+            made = {}
+            for called, found in attempts.found.items():
+                scores: dict[str, list[float]] = {}
+                if (images := true[name]) is not None:
+                    found, scores = score(found, images, f"client {name}" if name else str(truth))
+                folder = out / (f"client-{name}" if name else "") / (called if automatic else "")
+                made[called] = _write(found, scores, folder, split.classes, called, seed)
+            lines += [f"client {name}"] * bool(name)
+            lines += [line for fact in made.values() for line in _lines(fact, automatic)]
+            key = f"client-{name}" if name else ""
+            facts[key] = made[attack] if not automatic else _compared(made, attempts, attacks)
+            lines += _comparison(facts[key]) if automatic else []
         written = facts.get("", facts)
         write_text(out / "found.json", json.dumps(written, indent=2) + "\n")
     say(written, as_json, lines)
+
+
+def _targets(
+    before: Path | None,
+    after: Path | None,
+    spy: Path | None,
+    number: int | None,
+    client: list[str] | None,
+    size: int | None,
+) -> dict[str, int]:
+    """Return the clients to attack with the number of images of each; an empty name for two files.
+
+    The number is 0 where a client did not say it.
+    """
+    if spy is not None and number is not None and before is None and after is None:
+        from gradveil.federated.spied import read_round
+
+        found = {
+            update.client: size or round(update.examples * max(1, len(update.members)))
+            for update in read_round(spy, number)
+        }
+        for name in client or ():
+            if name not in found:
+                raise unknown(f"client of round {number}", name, found)
+        return {name: found[name] for name in client or found}
+    if before is not None and after is not None and spy is None and number is None:
+        return {"": size or 1}
+    raise GradveilError(
+        "reconstruct: give --before and --after, two files of weights, or --spy and --round"
+    )
+
+
+def _truth(
+    truth: Path | None,
+    client: str,
+    split: "Images",
+    image_size: int | None,
+    targets: dict[str, int],
+) -> "Tensor | None":
+    """Return the images of a client, (N, C, H, W) in [0, 1]; None where none are given."""
+    from gradveil.data.client_files import find_client, read_client
+
+    if truth is None:
+        return None
+    path = truth if not client else find_client(truth, client)
+    if path is None and len(targets) == 1:
+        path = truth
+    if path is None:
+        raise GradveilError(
+            f"--truth {truth} has no images of client {client}: a folder or a .npz for each "
+            f"client, such as {client}; --client chooses some"
+        )
+    images, _ = read_client(path, split, resized=image_size is not None, labeled=False)
+    if targets[client] and len(images) != targets[client]:
+        raise GradveilError(
+            f"{path} has {len(images)} image(s), and the update is of {targets[client]}: give all "
+            "of them, or --size"
+        )
+    return images.float() / 255
+
+
+def _write(
+    found: "Reconstruction",
+    scores: dict[str, list[float]],
+    folder: Path,
+    names: tuple[str, ...],
+    attack: str,
+    seed: int,
+) -> dict[str, Any]:
+    """Write the pictures of a reconstruction, and return what is said of it."""
+    from gradveil.report.pictures import as_picture, save_picture
+
+    paths = [folder / f"image-{number}.png" for number in range(len(found.images))]
+    for path, image in zip(paths, found.images, strict=True):
+        save_picture(path, as_picture((image * 255).round().byte()))
+    labels = [] if found.labels is None else found.labels.tolist()
+    return {
+        "attack": attack,
+        "status": found.status,
+        "distance": found.distance if isfinite(found.distance) else None,
+        "labels": [names[label] if label >= 0 else "unknown" for label in labels],
+        "pictures": [str(path) for path in paths],
+        "seed": seed,
+        **({"scores": scores} if scores else {}),
+    }
+
+
+def _lines(fact: dict[str, Any], named: bool) -> list[str]:
+    start = f"{fact['attack']}: " if named else ""
+    distance = "none" if fact["distance"] is None else f"{fact['distance']:.3g}"
+    lines = [
+        f"{start}{fact['status']}: gradient distance {distance}",
+        f"labels inferred: {', '.join(fact['labels'])}",
+    ]
+    if "scores" in fact:
+        pairs = list(zip(fact["scores"]["psnr"], fact["scores"]["ssim"], strict=True))
+        lines += [
+            f"{path}: PSNR {psnr:.1f} dB, SSIM {ssim:.2f}"
+            for path, (psnr, ssim) in zip(fact["pictures"], pairs, strict=True)
+        ]
+        return lines
+    return [*lines, *fact["pictures"]]
+
+
+def _compared(
+    made: dict[str, dict[str, Any]], tried: "Tried[Any]", attacks: "dict[str, Attack]"
+) -> dict[str, Any]:
+    """Return the facts of several attacks, and which came nearest of those that measure alike."""
+    from gradveil.audits.fits import nearest
+
+    distances = {
+        name: fact["distance"] for name, fact in made.items() if fact["distance"] is not None
+    }
+    found = [
+        {"measured_by": kind, "attack": best, "among": list(names)}
+        for kind, (best, names) in nearest(distances, attacks).items()
+    ]
+    return {"attacks": made, "left_out": dict(tried.left_out), "nearest": found}
+
+
+def _comparison(facts: dict[str, Any]) -> list[str]:
+    lines = [
+        f"nearest by {each['measured_by']}: {each['attack']}, of {', '.join(each['among'])}"
+        for each in facts["nearest"]
+    ]
+    if facts["nearest"]:
+        lines.append(
+            "the distance is that of the update, not of the images; others cannot be compared"
+        )
+    return lines + [f"left out: {name}: {why}" for name, why in facts["left_out"].items()]

@@ -31,11 +31,11 @@ own code fails, and an error that passed no other lines is a fault of this packa
 
 LONGEST = 200  # letters of an error's message that are shown
 
-NAMES = {"model": "factory", "defense": "Class(...)", "attack": "NAME"}
+NAMES = {"model": "factory", "defense": "Class(...)", "attack": "NAME", "loss": "function"}
 
 
 def import_named(reference: str, kind: str, fits: Callable[[object], bool] | None = None) -> object:
-    """Return the object `package.module:name`; `kind` (model, defense, attack) is for messages.
+    """Return the object `package.module:name`; `kind`, such as model, is for messages.
 
     Where the module has no such name, the error lists those of its objects that `fits` accepts; by
     default its functions and classes. The module may lie in the current folder. Never call this

@@ -105,6 +105,14 @@ def read_npz(path: Path, most: int | None = None) -> dict[str, NDArray[Any]]:
         return {name: file[name] for name in file.files}
 
 
+def read_array(data: bytes) -> NDArray[Any]:
+    """The array of a .npy file in memory; ValueError if damaged or made of Python objects."""
+    wanted = array_bytes(io.BytesIO(data))
+    if wanted != len(data):
+        raise ValueError(f"it has {len(data):,} bytes, {wanted:,} by its header")
+    return np.load(io.BytesIO(data), allow_pickle=False)  # type: ignore[no-any-return]
+
+
 def array_bytes(file: IO[bytes]) -> int:
     """Count the bytes of a .npy file, header included, by its header; ValueError if damaged."""
     try:

@@ -5,6 +5,7 @@ line that names it, wherever it shows.
 """
 
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import get_args
 
 import torch
@@ -14,7 +15,9 @@ from gradveil.core.errors import GradveilError, kind_of, text_of
 from gradveil.core.importing import user_code
 from gradveil.core.types import Batch, Gradients, Knowledge
 from gradveil.defenses.base import Defense, ImageShape, Moment, Seam, State, is_built_in
-from gradveil.engine.gradients import cross_entropy
+from gradveil.defenses.insertion import parameters_from
+from gradveil.engine.draws import DROPOUTS, drawing
+from gradveil.engine.gradients import cross_entropy, in_mode
 
 NAMED = 3  # names in an error
 
@@ -53,6 +56,25 @@ def told_knowledge(defense: Defense, knowledge: Knowledge, model: nn.Module) -> 
     if not isinstance(found, Knowledge):
         raise _wrong(defense, "tell", _kind(found), "a Knowledge")
     return found
+
+
+def known_in_mode(
+    defense: Defense, knowledge: Knowledge, model: nn.Module, train_mode: bool
+) -> Knowledge:
+    """Return what is told of the defense, and which layers draw in this mode.
+
+    The server has the model, so it knows of layers that draw without any defense too.
+    """
+    known = told_knowledge(defense, knowledge, model)
+    with in_mode(model, train_mode):
+        drawn = drawing(model)
+    if not drawn:
+        return known
+    layers = dict.fromkeys(
+        (*(known.random_layers or ()), *parameters_from(model, next(iter(drawn))))
+    )
+    masks = any(isinstance(module, DROPOUTS) for module in drawn.values())
+    return replace(known, random_layers=tuple(layers), train_masks=masks or known.train_masks)
 
 
 def protected_model(

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import save
 from torch import Tensor, nn
 
@@ -16,8 +15,7 @@ from gradveil.core.files import replacing
 from gradveil.core.types import Reconstruction
 from gradveil.federated.spied import PRIVATE, SENT, Update, client_path, read_round, round_folder
 from gradveil.models import NormalizedName
-from gradveil.scores import assign, psnr, ssim
-from gradveil.updates import reconstruct
+from gradveil.updates import reconstruct, score
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,8 +44,8 @@ def invert(
     `clients` are some of them by name, by default all. `size` is the number of images of each, by
     default what the client said that it trained on. `truth` has the images of clients, (N, C, H, W)
     in [0, 1], where they are known: reconstructions are put in their order and scored. `local_lr`
-    and `more` (local_steps, loss, images or image_shape, attack, steps, seed, ...) are those of
-    `gradveil.reconstruct`.
+    and `more` (local_steps, loss, defense, images, image_shape, attack, steps, seed, ...) are those
+    of `gradveil.reconstruct`.
     """
     folder, updates = Path(spied), read_round(Path(spied), number)
     known = {update.client: update for update in updates}
@@ -68,7 +66,8 @@ def invert(
             before = round_folder(folder, number) / SENT
             made = reconstruct(before, after, model, size=count, local_lr=local_lr, **more)
         images = (truth or {}).get(name)
-        found.append(Inverted(name, *_scored(made, images, name)))
+        scored = (made, {}) if images is None else score(made, images, f"client {name}")
+        found.append(Inverted(name, *scored))
     return found
 
 
@@ -83,22 +82,3 @@ def _write_after(path: Path, update: Update, local_lr: float) -> None:
     }
     with replacing(path, PRIVATE) as temporary:
         temporary.write_bytes(save(tensors))
-
-
-def _scored(
-    found: Reconstruction, truth: Tensor | None, client: str
-) -> tuple[Reconstruction, dict[str, list[float]]]:
-    if truth is None:
-        return found, {}
-    images = found.images.detach().cpu().float().clamp(0, 1)
-    if truth.shape != images.shape:
-        raise GradveilError(
-            f"truth of client {client}: images of shape {tuple(truth.shape)}; the reconstruction "
-            f"has {tuple(images.shape)}"
-        )
-    true = truth.detach().cpu().float()
-    order = assign(images, true) if len(images) > 1 else torch.zeros(1, dtype=torch.long)
-    ordered = images[order]
-    scores = {"psnr": psnr(ordered, true).tolist(), "ssim": ssim(ordered, true).tolist()}
-    labels = None if found.labels is None else found.labels.cpu()[order]
-    return Reconstruction(ordered, labels, found.distance, found.status), scores

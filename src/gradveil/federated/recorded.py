@@ -1,6 +1,6 @@
 """The updates that a spy kept, attacked by the ordinary audit."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from gradveil.clients import Client, Shared
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import digest
 from gradveil.core.seeds import derived
-from gradveil.core.types import Batch, Gradients, Protocol, Statistics
+from gradveil.core.types import Batch, Gradients, Loss, Protocol, Statistics
 from gradveil.data import Images
 from gradveil.engine.device import find_device
 from gradveil.federated.job import AUDITS, SPY, FederationJob, make_shares
@@ -89,9 +89,12 @@ def _taken(computed: dict[str, Tensor], recorded: Mapping[str, Tensor]) -> dict[
     return {name: recorded[name].to(value) for name, value in computed.items()}
 
 
-def as_recorded(record: Mapping[str, Recorded], client: Client) -> RecordedClient:
-    """Return the client with a record."""
+def as_recorded(
+    record: Mapping[str, Recorded], client: Client, loss: Loss | None = None
+) -> RecordedClient:
+    """Return the client with a record, and perhaps another loss."""
     given = {each.name: getattr(client, each.name) for each in fields(Client) if each.init}
+    given |= {} if loss is None else {"loss": loss}
     return RecordedClient(**given, record=record)
 
 
@@ -163,29 +166,19 @@ def make_audit(
     """
     train, test = splits
     victims = choose_victims(job, number, out, train)
-    order = torch.cat(victims.numbers)
-    size = len(victims.numbers[0])
-    images = train.select(torch.cat([order, *_others(train, order, CANDIDATES + size)]))
-    record = {}
-    for update, numbers in zip(victims.updates, victims.numbers, strict=True):
-        batch = Batch(train.images[numbers].float() / 255, train.labels[numbers])
-        members = update.members or (update.client,)
-        # Those of an average, or of a neighbor that started from other ones, tell of no batch.
-        plain = not update.members and job.graph is None
-        record[batch_digest(batch)] = Recorded(
-            update.as_gradients(victims.divided_by),
-            update.statistics() if plain else {},
-            job.draws(int(members[0]), number),
-        )
+    # Those of an average, or of a neighbor that started from other ones, tell of no batch.
+    told = job.graph is None
+    record = make_record(victims, train, lambda client: job.draws(int(client), number), told)
+    images, count = lined_up(victims, train)
     audit = AuditJob(
         job.model,
         images,
         job.attacks,
         job.auto,
         (Case(job.defense, round_folder(out / SPY, number) / SENT, step=str(number - 1)),),
-        len(order),
+        count,
         test,
-        batch_size=size,
+        batch_size=len(victims.numbers[0]),
         steps=job.steps,
         protocol=victims.protocol,
         first=0,
@@ -193,6 +186,33 @@ def make_audit(
         recorded=partial(as_recorded, record),
     )
     return audit, victims.note
+
+
+def make_record(
+    victims: Victims, train: Images, draws: Callable[[str], Generator], statistics: bool
+) -> dict[str, Recorded]:
+    """Return what each victim sent, by the digest of its batch.
+
+    `draws` gives the generator of a client; `statistics` tells whether those of batch norm that a
+    single client sent are of its batch.
+    """
+    record = {}
+    for update, numbers in zip(victims.updates, victims.numbers, strict=True):
+        batch = Batch(train.images[numbers].float() / 255, train.labels[numbers])
+        members = update.members or (update.client,)
+        record[batch_digest(batch)] = Recorded(
+            update.as_gradients(victims.divided_by),
+            update.statistics() if statistics and not update.members else {},
+            draws(members[0]),
+        )
+    return record
+
+
+def lined_up(victims: Victims, train: Images) -> tuple[Images, int]:
+    """Return the victims' images with others of their classes after them, and count the first."""
+    order = torch.cat(victims.numbers)
+    most = CANDIDATES + len(victims.numbers[0])
+    return train.select(torch.cat([order, *_others(train, order, most)])), len(order)
 
 
 def _others(train: Images, victims: Tensor, most: int) -> Iterator[Tensor]:
@@ -217,15 +237,7 @@ def choose_victims(job: FederationJob, number: int, out: Path, train: Images) ->
             "drew by itself"
         )
     images = {update.client: _images_of(job, update, number, shares) for update in updates}
-    sizes = [len(found) for found in images.values()]
-    size = max(set(sizes), key=lambda each: (sizes.count(each), -each))
-    if size > MOST:
-        raise GradveilError(
-            f"round {number}: an update of {size} images is not attacked, at most {MOST} are; that "
-            "does not make it safe"
-        )
-    chosen = [update for update in updates if len(images[update.client]) == size]
-    chosen = chosen[: max(1, job.audited // size)]
+    chosen = alike(updates, images, job.audited)
     protocol, divided_by, note = _protocol(job, number, chosen[0], shares)
     return Victims(
         tuple(chosen),
@@ -234,6 +246,19 @@ def choose_victims(job: FederationJob, number: int, out: Path, train: Images) ->
         divided_by,
         note,
     )
+
+
+def alike(updates: Sequence[Update], images: Mapping[str, Tensor], most: int) -> list[Update]:
+    """Choose updates by as many images each, of `most` images in all; of the size most have."""
+    sizes = [len(images[update.client]) for update in updates]
+    size = max(set(sizes), key=lambda each: (sizes.count(each), -each))
+    if size > MOST:
+        raise GradveilError(
+            f"round {updates[0].round}: an update of {size} images is not attacked, at most {MOST} "
+            "are; that does not make it safe"
+        )
+    chosen = [update for update in updates if len(images[update.client]) == size]
+    return chosen[: max(1, most // size)]
 
 
 def _protocol(

@@ -1,4 +1,4 @@
-"""Weights from files of any framework, by the names of a model; they are read, never unpickled."""
+"""Weights of any framework, by the names of a model, from files or arrays; never unpickled."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -15,6 +15,7 @@ from gradveil.core.tensor_files import (
     check_name,
     load_pickled,
     plain_tensor,
+    read_array,
     read_npz,
     read_safetensors,
 )
@@ -24,6 +25,7 @@ PREFIXES = ("module.", "model.", "_orig_mod.")  # of DataParallel, of Lightning,
 NAMED = 3  # prefixes that a message lists
 
 LEAST = 1 << 26  # bytes that a file of weights may have, however small the model
+FLOWER = "numpy.ndarray"  # how Flower says that an array's bytes are those of a .npy file
 ROOM = 64  # bytes for each number of a model: float64, and as much again for an optimizer's state
 
 
@@ -50,6 +52,39 @@ def read_weights(path: Path, most: int | None = None) -> dict[str, Tensor]:
     if not found:
         raise GradveilError(f"{path} holds no weights")
     return dict(zip(_without_prefix(found), found.values(), strict=True))
+
+
+def as_weights(arrays: Mapping[str, Any], name: str) -> dict[str, Tensor]:
+    """Return tensors, NumPy arrays or the arrays of a Flower ArrayRecord as `read_weights` does.
+
+    `name` is what errors call them.
+    """
+    if not arrays:
+        raise GradveilError(f"{name} holds no weights")
+    found = {}
+    for key, value in arrays.items():
+        try:
+            found[key] = _as_tensor(value)
+        except ValueError as error:
+            raise GradveilError(f"{name}: {shown(repr(key))}: {shown(error)}") from None
+    return dict(zip(_without_prefix(found), found.values(), strict=True))
+
+
+def _as_tensor(value: Any) -> Tensor:
+    """Return one of them as a dense tensor on the CPU; ValueError says why it is none."""
+    if isinstance(value, Tensor):
+        plain = value.detach().cpu()
+        if not plain_tensor(plain):
+            raise ValueError(f"no dense tensor of numbers ({value.dtype})")
+        return plain
+    if isinstance(getattr(value, "data", None), bytes) and hasattr(value, "stype"):
+        if value.stype != FLOWER:
+            raise ValueError(f"an array of kind {value.stype!r}; Flower's own are {FLOWER!r}")
+        value = read_array(value.data)
+    if not isinstance(value, np.ndarray) or value.dtype.kind not in "fiub":
+        kind = value.dtype if isinstance(value, np.ndarray) else type(value).__name__
+        raise ValueError(f"of type {kind}; expected a tensor, a NumPy or a Flower array of numbers")
+    return torch.from_numpy(_native(value))
 
 
 def _safetensors(path: Path, most: int | None) -> dict[str, Tensor]:
@@ -128,15 +163,22 @@ def _bare(name: str) -> str:
     return name
 
 
-def fit_weights(path: Path, model: nn.Module) -> dict[str, Tensor]:
-    """Read a file's tensors by the model's names. Buffers may be absent, parameters not.
+def fit_weights(
+    weights: Path | Mapping[str, Any], model: nn.Module, name: str = "weights"
+) -> dict[str, Tensor]:
+    """Return the tensors of a file, or of arrays by name, by the model's names.
+
+    Buffers may be absent, parameters not. `name` is what errors call arrays that are no file.
 
     Names may differ by a prefix that all weights of the model have in the file, such as `net.`;
     tensors without it, such as those of a metric, are then left out with a warning.
     """
     state = model.state_dict()
     numbers = sum(value.numel() for value in state.values())
-    found = read_weights(path, max(LEAST, ROOM * numbers))
+    if isinstance(weights, Path):
+        found, path = read_weights(weights, max(LEAST, ROOM * numbers)), weights
+    else:
+        found, path = as_weights(weights, name), Path(name)
     needed = dict(model.named_parameters())
     named = (
         _by_name(found, state, needed)

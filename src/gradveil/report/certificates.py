@@ -231,12 +231,12 @@ def certificate_section(
         f"{REACHED[threshold.metric].format(threshold.epsilon)} From the pictures attacked here "
         'follows a bound for all pictures of their kind: "at most" is the largest share of them '
         f"that these attacks would reach, with {percent(first.each)} certainty"
-        f"{together if first.joint is None else ''}. It says nothing of other attacks. Attacked "
-        f"here: {cases[0].classes_in_full}."
+        f"{together if first.joint is None else ''}. It says nothing of other attacks."
     )
     intro += "" if first.joint is None else f" {first.joint}"
     if _in_batches(first.overall):
         intro += " Pictures of one update are not independent, so the bounds are over updates."
+    intro += f" Attacked here: {cases[0].classes_in_full}."
     rows = [_page_row(name_of(case), made) for case, made in found]
     heads = [element("th", head, scope="col") for head in HEADS]
     table = element(

@@ -9,6 +9,7 @@ from gradveil import attacks, models
 from gradveil.audits import AuditResult, CaseResult
 from gradveil.audits.attackers import AUTO
 from gradveil.data import catalog
+from gradveil.federated.spied import SENT
 from gradveil.search import SearchResult
 from gradveil.search.job import FOLDER as SEARCH
 
@@ -109,9 +110,13 @@ def search_command(search: SearchResult) -> str | None:
 
 
 def command(result: AuditResult) -> str | None:
-    """Write the command that makes this audit again; None where it was made of Python objects."""
+    """Write the command that makes this audit again; None where it was made of Python objects.
+
+    None also for updates that a spy kept: the settings do not say where the clients' images are.
+    """
     settings = result.settings
-    if not _named(settings, settings["attacks"]):
+    spied = any(Path(str(case["checkpoint"])).name == SENT for case in settings["cases"])
+    if spied or not _named(settings, settings["attacks"]):
         return None
     words = ["gradveil", "audit", "--data", settings["data"], "--model", settings["model"]]
     for name in settings["attacks"]:

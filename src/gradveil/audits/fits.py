@@ -1,0 +1,80 @@
+"""Attacks on one update whose images nobody knows: how near each came, and what can be compared."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, fields
+from typing import Generic, TypeVar
+
+from torch import nn
+
+from gradveil.attacks import Attack, GradientMatching
+from gradveil.attacks.distances import Distance, cosine
+from gradveil.attacks.linear import LinearInversion
+from gradveil.attacks.policy_views import Itself
+from gradveil.attacks.presets import find
+from gradveil.audits.attackers import automatic, on_equal_terms
+from gradveil.core.errors import GradveilError
+from gradveil.defenses import Defense
+
+T = TypeVar("T")
+
+
+def automatic_attacks(
+    defense: Defense, model: nn.Module, sizes: Iterable[int], train_mode: bool
+) -> dict[str, Attack]:
+    """Return the attacks that `auto` means for updates of so many images, on equal terms."""
+    names = [name for size in sizes for name in automatic(defense, model, train_mode, size)]
+    return on_equal_terms({name: find(name) for name in dict.fromkeys(names)})
+
+
+@dataclass(frozen=True)
+class Tried(Generic[T]):
+    """What each attack gave that suits an update, and why others do not."""
+
+    found: Mapping[str, T]
+    left_out: Mapping[str, str]
+
+
+def try_each(attacks: Mapping[str, Attack], run: Callable[[Attack], T]) -> Tried[T]:
+    """Run every attack that suits; where none does, the first one's error is what is wrong."""
+    found: dict[str, T] = {}
+    errors: dict[str, GradveilError] = {}
+    for name, attack in attacks.items():
+        try:
+            found[name] = run(attack)
+        except GradveilError as error:
+            errors[name] = error
+    if not found:
+        raise next(iter(errors.values()))
+    return Tried(found, {name: str(error) for name, error in errors.items()})
+
+
+def measured_by(attack: Attack) -> str:
+    """Say how the attack measures the distance of an update: only equal ones can be compared."""
+    if isinstance(attack, LinearInversion):
+        return _short(cosine)
+    if not isinstance(attack, GradientMatching):
+        return type(attack).__name__
+    parts = [_short(attack.distance)]
+    parts += [] if isinstance(attack.view, Itself) else [repr(attack.view)]
+    parts += [] if attack.hidden is None else [repr(attack.hidden)]
+    return ", ".join([*parts, *(["mean of restarts"] if attack.averaged else [])])
+
+
+def _short(distance: Distance) -> str:
+    """Write a distance with the settings that are not the usual ones, such as `Cosine()`."""
+    settings = [(each.name, getattr(distance, each.name)) for each in fields(distance)]
+    usual = {each.name: each.default for each in fields(distance)}
+    said = [f"{name}={value!r}" for name, value in settings if value != usual[name]]
+    return f"{type(distance).__name__}({', '.join(said)})"
+
+
+def nearest(
+    distances: Mapping[str, float], attacks: Mapping[str, Attack]
+) -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Name the attack with the smallest distance of each kind, and those it was compared with."""
+    kinds: dict[str, list[str]] = {}
+    for name in distances:
+        kinds.setdefault(measured_by(attacks[name]), []).append(name)
+    return {
+        kind: (min(names, key=distances.__getitem__), tuple(names)) for kind, names in kinds.items()
+    }
