@@ -69,8 +69,9 @@ def find_victims(
     if min(split.images.shape[2:]) < LEAST_SIDE:
         reason = f"images are smaller than {LEAST_SIDE} pixels"
         return Victims(numbers, None, reason, passed_over)
-    allowed, copies = unlike.clone(), {}
+    allowed = unlike.clone()
     allowed[numbers] = True
+    copies: dict[int, Tensor] = {}
     if first is not None:
         allowed, copies = _without_copies(split, unlike, numbers)
     updates = numbers.split(batch_size)
