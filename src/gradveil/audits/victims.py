@@ -47,9 +47,10 @@ def find_victims(
 ) -> Victims:
     """Draw the victims over all classes, or take `count` from `first` on, and their line-ups.
 
-    Of pictures that nearly equal each other one alone may be drawn or stand in a line-up, and none
-    that nearly equals a victim stands in its line-up. Classes too small for a line-up are not drawn
-    from where the others suffice. Images `apart` are never drawn, and may stand in line-ups.
+    Of pictures that nearly equal each other one alone may be drawn or stand in a line-up, as long
+    as there are enough others; from `first` on, none that nearly equals a victim stands in its
+    line-up. Classes too small for a line-up are not drawn from where the others suffice. Images
+    `apart` are never drawn, and may stand in line-ups.
     """
     if (first or 0) + count > len(split):
         start = first or 0
@@ -70,7 +71,11 @@ def find_victims(
     if min(split.images.shape[2:]) < LEAST_SIDE:
         reason = f"images are smaller than {LEAST_SIDE} pixels"
         return Victims(numbers, None, reason, passed_over=passed_over)
-    allowed, copies = _with_victims(split, unlike, numbers)
+    allowed = unlike.clone()
+    allowed[numbers] = True
+    copies: dict[int, Tensor] = {}
+    if first is not None:
+        allowed, copies = _without_copies(split, unlike, numbers)
     updates = numbers.split(batch_size)
     lineups = choose(split.labels, updates, allowed, seed, copies=copies)
     reason = "" if lineups is not None else _too_few(split, updates, allowed)
@@ -103,20 +108,21 @@ def _passed_over(split: Images, unlike: Tensor, left: Tensor, drawn_from: Tensor
     }
 
 
-def _with_victims(
+def _without_copies(
     split: Images, unlike: Tensor, numbers: Tensor
 ) -> tuple[Tensor, dict[int, Tensor]]:
     """Return which images may stand in line-ups, and the copies of victims, by their numbers.
 
-    Of pictures that nearly equal each other the first victim stands for all, where one is a victim.
-    Only victims that nearly equal an earlier image have copies here: no other image that may stand
-    in a line-up nearly equals one of the rest.
+    Images that nearly equal a victim may stand in none, unless they are victims too: these are left
+    out of each other's line-ups alone.
     """
-    allowed, victims = unlike.clone(), numbers.sort().values
-    copies = copies_of(split.images, split.labels, victims[~unlike[victims]])
+    if bool(unlike[numbers].all()):  # then no image of `unlike` nearly equals a victim
+        return unlike, {}
+    copies = copies_of(split.images, split.labels, numbers)
+    allowed = unlike.clone()
     for alike in copies.values():
         allowed[alike] = False
-    allowed[victims] = distinct(split.images[victims], split.labels[victims])
+    allowed[numbers] = True
     return allowed, copies
 
 
