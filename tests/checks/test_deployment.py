@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -170,6 +171,11 @@ def test_a_superlink_that_runs_is_found_by_its_process(
     program.write_text("import time\ntime.sleep(60)")
     with subprocess.Popen([sys.executable, str(program), "--insecure"]) as process:
         try:
+            line = Path(f"/proc/{process.pid}/cmdline")
+            for _ in range(100):
+                if b"--insecure" in line.read_bytes():
+                    break  # the system writes it a moment after the start
+                time.sleep(0.1)
             said = [each for each in check_running().findings if f" {process.pid}:" in each.means]
         finally:
             process.kill()
