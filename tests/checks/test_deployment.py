@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -120,8 +121,11 @@ def test_commands_that_flower_refuses_are_errors(tmp_path: Path) -> None:
 
 
 def test_the_options_are_those_of_the_installed_flower() -> None:
-    from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
-    from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
+    with warnings.catch_warnings():
+        # typer 0.20 imports names that click 8.5 means to remove
+        warnings.simplefilter("ignore", DeprecationWarning)
+        from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
+        from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
     link, node = (
         {name: action.nargs for action in parser()._actions for name in action.option_strings}

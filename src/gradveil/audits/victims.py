@@ -93,7 +93,12 @@ def _too_few(split: Images, numbers: Tensor, allowed: Tensor, batch_size: int) -
     )
 
 
-def refuse_tuned_on(attacks: Mapping[str, Attack], split: Images, victims: Tensor) -> None:
+def refuse_tuned_on(
+    attacks: Mapping[str, Attack],
+    split: Images,
+    victims: Tensor,
+    advice: str = "audit other images",
+) -> None:
     """Refuse an attack whose settings were chosen on one of the victims, by their numbers."""
     tuned = {
         name: frozenset(attack.tuned_on)
@@ -106,7 +111,7 @@ def refuse_tuned_on(attacks: Mapping[str, Attack], split: Images, victims: Tenso
             if found in digests:
                 raise GradveilError(
                     f"attack {name}: image {number} of {split.name} {split.split} is among the "
-                    f"{len(digests)} that its settings were chosen on; audit other images"
+                    f"{len(digests)} that its settings were chosen on; {advice}"
                 )
 
 
