@@ -185,7 +185,8 @@ def dropout_on(subject: Subject) -> Finding | None:
         "warning",
         "dropout",
         means,
-        "leave train mode out, or add the attack joint-masks, which looks for the masks too",
+        "keep it where your clients train so, and add the attack joint-masks, which looks for the "
+        "masks too",
     )
 
 
