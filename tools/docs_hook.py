@@ -36,10 +36,9 @@ def doctor_text() -> str:
 
 
 def flower_text() -> str:
-    """Return a table of all findings in a Flower app."""
-    return HEAD + "".join(
-        finding_row(call, node) for node in functions("flower").values() for call in findings(node)
-    )
+    """Return a table of all findings in a Flower app and in what starts it."""
+    nodes = [*functions("flower").values(), *functions("deployment").values()]
+    return HEAD + "".join(finding_row(call, node) for node in nodes for call in findings(node))
 
 
 @cache
@@ -87,21 +86,8 @@ def finding_row(call: ast.Call, node: ast.FunctionDef) -> str:
 
 
 def about_text(node: ast.expr) -> str:
-    """Return the name of a finding; in flower.py it is an entry of NAMES."""
-    if isinstance(node, ast.Constant):
-        return str(node.value)
-    assert isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant)
-    return flower_names()[int(str(node.slice.value))]
-
-
-def flower_names() -> list[str]:
-    """Return the names of the findings in a Flower app, in order."""
-    (names,) = (
-        each.value
-        for each in tree_of("flower").body
-        if isinstance(each, ast.Assign) and ast.unparse(each.targets[0]) == "NAMES"
-    )
-    return [str(each.value) for each in ast.walk(names) if isinstance(each, ast.Constant)]
+    """Return the name of a finding; one that is given for several names stands for each."""
+    return str(node.value) if isinstance(node, ast.Constant) else "any of these"
 
 
 def texts(node: ast.expr, function: ast.FunctionDef) -> list[str]:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from gradveil.attacks import peeling
+from gradveil.attacks.peeling import CHANGED, CUT, MIXED, OFF_THE_GRID, SCALED, WHOLE
 from gradveil.clients import Client
 from gradveil.core.types import Knowledge, Observation, Protocol
 from gradveil.defenses import parse
@@ -58,10 +59,39 @@ def test_what_it_is_certain_of_is_right_where_not_all_comes_out() -> None:
     assert bool(((found.images >= 0) & (found.images <= 1)).all())
 
 
-def test_noise_ends_it_and_it_says_so() -> None:
+def why_not(images: Tensor, labels: Tensor, defense: str = "none") -> str:
+    found = peeling(observe(images, labels, defense), 0)
+    assert found.certain is None
+    return found.status.removeprefix("failed: ")
+
+
+def test_noise_on_a_batch_looks_like_a_batch_too_large_and_it_says_so() -> None:
     images, labels = on_grid(8)
-    found = peeling(observe(images, labels, "gaussian:0.0001"), 0)
-    assert found.certain is None and "noise" in found.status and found.status.startswith("failed")
+    assert why_not(images, labels, "gaussian:0.0001") == MIXED
+    assert why_not(images[:1].expand(8, -1, -1, -1), labels, "gaussian:0.0001") == MIXED
+    assert "noise" in MIXED and "look alike" in MIXED
+
+
+def test_noise_on_a_single_image_is_told_from_a_large_batch() -> None:
+    images, labels = on_grid(1)
+    assert why_not(images, labels, "gaussian:0.0001") == CHANGED
+
+
+def test_images_off_the_grid_are_told_from_noise() -> None:
+    images, labels = on_grid(4)
+    moved = (images * 0.9 + 0.31 / 255).clamp(0, 1)
+    assert why_not(moved, labels) == OFF_THE_GRID
+
+
+def test_pruned_gradients_are_told_by_their_zeros() -> None:
+    images, labels = on_grid(8)
+    assert why_not(images, labels, "prune:0.9") in (CUT, WHOLE)
+    assert why_not(images, labels, "prune:0.99") == CUT
+
+
+def test_a_scaled_gradient_is_told_by_slopes_that_no_label_explains() -> None:
+    images, labels = on_grid(4)
+    assert why_not(images, labels, "clip:0.01") == SCALED
 
 
 def test_units_that_pruning_left_whole_are_enough() -> None:

@@ -103,22 +103,19 @@ def test_dropout_that_is_the_defense_is_a_note() -> None:
     )
 
 
-def test_batch_norm_is_noticed_in_train_mode_or_without_statistics() -> None:
+def test_batch_norm_is_noted_in_train_mode_or_without_statistics_and_never_advised_against() -> (
+    None
+):
     assert model_checks.batch_statistics(subject(small(nn.BatchNorm1d(16)))) is None
     pair = private(4, batch=2)
-    assert (
-        "2 images"
-        in fired(
-            model_checks.batch_statistics,
-            subject(small(nn.BatchNorm1d(16)), pair, protocol=TRAINING),
-            "warning",
-        ).means
-    )
+    training = subject(small(nn.BatchNorm1d(16)), pair, protocol=TRAINING)
+    said = fired(model_checks.batch_statistics, training, "note")
+    assert "2 images" in said.means and "keep it" in said.do
+    assert "slow" not in str(said) and "leave" not in str(said)
+    assert model_checks.not_batchable(training) is None  # which alone speaks of speed
     bare = small(nn.BatchNorm1d(16, track_running_stats=False))
-    assert (
-        "track_running_stats"
-        in fired(model_checks.batch_statistics, subject(bare, pair), "warning").do
-    )
+    said = fired(model_checks.batch_statistics, subject(bare, pair), "note")
+    assert "track_running_stats" in said.do and said.do.startswith("keep it")
 
 
 def test_a_scaled_loss_is_told_by_its_factor() -> None:

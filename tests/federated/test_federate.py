@@ -18,9 +18,10 @@ from torch.nn.functional import cross_entropy
 
 import flower
 import toys
-from gradveil.attacks import find
+from gradveil.attacks import GradientMatching, find
+from gradveil.attacks.attack_files import image_digest
 from gradveil.clients import Client
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.seeds import generator
 from gradveil.core.stopping import Stopped
 from gradveil.core.tensor_files import read_safetensors
@@ -42,6 +43,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:the spy's files:gradveil.core.errors.GradveilWarning"
 )
 CLIENTS, ROUNDS = 4, 3
+PARTICIPANTS = 10  # as in the papers
 
 
 def images(count: int = 96) -> Images:
@@ -118,7 +120,7 @@ def assert_same(found: nn.Module, wanted: nn.Module, tolerance: float = 1e-5) ->
 def test_one_gradient_a_round_equals_a_plain_loop_with_averaged_gradients(
     defense: str, tmp_path: Path
 ) -> None:
-    job = make_job(defense=parse(defense))
+    job = make_job(defense=parse(defense), clients=PARTICIPANTS)
     found = run(job, tmp_path / "run").model
     assert_same(found, plain_loop(job))
     before = make_model(job, images()).state_dict()
@@ -475,6 +477,22 @@ def test_a_small_alpha_makes_shares_less_alike() -> None:
         ),
         (lambda: make_job(local_epochs=1, graph=parse_graph("ring", 4)), "leave local epochs"),
         (lambda: make_job(graph=parse_graph("ring", 4), spy=4), "spy 4: choose a participant"),
+        (lambda: make_job(graph=parse_graph("ring", 4), spy=2), "spy 2 without spy rounds"),
+        (lambda: make_job(spy=7, spy_rounds=(1,)), "spy 7: without a graph it is the server"),
+        (lambda: make_job(average_of=2), "average of 2 without spy rounds"),
+        (lambda: make_job(average_of=1, spy_rounds=(1,)), "average of 1: there must be at least 2"),
+        (
+            lambda: make_job(average_of=9, spy_rounds=(1,)),
+            "average of 9: 4 of 4 clients take part in a round",
+        ),
+        (
+            lambda: make_job(average_of=3, fraction=0.5, spy_rounds=(1,)),
+            "average of 3: 2 of 4 clients take part in a round",
+        ),
+        (
+            lambda: make_job(average_of=2, graph=parse_graph("ring", 4), spy_rounds=(1,)),
+            "average of 2: in a graph the spy has what each neighbor sent by itself",
+        ),
     ],
 )
 def test_settings_that_cannot_be_are_refused_in_a_line(
@@ -488,4 +506,40 @@ def test_settings_that_cannot_be_are_refused_in_a_line(
 def test_too_many_clients_are_refused_before_anything_is_written(tmp_path: Path) -> None:
     with pytest.raises(GradveilError, match="200 clients and 96 images: each needs one"):
         run(make_job(clients=200), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_files_of_a_spying_participant_are_warned_of_as_those_of_a_server(tmp_path: Path) -> None:
+    job = make_job(rounds=1, spy_rounds=(1,))
+    for name, made in (("server", job), ("ring", replace(job, graph=parse_graph("ring", CLIENTS)))):
+        with pytest.warns(GradveilWarning, match="can be inverted into the clients' images"):
+            run(made, tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{}, {"local_epochs": 2}, {"average_of": 2}, {"graph": parse_graph("ring", CLIENTS), "spy": 1}],
+)
+def test_the_victims_of_an_audit_are_known_before_the_training(
+    more: dict[str, Any], tmp_path: Path
+) -> None:
+    job = make_job(spy_rounds=(2,), audited=16, **more)
+    run(job, tmp_path)
+    train, _ = job.splits(None)
+    victims = recorded.choose_victims(job, 2, tmp_path, train)
+    assert torch.equal(job.foreseen_victims(make_shares(job, train), 2), torch.cat(victims.numbers))
+
+
+def test_an_attack_tuned_on_a_clients_image_is_refused_before_the_training(tmp_path: Path) -> None:
+    attack = find("adam-cosine")
+    assert isinstance(attack, GradientMatching)
+    job = make_job(spy_rounds=(2, 3), attacks={"attack.toml": attack}, audited=8)
+    train, _ = job.splits(None)
+    victim = int(job.foreseen_victims(make_shares(job, train), 3)[5])
+    tuned = replace(attack)
+    object.__setattr__(tuned, "tuned_on", (image_digest(train.images[victim]),))
+    with pytest.raises(GradveilError) as error:
+        run(replace(job, attacks={"attack.toml": tuned}), tmp_path / "run")
+    assert f"attack attack.toml: image {victim} of small" in str(error.value)
+    assert "has it in round 3: tune on images that no client has" in str(error.value)
     assert not (tmp_path / "run").exists()

@@ -108,6 +108,19 @@ def test_an_attack_that_works_is_not_flagged_against_the_images_it_saw(tmp_path:
     assert "no better" not in used and "no better" in original
 
 
+def test_the_reasons_of_failed_images_are_counted_and_shortened(tmp_path: Path) -> None:
+    said = ["no unit", "no unit", "word " * 60, "a third"]
+    extra = [
+        record("attack", "adam-cosine", 8 + number, 0, False, f"failed: {reason}")
+        for number, reason in enumerate(said)
+    ]
+    result = made(tmp_path, works=True, extra=extra)
+    (line,) = (line for line in case_in_words(result) if line.startswith("adam-cosine: 2 failed"))
+    assert line.startswith("adam-cosine: 2 failed: no unit; 1 failed: word word")
+    assert line.endswith("word …; 1 failed for other reasons.") and len(line) < 300
+    assert result.strongest.plain()["reasons"][0] == ("no unit", 2)
+
+
 def test_failed_images_are_flagged_and_counted(tmp_path: Path) -> None:
     extra = [record("attack", "adam-cosine", 8, 0, False, "failed: every restart diverged")]
     assert "1 failed" in shown(made(tmp_path, works=True, extra=extra), 120)

@@ -386,7 +386,7 @@ def test_one_image_without_a_defense_is_too_little_and_says_so(tmp_path: Path) -
 def test_failed_images_are_counted_and_have_no_picture(tmp_path: Path, failed: int) -> None:
     run = make_audit(tmp_path / "run", {"none": {"dlg": 2}}, failed=failed)
     text, parsed = page(run)
-    assert f"{failed} failed" in parsed.words
+    assert f"{failed} failed: every restart diverged" in parsed.words
     assert f"{failed} reconstructions failed; they count as tested" in parsed.words
     (case,) = block(text, "gallery-data")["cases"]
     lost = [entry for entry in case["images"] if entry["found"][0]["src"] is None]

@@ -25,11 +25,27 @@ LEVELS = 255
 OFF_GRID = 0.1  # of a level: as far as rounding in float32 moves an exact pixel
 FITTING = 1e-2  # relative error of a bias gradient that a label explains
 MOST_TRIED = 2_048  # images x labels in one pass
-NOTHING = (
-    "failed: no unit of the first layer saw a single image: its ratios lie off the grid of 1/255, "
-    "as in large batches, in batches of one class, with images that are no multiples of 1/255, and "
-    "wherever a defense adds noise or changes the gradient"
+MOST_COMPARED = 256  # units whose ratios are compared, those of the largest slopes
+PRUNED = "entries of the first layer's gradient are exactly zero, as pruning leaves them, and "
+CUT = PRUNED + "no unit has all of its own"
+WHOLE = PRUNED + "the units that are whole show no single image"
+SCALED = (
+    "units of the first layer show images on the grid of 1/255, and no label explains the size of "
+    "their slopes: the gradient was scaled, as clipping does, or the loss is another"
 )
+OFF_THE_GRID = (
+    "units of the first layer agree on images that lie off the grid of 1/255, so none is known "
+    "to be exact: the images are no multiples of 1/255, or are normalized in another way"
+)
+CHANGED = (
+    "the ratios of the first layer's units disagree, which those of one image alone cannot: noise "
+    "was added, or the gradient changed in another way"
+)
+MIXED = (
+    "no unit of the first layer shows a single image, and no two agree: so it is under noise, and "
+    "in batches too large for the layer or of one class; here these look alike"
+)
+EMPTY = "no unit of the first layer has a gradient of its bias"
 
 
 @dataclass(frozen=True)
@@ -115,6 +131,7 @@ class Peel:
         self.whole = self.weight.isfinite().all(1) & self._unpruned()
         self.images: list[Tensor] = []  # levels from 0 to 255
         self.labels: list[int] = []
+        self.unexplained = False  # whether an image showed that no label explains
 
     def _unpruned(self) -> Tensor:
         """Return which units have lost no entry of their weights.
@@ -132,7 +149,7 @@ class Peel:
             pass
         if not self.images:
             gray = torch.full((size, *self.victim.image_shape), 0.5)
-            return Reconstruction(gray, None, math.inf, NOTHING)
+            return Reconstruction(gray, None, math.inf, f"failed: {self._why_not()}")
         rest = self._rest()
         images = [*(image / LEVELS for image in self.images), *[rest] * (size - len(self.images))]
         labels = [*self.labels, *[-1] * (size - len(self.labels))]
@@ -158,6 +175,7 @@ class Peel:
             errors = ((slopes[:, own] - seen) / seen).abs().median(1).values
             label = int(errors.argmin())
             if float(errors[label]) > FITTING:
+                self.unexplained = True
                 continue
             self.images.append(image)
             self.labels.append(label)
@@ -169,9 +187,8 @@ class Peel:
 
     def _candidates(self) -> tuple[Tensor, list[Tensor]]:
         """Return images in levels, each once, and for each the units that show it alone."""
-        usable = torch.nonzero(self.whole & (self.bias != 0)).flatten()
-        ratios = self.weight[usable] / self.bias[usable, None]
-        levels = (ratios * self.network.std + self.network.mean) * LEVELS
+        usable = self._usable()
+        levels = self._levels(usable)
         near = levels.round()
         exact = ((levels - near).abs().amax(1) < OFF_GRID) & (
             ((near >= 0) & (near <= LEVELS)).all(1)
@@ -183,6 +200,41 @@ class Peel:
             return near, []
         images, which = near.unique(dim=0, return_inverse=True)
         return images, [usable[which == number] for number in range(len(images))]
+
+    def _usable(self) -> Tensor:
+        """Return the units that have a ratio, by their numbers."""
+        return torch.nonzero(self.whole & (self.bias != 0)).flatten()
+
+    def _levels(self, units: Tensor) -> Tensor:
+        """Return each unit's ratio as an image in levels, (units, pixels)."""
+        ratios = self.weight[units] / self.bias[units, None]
+        return (ratios * self.network.std + self.network.mean) * LEVELS
+
+    def _why_not(self) -> str:
+        """Say why no image came out, as far as the gradient alone tells."""
+        usable = self._usable()
+        if self.unexplained:
+            return SCALED
+        if self._pruned():
+            return WHOLE if len(usable) else CUT
+        if not len(usable):
+            return EMPTY
+        largest = self.bias[usable].abs().topk(min(MOST_COMPARED, len(usable))).indices
+        levels = self._levels(usable[largest])
+        apart = torch.cdist(levels, levels, p=math.inf).fill_diagonal_(math.inf)
+        if bool((apart < OFF_GRID / 2).any()):
+            return OFF_THE_GRID
+        return CHANGED if self.victim.size == 1 and len(usable) > 1 else MIXED
+
+    def _pruned(self) -> bool:
+        """Tell whether there are zeros that images do not give.
+
+        A bias without a slope whose weights have one; or a weight without one in a unit that has
+        others, where even a black pixel enters as another number than zero.
+        """
+        active = (self.weight != 0).any(1)
+        zeros = (self.weight == 0) & active[:, None] & (self.network.mean != 0)
+        return bool(((self.bias == 0) & active).any() or zeros.any())
 
     def _rest(self) -> Tensor:
         """Return the mean of what is left, each unit weighted by the square of its slope."""

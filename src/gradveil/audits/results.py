@@ -2,6 +2,7 @@
 
 import html
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -46,6 +47,7 @@ TESTED = ("attack", "sham", "positive")
 """Kinds of rows whose p-values are printed, and so count as tests."""
 
 JUDGED = ("attack", "positive")
+REASONS, LONGEST = 2, 200  # of failed images: how many are told, and with how many characters
 LEVEL = 0.05
 WRONG = 1e-9  # mean squared error of an image above which a pixel is off by more than rounding
 
@@ -77,6 +79,7 @@ class Row:
     verdict: Verdict
     certain: int | None = None  # images that the attack calls exact; None where it makes no claim
     certain_wrong: int = 0  # of these, those with a wrong pixel
+    reasons: tuple[tuple[str, int], ...] = ()  # why images failed, and how many; the most first
 
     @property
     def doubt(self) -> str | None:
@@ -91,6 +94,13 @@ class Row:
         """The row's warnings: no better than blind or too few to tell; the images that failed."""
         flags = [] if self.kind not in JUDGED or self.doubt is None else [self.doubt]
         return (*flags, f"{self.failed} failed") if self.failed else tuple(flags)
+
+    @property
+    def failures(self) -> str:
+        """How many images failed and why, such as `8 failed: no unit …`; empty where none did."""
+        said = [f"{count} failed: {_short(reason)}" for reason, count in self.reasons[:REASONS]]
+        others = self.failed - sum(count for _, count in self.reasons[:REASONS])
+        return "; ".join([*said, f"{others} failed for other reasons"] if others else said)
 
     @property
     def lineup(self) -> str:
@@ -476,7 +486,21 @@ def make_row(records: Sequence[Record], truth: str) -> Row:
         certain_wrong=sum(
             bool(r.certain) and r.scores[truth]["mse"] > WRONG for r in records if r.ok
         ),
+        reasons=tuple(_reasons(records)),
     )
+
+
+def _reasons(records: Sequence[Record]) -> list[tuple[str, int]]:
+    """Return why images failed, each with their number, the most frequent first."""
+    said = [r.status.removeprefix("failed").removeprefix(": ") for r in records if not r.ok]
+    return Counter(said).most_common()
+
+
+def _short(reason: str) -> str:
+    """Return a reason's first words, as many as fit."""
+    if len(reason) <= LONGEST:
+        return reason
+    return f"{reason[:LONGEST].rpartition(' ')[0]} …"
 
 
 def _chance(record: Record, truth: str) -> float:

@@ -160,7 +160,12 @@ def _distinct_images(count: int) -> str:
     return f" distinct image{'' if count == 1 else 's'}"
 
 
-def refuse_tuned_on(attacks: Mapping[str, Attack], split: Images, victims: Tensor) -> None:
+def refuse_tuned_on(
+    attacks: Mapping[str, Attack],
+    split: Images,
+    victims: Tensor,
+    advice: str = "audit other images",
+) -> None:
     """Refuse an attack whose settings were chosen on one of the victims, by their numbers."""
     tuned = {
         name: frozenset(attack.tuned_on)
@@ -173,7 +178,7 @@ def refuse_tuned_on(attacks: Mapping[str, Attack], split: Images, victims: Tenso
             if found in digests:
                 raise GradveilError(
                     f"attack {name}: image {number} of {split.name} {split.split} is among the "
-                    f"{len(digests)} that its settings were chosen on; audit other images"
+                    f"{len(digests)} that its settings were chosen on; {advice}"
                 )
 
 

@@ -185,7 +185,8 @@ def dropout_on(subject: Subject) -> Finding | None:
         "warning",
         "dropout",
         means,
-        "leave train mode out, or add the attack joint-masks, which looks for the masks too",
+        "keep it where your clients train so, and add the attack joint-masks, which looks for the "
+        "masks too",
     )
 
 
@@ -202,23 +203,12 @@ def batch_statistics(subject: Subject) -> Finding | None:
         if size == 1
         else f", the {size} images of a victim mixed"
     )
-    means = (
-        f"batch norm takes its statistics from the batch in {_few(on)}{alone}; "
-        "victims are attacked one at a time, which is slow"
-    )
+    means = f"batch norm takes its statistics from the batch in {_few(on)}{alone}"
     if any(module.running_mean is None for module in on.values()):
-        return Finding(
-            "warning",
-            "batch norm",
-            means,
-            "give those layers track_running_stats=True, or GroupNorm in their place",
-        )
-    return Finding(
-        "warning",
-        "batch norm",
-        means,
-        "leave train mode out, unless your clients share such gradients: then keep it",
-    )
+        do = "keep it where your clients' model is so; else give it track_running_stats=True"
+    else:
+        do = "keep it where your clients train so: an audit is to have the mode that they have"
+    return Finding("note", "batch norm", means, do)
 
 
 def _few(named: Mapping[str, nn.Module]) -> str:

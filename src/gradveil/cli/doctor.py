@@ -24,6 +24,7 @@ EXAMPLES = examples(
     "gradveil doctor --data folder:photos --model my_package.nets:make --batch-size 4 "
     "--train-mode --json",
     "gradveil doctor --flower my_app",
+    "gradveil doctor --flower running",
 )
 
 
@@ -45,10 +46,11 @@ def doctor_command(
         ),
     ] = None,
     flower: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
             "--flower",
-            help="Instead of data and model: a Flower app's folder, which is read and never run.",
+            help="Instead of data and model: a Flower app's folder, which is read and never run; "
+            "or `running`: the SuperLinks and SuperNodes that run on this machine.",
         ),
     ] = None,
     checkpoint: Annotated[
@@ -98,11 +100,11 @@ def doctor_command(
     The status is 1 with an error among the findings, else 0.
     """
     if flower is not None:
-        from gradveil.checks.flower import check_app
+        from gradveil.checks.flower import RUNNING, check_app, check_running
 
         if data is not None or model is not None:
             raise GradveilError("doctor --flower: it takes no --data and no --model")
-        _tell(check_app(flower), as_json)
+        _tell(check_running() if flower == RUNNING else check_app(flower), as_json)
         return
     if data is None or model is None:
         raise GradveilError(f"Missing option '--{'data' if data is None else 'model'}'.")

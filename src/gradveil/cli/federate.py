@@ -74,7 +74,9 @@ def federate_command(
         str | None,
         typer.Option(help="No server: who exchanges gradients, ring, full, or 0-1,1-2,2-0."),
     ] = None,
-    spy: Annotated[int, typer.Option(help="The participant that spies in a graph.")] = 0,
+    spy: Annotated[
+        int | None, typer.Option(help="The participant that spies in a graph; 0 without.")
+    ] = None,
     spy_rounds: Annotated[
         str, typer.Option(help="Rounds whose updates are kept and attacked, such as 1,5,10.")
     ] = "",
@@ -117,6 +119,10 @@ def federate_command(
             f"policy {policy} and defense {defense}: give one; for a chain, "
             f"--defense {policy},then,{defense}"
         )
+    if spy is not None and graph is None:
+        raise GradveilError(
+            f"spy {spy}: without --graph it is the server that spies; leave it out, or give a graph"
+        )
     auto, attacks = name_attacks(attack or [])
     job = FederationJob(
         data,
@@ -134,7 +140,7 @@ def federate_command(
         fraction,
         train_mode,
         None if graph is None else parse_graph(graph, clients),
-        spy,
+        spy or 0,
         _rounds(spy_rounds),
         average_of,
         attacks,

@@ -1,6 +1,6 @@
 """The settings of a federated training, and what follows from them without any network."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ from gradveil.defenses import Defense, chain
 from gradveil.defenses.applied import check_defense, protected_model
 from gradveil.defenses.weights import load_weights
 from gradveil.federated.partition import Equal, Graph, Partition
+from gradveil.federated.spied import grouped
 from gradveil.models import NormalizedName
 from gradveil.training.job import Recipe, TrainingJob
 from gradveil.training.run import candidate
@@ -105,6 +106,7 @@ class FederationJob:
             raise GradveilError("attacks without spy rounds: say which rounds are attacked")
         self._check_local()
         self._check_graph()
+        self._check_spy()
         _ = self.training  # it checks the rest
 
     def _check_local(self) -> None:
@@ -135,6 +137,37 @@ class FederationJob:
             )
         if not 0 <= self.spy < self.clients:
             raise GradveilError(f"spy {self.spy}: choose a participant, 0 to {self.clients - 1}")
+
+    def _check_spy(self) -> None:
+        if self.spy and self.graph is None:
+            raise GradveilError(
+                f"spy {self.spy}: without a graph it is the server that spies; leave it out, or "
+                "give a graph"
+            )
+        if self.spy and not self.spy_rounds:
+            raise GradveilError(f"spy {self.spy} without spy rounds: say which rounds it keeps")
+        if self.average_of is None:
+            return
+        said = f"average of {self.average_of}"
+        if self.average_of < 2:
+            raise GradveilError(f"{said}: there must be at least 2 clients")
+        if not self.spy_rounds:
+            raise GradveilError(f"{said} without spy rounds: say which rounds are kept")
+        if self.graph is not None:
+            raise GradveilError(
+                f"{said}: in a graph the spy has what each neighbor sent by itself; leave one of "
+                "them out"
+            )
+        if self.average_of > self.count:
+            raise GradveilError(
+                f"{said}: {self.count} of {self.clients} clients take part in a round; choose at "
+                "most that many"
+            )
+
+    @property
+    def count(self) -> int:
+        """How many clients take part in a round."""
+        return max(1, round(self.fraction * self.clients))
 
     @property
     def one_gradient(self) -> bool:
@@ -173,9 +206,8 @@ class FederationJob:
 
     def participants(self, number: int) -> list[int]:
         """Return the clients of a round, in order."""
-        count = max(1, round(self.fraction * self.clients))
         drawn = torch.randperm(self.clients, generator=generator(self.seed, "sample", number))
-        return sorted(drawn[:count].tolist())
+        return sorted(drawn[: self.count].tolist())
 
     def batch_of(self, share: Tensor, client: int, number: int) -> Tensor:
         """Return the images of a client's one gradient in this round, by their numbers.
@@ -199,6 +231,29 @@ class FederationJob:
             )
             found += share[order].split(size)
         return found[:steps]
+
+    def images_of(self, share: Tensor, client: int, number: int) -> Tensor:
+        """Return the images behind a client's update of this round, by their numbers."""
+        if self.one_gradient:
+            return self.batch_of(share, client, number)
+        each = -(-len(share) // min(self.batch_size, len(share)))  # batches of an epoch
+        return torch.cat(self.local_batches(share, client, number)[:each])
+
+    def foreseen_victims(self, shares: Sequence[Tensor], number: int) -> Tensor:
+        """Return the images that a round's audit attacks where every client answers."""
+        if self.graph is not None:
+            clients = sorted(self.graph.neighbors(self.spy))
+        else:
+            clients = self.participants(number)
+        groups = grouped(clients, self.average_of or 1)
+        images = [
+            torch.cat([self.images_of(shares[client], client, number) for client in group])
+            for group in groups
+        ]
+        sizes = [len(each) for each in images]
+        size = max(set(sizes), key=lambda each: (sizes.count(each), -each))
+        chosen = [each for each in images if len(each) == size]
+        return torch.cat(chosen[: max(1, self.audited // size)])
 
     def draws(self, client: int, number: int) -> Generator:
         """Return the generator of a client's draws in a round."""

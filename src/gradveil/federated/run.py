@@ -20,6 +20,7 @@ from safetensors.torch import save
 from torch import nn
 
 from gradveil.audits import AuditResult
+from gradveil.audits.victims import refuse_tuned_on
 from gradveil.core import job_folder
 from gradveil.core.boundary import public
 from gradveil.core.errors import GradveilError, one_line
@@ -125,7 +126,15 @@ def federate(
     splits = job.splits(place)
     train, test = splits
     model = make_first_model(job, train)
-    make_shares(job, train)  # a division that cannot be is refused before anything starts
+    shares = make_shares(job, train)  # a division that cannot be is refused before anything starts
+    for number in job.spy_rounds if job.attacks else ():
+        refuse_tuned_on(
+            job.attacks,
+            train,
+            job.foreseen_victims(shares, number),
+            f"a client has it in round {number}: tune on images that no client has, with gradveil "
+            "tune --public, or spy on other rounds",
+        )
     try_defense(job.training, model, train)
     with alone(out, FEDERATING):
         FEDERATION.refuse_other(out, job.settings())

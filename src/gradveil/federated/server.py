@@ -17,7 +17,7 @@ from gradveil.federated.client_app import CLIENT
 from gradveil.federated.job import FederationJob
 from gradveil.federated.messages import LOG, ROUND, as_record, as_tensors
 from gradveil.federated.screen import Screen
-from gradveil.federated.spied import Update, save_update
+from gradveil.federated.spied import Update, save_update, warn_of_files
 from gradveil.federated.spy import Spy
 from gradveil.training.job import Recipe
 
@@ -185,7 +185,9 @@ class Round:
         self.nodes = find_nodes(grid, job.clients, stopped)
         self.screen = Screen(Average(job, self.nodes))
         self.strategy: Strategy = self.screen
-        if job.spy_rounds and job.graph is None:
+        if job.spy_rounds and job.graph is not None:
+            warn_of_files(spied)
+        elif job.spy_rounds:
             self.strategy = NumberedSpy(
                 self.strategy,
                 self.nodes,

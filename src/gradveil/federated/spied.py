@@ -2,17 +2,19 @@
 
 import fnmatch
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from msgspec import Struct
 from safetensors.torch import save
 from torch import Tensor
 
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.files import replacing, shown
 from gradveil.core.formats import Count
 from gradveil.core.reading import parse_json
@@ -24,6 +26,19 @@ PRIVATE = 0o600  # a mode: nobody but the owner reads them
 FORMAT = "gradveil spy 1"
 STATISTICS = "*running_mean", "*running_var", "*num_batches_tracked"
 """Names of batch-norm statistics, which are no parameters and have no gradient."""
+
+
+T = TypeVar("T")
+
+
+def warn_of_files(out: Path) -> None:
+    """Warn that what a spy keeps in this folder can be inverted."""
+    warnings.warn(
+        f"the spy's files in {shown(out)} can be inverted into the clients' images: guard and "
+        "delete them as you would the images",
+        GradveilWarning,
+        stacklevel=3,
+    )
 
 
 class UpdateFacts(Struct, frozen=True):
@@ -84,14 +99,19 @@ def average(updates: list[Update], least: int) -> list[Update]:
 
     Fewer updates than that give none.
     """
-    groups = [updates[first : first + least] for first in range(0, len(updates), least)]
-    if len(groups) > 1 and len(groups[-1]) < least:
-        groups[-2:] = [groups[-2] + groups[-1]]
     return [
         _averaged(group, number)
-        for number, group in enumerate(groups)
+        for number, group in enumerate(grouped(updates, least))
         if len(group) >= least and sum(update.examples for update in group) > 0
     ]
+
+
+def grouped(values: Sequence[T], least: int) -> list[list[T]]:
+    """Divide values, in order, into groups of `least` or a few more; of fewer values one group."""
+    groups = [[*values[first : first + least]] for first in range(0, len(values), least)]
+    if len(groups) > 1 and len(groups[-1]) < least:
+        groups[-2:] = [groups[-2] + groups[-1]]
+    return groups
 
 
 def _averaged(group: list[Update], number: int) -> Update:

@@ -1,6 +1,5 @@
 """An honest-but-curious server: it keeps what each client sent, as files that can be inverted."""
 
-import warnings
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
@@ -8,11 +7,10 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from gradveil.core.errors import GradveilError, GradveilWarning, one_line
-from gradveil.core.files import shown
+from gradveil.core.errors import GradveilError, one_line
 from gradveil.federated.messages import GRADIENTS, LOG, as_tensors
 from gradveil.federated.screen import Wrapper, examples_of
-from gradveil.federated.spied import Update, average, save_update
+from gradveil.federated.spied import Update, average, save_update, warn_of_files
 
 
 class Spy(Wrapper):
@@ -39,12 +37,7 @@ class Spy(Wrapper):
             raise GradveilError(f"average of {average_of}: there must be at least 2 clients")
         self.rounds, self.out, self.average_of = rounds, Path(out), average_of
         self._sent: dict[int, ArrayRecord] = {}
-        warnings.warn(
-            f"the spy's files in {shown(self.out)} can be inverted into the clients' images: guard "
-            "and delete them as you would the images",
-            GradveilWarning,
-            stacklevel=2,
-        )
+        warn_of_files(self.out)
 
     def watches(self, server_round: int) -> bool:
         """Tell whether this round is kept."""

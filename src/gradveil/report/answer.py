@@ -255,6 +255,8 @@ def untested_words(result: AuditResult) -> list[str]:
         said.append(
             f"{failed} reconstructions failed; they count as tested, and as not recognized."
         )
+        every = [row for case in cases for row in case.rows if _counts(row) and row.failed]
+        said += dict.fromkeys(f"{row.attack}: {row.failures}." for row in every)
     return said
 
 

@@ -171,6 +171,8 @@ def case_in_words(case: CaseResult) -> list[str]:
         attacks = [row for row in rows if row.kind == "attack"]
         for row in attacks:
             lines.append(_attack_words(row, positives.get(row.attack), against, _undoes(case, row)))
+        if truth == USED:
+            lines += [f"{row.attack}: {row.failures}." for row in attacks if row.failed]
     knows: dict[str, str] = case.settings.get("knows", {})
     return [
         *_victim_words(case),
@@ -502,7 +504,7 @@ def _unusual(case: CaseResult) -> list[str]:
         )
     for row in case.rows:
         if row.failed and (row.kind, row.truth) == ("attack", USED):
-            lines.append(f"{row.attack} failed on {row.failed} image(s), which count as tested.")
+            lines.append(f"{row.attack}: {row.failures}; they count as tested.")
         if row.certain is not None and (row.kind, row.truth) == ("attack", USED):
             lines.append(f"{row.attack}{certain_words(row).replace(';', ':', 1)}.")
     return lines + [f"left out: {line}" for line in _left_out(case)]
