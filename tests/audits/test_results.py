@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from gradveil.audits import AuditResult, CaseResult
-from gradveil.audits.results import FORMAT
+from gradveil.audits.results import FORMAT, make_row
 from gradveil.core import GradveilError
 from gradveil.data import load
 from gradveil.report.audit import several_in_words, several_tables
@@ -204,3 +204,17 @@ def test_whether_images_were_changed_is_told_by_the_names_of_defenses(
     tool: Any, defense: str, changed: bool
 ) -> None:
     assert tool.changes_images(defense) is changed
+
+
+def test_images_of_one_update_count_once_in_the_test_over_blind(result: CaseResult) -> None:
+    """All of eight gains above 0 have p = 1 / 256, those of two updates together 1 / 4."""
+    first = next(record for record in result.records if record.kind == "attack" and record.ok)
+    scores = {truth: some | {"over_blind": 1.0} for truth, some in first.scores.items()}
+
+    def p_value(updates: int) -> float:
+        records = [
+            replace(first, image=image, update=image % updates, scores=scores) for image in range(8)
+        ]
+        return make_row(records, "used").verdict.p_over_blind
+
+    assert p_value(8) == pytest.approx(1 / 256) and p_value(2) == pytest.approx(1 / 4)

@@ -465,7 +465,7 @@ def make_row(records: Sequence[Record], truth: str) -> Row:
     ranks = [scores["rank"] for scores in good if "rank" in scores]
     chance = _chance(first, truth)
     share = share_of_updates(_hits(records, truth), chance)
-    by_rank = signed_rank(columns["over_blind"])
+    by_rank = signed_rank(_gains(records, truth))
     better = min(by_rank, share.p) < LEVEL / 2
     return Row(
         kind=first.kind,
@@ -518,6 +518,15 @@ def _hits(records: Sequence[Record], truth: str) -> list[list[bool]]:
         hit = scores.get("rank") == 1 or scores.get("identified") == 1
         found.setdefault(record.shared_in, []).append(hit)
     return list(found.values())
+
+
+def _gains(records: Sequence[Record], truth: str) -> list[float]:
+    """Return the mean dB over blind of each update, of its images that did not fail."""
+    found: dict[int, list[float]] = {}
+    for record in records:
+        if record.ok:
+            found.setdefault(record.shared_in, []).append(record.scores[truth]["over_blind"])
+    return [sum(values) / len(values) for values in found.values()]
 
 
 P_VALUES = ("p_over_blind", "p_identified")

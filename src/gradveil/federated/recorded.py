@@ -293,13 +293,5 @@ def _protocol(
 
 def _images_of(job: FederationJob, update: Update, number: int, shares: Sequence[Tensor]) -> Tensor:
     """Return the images behind an update, those of all clients of an average, by their numbers."""
-    found = []
-    for member in update.members or (update.client,):
-        client = int(member)
-        if job.one_gradient:
-            found.append(job.batch_of(shares[client], client, number))
-        else:
-            batches = job.local_batches(shares[client], client, number)
-            each = -(-len(shares[client]) // job.batch_size)
-            found.append(torch.cat(batches[:each]))  # in the order of the first epoch
-    return torch.cat(found)
+    clients = map(int, update.members or (update.client,))
+    return torch.cat([job.images_of(shares[client], client, number) for client in clients])
