@@ -209,7 +209,7 @@ def test_whether_images_were_changed_is_told_by_the_names_of_defenses(
 def test_images_of_one_update_count_once_in_the_test_over_blind(result: CaseResult) -> None:
     """All of eight gains above 0 have p = 1 / 256, those of two updates together 1 / 4."""
     first = next(record for record in result.records if record.kind == "attack" and record.ok)
-    scores = {truth: some | {"over_blind": 1.0} for truth, some in first.scores.items()}
+    scores = {truth: {**some, "over_blind": 1.0} for truth, some in first.scores.items()}
 
     def p_value(updates: int) -> float:
         records = [
