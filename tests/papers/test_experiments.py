@@ -18,7 +18,7 @@ from gradveil.data.cifar import CIFAR10
 from gradveil.defenses import parse
 from gradveil.models import build
 from gradveil.papers.catalog import ALIASES, EXPERIMENTS, find_experiments
-from gradveil.papers.cells import Audited, Trained, Workspace
+from gradveil.papers.cells import Audited, Trained, Workspace, keep_file
 from gradveil.papers.experiments import HYBRID, NONE, Entry, Experiment, Size
 from gradveil.papers.networks import with_constants
 from gradveil.papers.precode import GRID
@@ -310,6 +310,21 @@ def test_a_quick_tuning_is_measured_kept_and_read_back(tmp_path: Path) -> None:
         assert str(tmp_path) not in path.read_text()
     _, body = compare({"ours": parts[0]}, records)
     assert body[-1][0] == row and "tuned" in body[-1][1]
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_kept_file_names_weights_below_the_folder_of_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    work = Path("runs/work")
+    named = (work.absolute() if whole else work) / "weights" / "w.safetensors"
+    source = tmp_path / "cell"
+    source.mkdir()
+    (source / "settings.json").write_text(json.dumps({"checkpoint": str(named)}))
+    keep_file(source / "settings.json", source, Workspace(work), tmp_path / "kept")
+    kept = json.loads((tmp_path / "kept" / "settings.json").read_text())
+    assert kept == {"checkpoint": "weights/w.safetensors"}
 
 
 @pytest.mark.slow

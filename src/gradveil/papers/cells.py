@@ -294,7 +294,9 @@ class Trained(Cell):
 
 def keep_file(path: Path, source: Path, workspace: Workspace, target: Path) -> None:
     """Copy a settings file; a checkpoint is named by its path below the folder of work."""
-    text = path.read_bytes().replace(f'"{workspace.work}/'.encode(), b'"')
+    text = path.read_bytes()
+    for work in (workspace.work, workspace.work.absolute()):  # a search names whole paths
+        text = text.replace(f'"{work}/'.encode(), b'"')
     write_bytes(target / path.relative_to(source), text)
 
 
