@@ -52,6 +52,9 @@ def found(folder: Path, name: str, text: str) -> dict[str, list[str]]:
         ("pods.yaml", "a: 1\n---\ncontainers: [{image: flwr/superlink, args: [--insecure]}]"),
         ("ci.yml", "steps:\n  - run: |\n      pip install x\n      flower-superlink --insecure"),
         ("start.py", 'import subprocess\nsubprocess.run(["flower-superlink", "--insecure"])'),
+        ("start.py", 'import os\nos.system("flower-superlink --insecure")'),
+        ("start.py", 'run("flower-superlink --insecure".split())'),
+        ("start.sh", "flower-superlink \\\r\n  --isolation process \\\r\n  --insecure\r\n"),
     ],
 )
 def test_an_open_superlink_is_found_wherever_it_is_started(
@@ -159,6 +162,24 @@ def test_connections_are_judged_in_either_file(name: str, head: str, tmp_path: P
     assert "error" in both and "which Flower refuses" in both
     assert not said("options.num-supernodes = 10")  # a simulation
     assert not said('address = ":local:"')
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("start.sh", "\n" * 300_000),
+        (
+            "compose.yml",
+            "a0: &a0 {x: 1}\n"
+            + "".join(
+                f"a{n}: &a{n}\n  <<: [*a{n - 1}, *a{n - 1}]\n  k{n}: 1\n" for n in range(1, 60)
+            ),
+        ),
+    ],
+)
+def test_a_file_made_to_take_for_ever_does_not(name: str, text: str, tmp_path: Path) -> None:
+    assert not found(tmp_path, name, text)
+    assert "TLS" not in check_app(tmp_path).silent
 
 
 def test_a_broken_toml_file_is_skipped_by_name(tmp_path: Path) -> None:

@@ -227,6 +227,15 @@ def test_a_file_that_is_no_python_is_skipped_by_name(tmp_path: Path) -> None:
     )
 
 
+def test_nothing_is_called_well_that_an_unread_file_may_decide(tmp_path: Path) -> None:
+    text = "from mods import M\napp = ClientApp()\n" + ON_TRAIN.format("M")
+    (tmp_path / "app.py").write_text(text)
+    (tmp_path / "mods.py").write_text('M = [LocalDpMod(10.0, 0.001, 1.0, 1e-5)]\nprint "two"\n')
+    diagnosis = check_app(tmp_path)
+    assert not diagnosis.silent
+    assert any(each.endswith("not all files could be read") for each in diagnosis.skipped)
+
+
 def test_an_app_is_never_run(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
     check_app(tmp_path)

@@ -1,5 +1,8 @@
 """gradveil audit --flower: what a spy kept, of `gradveil federate` and of a user's own app."""
 
+import json
+import re
+import shutil
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save
 from torch import Tensor
 
 import flower
@@ -17,7 +21,8 @@ from cli.conftest import undrawn as undrawn
 from gradveil.attacks import find
 from gradveil.audits import AuditJob, AuditResult
 from gradveil.clients import Client
-from gradveil.core.errors import GradveilWarning
+from gradveil.core.errors import GradveilError, GradveilWarning
+from gradveil.core.tensor_files import read_safetensors
 from gradveil.core.types import Batch, Protocol
 from gradveil.data import Images, load
 from gradveil.defenses import parse
@@ -219,3 +224,41 @@ def test_a_client_with_other_images_than_it_said_is_refused(
     assert "trained on 1 image(s)" in gradveil(line).error
     np.savez(tmp_path / "07.npz", images=some[:1])
     assert "a line-up is of one class" in gradveil(line).error
+
+
+def test_images_that_are_not_behind_the_updates_are_doubted(
+    gradveil: Command, spied: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """The two clients' images are given the wrong way around."""
+    out, _ = spied
+    split = load("fashion-mnist-mini", "train")
+    for client, image in (("07", 1), ("17", 0)):
+        images, labels = (some[[image]].numpy() for some in (split.images, split.labels))
+        np.savez(tmp_path / f"{client}.npz", images=images, labels=labels)
+    line = f"audit --flower {out} --round 3 {EXACT} --client-images {tmp_path}"
+    with pytest.warns(GradveilWarning, match="2 of 2 recorded updates hardly resemble those of"):
+        gradveil(f"{line} --local-lr {RATE} --no-sham --out {tmp_path / 'a'}")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"client": "../other/0"}, "names the client '../other/0'"),
+        ({"client": "17"}, "is a second update of client 17"),
+        ({"round": 4}, "is of round 4, in the folder of 3"),
+        ({"members": ["1", "1"]}, "names a client twice"),
+    ],
+)
+def test_a_file_of_an_update_that_contradicts_its_place_is_refused(
+    spied: tuple[Path, Path], tmp_path: Path, changed: dict[str, Any], said: str
+) -> None:
+    shutil.copytree(spied[0], tmp_path / "spy")
+    path = tmp_path / "spy" / "round-0003" / "client-17.safetensors"
+    if changed.get("client") == "17":
+        shutil.copy(path, path.with_name("client-18.safetensors"))
+    else:
+        tensors, metadata = read_safetensors(path)
+        facts = json.loads(metadata["gradveil"]) | changed
+        path.write_bytes(save(tensors, {**metadata, "gradveil": json.dumps(facts)}))
+    with pytest.raises(GradveilError, match=re.escape(said)):
+        read_round(tmp_path / "spy", 3)

@@ -78,7 +78,7 @@ def describe_model(
         return None
     facts = read_settings(case.weights)
     measured_on, images = "test", test
-    if isinstance(job.data, Images):
+    if test is job.data:
         numbers = torch.arange(len(test))
         others = numbers[~torch.isin(numbers, victims)]
         measured_on = "others" if len(others) else "victims"

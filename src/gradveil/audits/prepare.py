@@ -174,6 +174,8 @@ def _splits(job: AuditJob, root: Path | None) -> tuple[Images, Images | None, Im
     """Return the victims' split, public images, and images to measure accuracy on."""
     if isinstance(job.data, Images):
         split, public, test = job.data, job.public, job.data
+        if job.recorded is not None and public is not None:
+            test = public  # the others are training images, of the victims' classes alone
     else:
         split, train, test = (
             load(job.data, name, root=root, image_size=job.image_size, channels=job.channels)

@@ -22,6 +22,7 @@ from gradveil.core.files import read_bytes
 SUPERLINK, SUPERNODE, CONNECTION = "SuperLink", "SuperNode", "connection"
 PROGRAMS = {"flower-superlink": SUPERLINK, "flower-supernode": SUPERNODE}
 IMAGE = re.compile(r"(?:.*/)?flwr/(superlink|supernode)(?:[:@].*)?")
+MOST_MERGES = 12  # of a YAML file: a reader may need 2 to their number of steps
 FLAGS = ("--insecure", "--enable-supernode-auth", "--simulation", "--enable-event-log")
 """Options without a value, beside those that begin with --disable or --allow."""
 
@@ -85,13 +86,16 @@ def _program(word: str) -> str | None:
 
 def read_started(name: str, data: bytes) -> list[Started]:
     """Return what a file of a deployment starts or connects to; the name says what it is."""
-    text, end = data.decode(errors="replace"), name.rpartition("/")[2].lower()
+    text = data.decode(errors="replace").replace("\r\n", "\n")
+    end = name.rpartition("/")[2].lower()
     if end.endswith(".toml"):
         try:
             return [*_connections(tomllib.loads(text), name)]
         except tomllib.TOMLDecodeError as error:
             raise GradveilError(f"{name}: {error}") from error
     if end.endswith((".yml", ".yaml")):
+        if text.count("<<") > MOST_MERGES:
+            raise ValueError("keys that merge others, each perhaps doubling what it has")
         try:
             parts = [msgspec.yaml.decode(part) for part in re.split(r"(?m)^---.*$", text)]
             return [each for part in parts for each in _containers(part, name, set())]
@@ -107,7 +111,7 @@ def _shell(text: str, name: str) -> Iterator[Started]:
     joined = re.sub(r"\\\n", lambda _: " \0", text)  # a mark, so that lines keep their numbers
     set_to: dict[str, list[str]] = {}
     for found in re.finditer(
-        r"(?m)^\s*(?:export\s+)?(\w+)=(\"[^\"$`]*\"|'[^']*'|[^\s\"'$`(;&]*)$", text
+        r"(?m)^[ \t]*(?:export[ \t]+)?(\w+)=(\"[^\"$`]*\"|'[^']*'|[^\s\"'$`(;&]*)$", text
     ):
         set_to.setdefault(found[1], []).append(found[2].strip("\"'"))
     for each in re.findall(r"(?m)\b(\w+)\+?=", text):

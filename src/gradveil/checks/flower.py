@@ -6,6 +6,7 @@ The app is read and never run. What its files do not settle is said to be so, an
 import ast
 import math
 import re
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,6 +33,9 @@ MOST_FILES = 1_000
 LEFT_OUT = {".git", ".venv", "venv", "node_modules", "__pycache__", "build", "dist"}
 SCRIPTS = (".py", ".sh", ".bash", ".yml", ".yaml", ".service", ".toml", ".mk")
 STARTERS = re.compile(r"(.*\.)?(Dockerfile|Containerfile|Procfile|Makefile|justfile)(\..*)?", re.I)
+RUNNERS = ("system", "popen", "Popen", "run", "call", "check_call", "check_output", "getoutput")
+"""Functions of os and subprocess that take a program as one string."""
+
 MADE = ("defend", "guard", "LocalDpMod")
 """Mods that are made by a call."""
 
@@ -57,7 +61,7 @@ def check_app(folder: Path | str) -> Diagnosis:
         raise GradveilError(f"flower app {shown(root)}: there is no such folder")
     modules: list[Module] = []
     starts: list[Started] = []
-    skipped: list[str] = []
+    unread: list[str] = []
     files, more = _files(root)
     for path in files:
         name = path.relative_to(root).as_posix()
@@ -68,9 +72,10 @@ def check_app(folder: Path | str) -> Diagnosis:
             else:
                 starts += read_started(name, data)
         except (GradveilError, SyntaxError, ValueError, MemoryError, RecursionError):
-            skipped.append(f"{name}, which cannot be read")
+            unread.append(name)
     app = App(modules)
-    skipped += [f"{name}, which cannot be read" for name in app.too_deep]
+    unread += app.too_deep
+    skipped = [f"{name}, which cannot be read" for name in unread]
     skipped += [f"{more} files beyond the first {MOST_FILES}"] if more else []
     starts += _started_by(app)
     found = [*_local_dp(app), *_central(app), *_whole_app(app), *_never_reached(app)]
@@ -82,6 +87,13 @@ def check_app(folder: Path | str) -> Diagnosis:
     if not starts:
         judged -= set(OF_A_START)
         skipped.append(f"{', '.join(OF_A_START)}: no file here starts or connects to a SuperLink")
+    # A file that was not read may hold what decides a check; code may start processes too.
+    lost = set(NAMES) if more or any(name.endswith(".py") for name in unread) else set()
+    lost |= set(OF_A_START) if unread else set()
+    if lost & judged:
+        names = ", ".join(name for name in NAMES if name in lost & judged)
+        skipped.append(f"{names}: not all files could be read")
+        judged -= lost
     return _diagnosis(found, judged, skipped)
 
 
@@ -119,15 +131,37 @@ def _wanted(path: Path) -> bool:
 
 
 def _started_by(app: App) -> Iterator[Started]:
-    """Give the commands that the app's code lists as ["flower-superlink", …]."""
+    """Give the commands that the app's code has, as ["flower-superlink", …] or as one string."""
     for module in app.modules:
         for node in ast.walk(module.tree):
+            if isinstance(node, ast.Call) and (text := _command_text(node)):
+                where = f"{module.file}, line {node.lineno}"
+                yield from Started.commands(_words(text), where)
             if isinstance(node, ast.List | ast.Tuple):
                 words = [
                     each.value if isinstance(each, ast.Constant) else "$" for each in node.elts
                 ]
                 where = f"{module.file}, line {node.lineno}"
                 yield from Started.commands([str(each) for each in words], where)
+
+
+def _command_text(call: ast.Call) -> str:
+    """Return the string that a call starts a program by, or splits into words; else nothing."""
+    if last_name(call.func) == "split" and isinstance(call.func, ast.Attribute):
+        given: ast.expr | None = call.func.value
+    elif last_name(call.func) in RUNNERS:
+        given = call.args[0] if call.args else None
+    else:
+        given = None
+    constant = given.value if isinstance(given, ast.Constant) else None
+    return constant if isinstance(constant, str) else ""
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError:  # an open quotation
+        return text.split()
 
 
 def _local_dp(app: App) -> Iterator[Finding]:

@@ -1,5 +1,7 @@
 """The updates that a spy kept, attacked by the ordinary audit."""
 
+import math
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -11,7 +13,7 @@ from torch import Generator, Tensor
 from gradveil.audits import AuditJob, AuditResult, Case, run_audit
 from gradveil.audits.prepare import foreseen_seconds
 from gradveil.clients import Client, Shared
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.files import digest
 from gradveil.core.seeds import derived
 from gradveil.core.types import Batch, Gradients, Loss, Protocol, Statistics
@@ -21,6 +23,7 @@ from gradveil.federated.job import AUDITS, SPY, FederationJob, make_shares
 from gradveil.federated.spied import SENT, Update, read_round, round_folder
 
 CANDIDATES = 150  # images of each class, beside those of the victims, that line-ups are made of
+LEAST_ALIKE = 0.5  # cosine of a recorded update with that of its images, below which they are not
 MOST = 256  # images of one update: attacks on more find nothing, and would take days
 
 
@@ -65,6 +68,9 @@ class RecordedClient(Client):
         ]
         known = {"tell_labels": tell_labels, "tell_defense": tell_defense, "tell_draws": tell_draws}
         shared = super().share_batches(batches, rngs, **known)  # a record has one round
+        if not self.acting.changes("gradients"):
+            pairs = zip(shared, found, strict=True)
+            _doubt([_likeness(update, kept) for update, kept in pairs if kept is not None])
         return [
             update if kept is None else _with(update, kept)
             for update, kept in zip(shared, found, strict=True)
@@ -80,6 +86,31 @@ def _with(update: Shared, kept: Recorded) -> Shared:
         sent = _taken(known.statistics, kept.statistics) if kept.statistics else None
         known = replace(known, statistics=sent)
     return update._replace(seen=replace(seen, gradients=given, knowledge=known))
+
+
+def _likeness(update: Shared, kept: Recorded) -> float:
+    """Return the cosine of what was recorded with the update of the images that are given."""
+    made = update.seen.gradients
+    sent = _taken(made, kept.gradients)
+    dot, own, other = (
+        sum(float((a[name].double() * b[name].double()).sum()) for name in made)
+        for a, b in ((made, sent), (made, made), (sent, sent))
+    )
+    return dot / math.sqrt(own * other) if own * other > 0 else 0.0
+
+
+def _doubt(alike: Sequence[float]) -> None:
+    """Warn where updates are not those of the images, by the settings that were told."""
+    far = [each for each in alike if not each >= LEAST_ALIKE]
+    if far:
+        warnings.warn(
+            f"{len(far)} of {len(alike)} recorded updates hardly resemble those of the images given"
+            f" (a cosine of {min(far):.2f} at the least): the images, their order or the client's "
+            "settings are not theirs, or a defense is not told; what is found here says nothing of "
+            "those updates",
+            GradveilWarning,
+            stacklevel=4,
+        )
 
 
 def _taken(computed: dict[str, Tensor], recorded: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 import fnmatch
 import json
+import re
 import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +22,7 @@ from gradveil.core.reading import parse_json
 from gradveil.core.tensor_files import read_safetensors
 from gradveil.core.types import Gradients, Statistics
 
+CLIENT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_+-]{0,200}")  # a name that is part of paths
 SENT = "global.safetensors"
 PRIVATE = 0o600  # a mode: nobody but the owner reads them
 FORMAT = "gradveil spy 1"
@@ -187,7 +189,7 @@ def read_round(out: Path, number: int) -> list[Update]:
         there = ", ".join(map(str, kept_rounds(out))) or "none"
         raise GradveilError(f"{shown(out)} holds no round {number}: it has {there}")
     before, _ = read_safetensors(folder / SENT)
-    updates = []
+    updates: list[Update] = []
     for path in sorted(
         folder.glob("client-*.safetensors"), key=lambda path: (len(path.name), path)
     ):
@@ -199,6 +201,7 @@ def read_round(out: Path, number: int) -> list[Update]:
                     f"{tuple(value.shape)}"
                 )
         facts = parse_json(metadata.get("gradveil", "{}").encode(), UpdateFacts, path)
+        _check_facts(facts, number, [update.client for update in updates], path)
         updates.append(
             Update(
                 facts.client,
@@ -211,6 +214,20 @@ def read_round(out: Path, number: int) -> list[Update]:
             )
         )
     return updates
+
+
+def _check_facts(facts: UpdateFacts, number: int, clients: Sequence[str], path: Path) -> None:
+    """Refuse an update of another round, of a client that has one already, or of an odd name."""
+    names = [facts.client, *facts.members]
+    odd = [name for name in names if not CLIENT.fullmatch(name)]
+    if odd:
+        raise GradveilError(f"{shown(path)} names the client {shown(repr(odd[0]))}")
+    if facts.round != number:
+        raise GradveilError(f"{shown(path)} is of round {facts.round}, in the folder of {number}")
+    if facts.client in clients:
+        raise GradveilError(f"{shown(path)} is a second update of client {facts.client}")
+    if len(set(facts.members)) < len(facts.members):
+        raise GradveilError(f"{shown(path)} names a client twice among those of its average")
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
