@@ -69,6 +69,14 @@ class Record:
         return self.kind, self.attack, self.chunk
 
 
+def by_update(records: Sequence[Record]) -> list[list[Record]]:
+    """Return the records of each update, in the order of their first ones."""
+    found: dict[int, list[Record]] = {}
+    for record in records:
+        found.setdefault(record.shared_in, []).append(record)
+    return list(found.values())
+
+
 def finite(value: float) -> float | None:
     """Return the value, or None where it is NaN or infinite, which JSON does not know."""
     return value if math.isfinite(value) else None

@@ -15,7 +15,14 @@ from rich.text import Text
 from torch import Tensor
 
 from gradveil.audits.model import ModelFacts, read_facts
-from gradveil.audits.records import RECORDS, Record, images_path, load_images, read_records
+from gradveil.audits.records import (
+    RECORDS,
+    Record,
+    by_update,
+    images_path,
+    load_images,
+    read_records,
+)
 from gradveil.audits.victims import mixed_classes, passed_over_words
 from gradveil.controls import TRUTHS
 from gradveil.core.errors import GradveilError, unknown
@@ -409,11 +416,8 @@ class AuditResult:
         title = Text(on_one_line(f"{facts}, seed {self.settings['seed']}"), overflow="fold")
         table = Table(title=title, title_justify="left")
         for number, column in enumerate(COLUMNS):
-            if number in (
-                0,
-                1,
-                len(COLUMNS) - 1,
-            ):  # names go on in the next line: cut, two could look alike
+            # Names go on in the next line: cut, two could look alike.
+            if number in (0, 1, len(COLUMNS) - 1):
                 table.add_column(column, overflow="fold")
             else:
                 table.add_column(column, justify="right", no_wrap=True)
@@ -512,21 +516,21 @@ def _chance(record: Record, truth: str) -> float:
 
 def _hits(records: Sequence[Record], truth: str) -> list[list[bool]]:
     """Return whether each image has rank 1, by update; one that failed has not."""
-    found: dict[int, list[bool]] = {}
-    for record in records:
+
+    def hit(record: Record) -> bool:
         scores = record.scores.get(truth, {})
-        hit = scores.get("rank") == 1 or scores.get("identified") == 1
-        found.setdefault(record.shared_in, []).append(hit)
-    return list(found.values())
+        return scores.get("rank") == 1 or scores.get("identified") == 1
+
+    return [[*map(hit, update)] for update in by_update(records)]
 
 
 def _gains(records: Sequence[Record], truth: str) -> list[float]:
     """Return the mean dB over blind of each update, of its images that did not fail."""
-    found: dict[int, list[float]] = {}
-    for record in records:
-        if record.ok:
-            found.setdefault(record.shared_in, []).append(record.scores[truth]["over_blind"])
-    return [sum(values) / len(values) for values in found.values()]
+    good = by_update([record for record in records if record.ok])
+    return [
+        sum(record.scores[truth]["over_blind"] for record in update) / len(update)
+        for update in good
+    ]
 
 
 P_VALUES = ("p_over_blind", "p_identified")

@@ -33,7 +33,6 @@ from gradveil.core.types import Protocol
 from gradveil.data import Images, load
 from gradveil.data.images import as_images
 from gradveil.defenses import Defense, as_defense
-from gradveil.defenses.policies import Transforming
 from gradveil.engine.device import find_device
 from gradveil.models import NormalizedName
 from gradveil.transforms import Policy
@@ -258,14 +257,13 @@ def _look_first(prepared: Prepared, out: Path, bar: Bar, *, weights: bool) -> No
 
 def _missing_control(defenses: Sequence[Defense]) -> str | None:
     """Say that crop and flip alone should stand beside a policy which comes with them."""
-    cropped = [each for each in defenses if isinstance(each, Transforming) and each.augments]
-    alone = any(each.preparation.policy == Policy() for each in cropped)
-    if not cropped or alone or not any(each == Defense() for each in defenses):
-        return None
-    return (
-        f"{cropped[0]} comes with crop and flip, none without: --defense policy:none beside them "
-        "shows what crop and flip do alone"
-    )
+    for each in defenses if Defense() in defenses else ():
+        if each.control is not None and each.control not in defenses:
+            return (
+                f"{each} comes with crop and flip, none without: --defense {each.control} beside "
+                "them shows what crop and flip do alone"
+            )
+    return None
 
 
 def _is_trained(prepared: Prepared, prepared_case: PreparedCase) -> bool:

@@ -101,6 +101,11 @@ class Defense:
         """Short digests of the images that a search chose it by: an audit draws none of them."""
         return ()
 
+    @property
+    def control(self) -> "Defense | None":
+        """What comes with it and protects nobody by itself, to stand beside it in an audit."""
+        return None
+
     def protect_model(self, model: nn.Module, image_shape: ImageShape | None = None) -> nn.Module:
         """Return a protected copy, or the model itself where nothing is to be done.
 

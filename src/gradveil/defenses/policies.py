@@ -50,6 +50,10 @@ class Transforming(Defense, ABC):
         return self.preparation.flip
 
     @property
+    def control(self) -> Defense | None:
+        return PolicyDefense(Policy()) if self.augments else None
+
+    @property
     @abstractmethod
     def preparation(self) -> Preparation:
         """The preparation of each image."""

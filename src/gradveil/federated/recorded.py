@@ -1,6 +1,5 @@
 """The updates that a spy kept, attacked by the ordinary audit."""
 
-import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -68,13 +67,15 @@ class RecordedClient(Client):
         ]
         known = {"tell_labels": tell_labels, "tell_defense": tell_defense, "tell_draws": tell_draws}
         shared = super().share_batches(batches, rngs, **known)  # a record has one round
-        if not self.acting.changes("gradients"):
-            pairs = zip(shared, found, strict=True)
-            _doubt([_likeness(update, kept) for update, kept in pairs if kept is not None])
-        return [
+        sent = [
             update if kept is None else _with(update, kept)
             for update, kept in zip(shared, found, strict=True)
         ]
+        if not self.acting.changes("gradients"):
+            _doubt(
+                [_likeness(*pair) for *pair, kept in zip(shared, sent, found, strict=True) if kept]
+            )
+        return sent
 
 
 def _with(update: Shared, kept: Recorded) -> Shared:
@@ -88,15 +89,13 @@ def _with(update: Shared, kept: Recorded) -> Shared:
     return update._replace(seen=replace(seen, gradients=given, knowledge=known))
 
 
-def _likeness(update: Shared, kept: Recorded) -> float:
-    """Return the cosine of what was recorded with the update of the images that are given."""
-    made = update.seen.gradients
-    sent = _taken(made, kept.gradients)
-    dot, own, other = (
-        sum(float((a[name].double() * b[name].double()).sum()) for name in made)
-        for a, b in ((made, sent), (made, made), (sent, sent))
+def _likeness(made: Shared, sent: Shared) -> float:
+    """Return the cosine of two updates; their gradients have the same order."""
+    ours, theirs = (
+        torch.cat([part.double().flatten() for part in each.seen.gradients.values()])
+        for each in (made, sent)
     )
-    return dot / math.sqrt(own * other) if own * other > 0 else 0.0
+    return float(torch.cosine_similarity(ours, theirs, dim=0))
 
 
 def _doubt(alike: Sequence[float]) -> None:
