@@ -237,3 +237,17 @@ def test_a_description_names_operation_magnitude_and_unit() -> None:
     assert Transform.parse("3").describe() == "translate_x(9): ±0.4532 of the width"
     assert Transform.parse("2").describe() == "rotate(2): 6.667 degrees"
     assert Transform.parse("0").describe() == "invert(7)"
+
+
+@pytest.mark.parametrize("text", ["3-1-7", f"{HYBRID}+2", "none"])
+def test_images_that_share_their_draws_are_each_treated_as_alone_in_that_place(text: str) -> None:
+    policy, images = Policy.parse(text), pictures(12).unflatten(0, (4, 3))
+    together = policy(images.flatten(0, 1), seeded(5), alike=3).view_as(images)
+    for column in range(3):
+        assert torch.equal(together[:, column], policy(images[:, column], seeded(5)))
+
+
+@pytest.mark.parametrize("alike", [0, 5])
+def test_images_that_cannot_share_draws_are_refused(alike: int) -> None:
+    with pytest.raises(GradveilError, match=f"12 images: they cannot share draws by {alike}"):
+        Policy.parse("3")(pictures(12), seeded(), alike=alike)

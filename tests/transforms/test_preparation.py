@@ -95,3 +95,12 @@ def test_the_images_given_are_not_changed_by_preparation() -> None:
 def test_negative_padding_is_refused() -> None:
     with pytest.raises(GradveilError, match=r"^padding -1: it cannot be negative$"):
         Preparation(padding=-1)
+
+
+def test_images_that_share_their_draws_have_the_same_window() -> None:
+    images = pictures(12).unflatten(0, (4, 3))
+    together = crop_and_flip(images.flatten(0, 1), 2, True, generator(5), alike=3).view_as(images)
+    for column in range(3):
+        assert torch.equal(
+            together[:, column], crop_and_flip(images[:, column], 2, True, generator(5))
+        )

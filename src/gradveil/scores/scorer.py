@@ -96,17 +96,28 @@ def image_blocks(images: int, first: Sequence[int] = FIRST_BLOCKS) -> tuple[int,
 
 
 def prepared(
-    images: Tensor, policies: Sequence[Policy], seed: int, block: int, augment: bool
+    images: Tensor,
+    policies: Sequence[Policy],
+    seed: int,
+    block: int,
+    augment: bool,
+    *,
+    alike: int = 1,
 ) -> Tensor:
     """Crop and flip the images, then apply each policy: (policies, images, C, H, W).
 
-    The crop and flip are the same for every policy, so that nothing else differs.
+    The crop and flip are the same for every policy, so that nothing else differs. Every `alike`
+    images in a row share their draws, which are those of as many fewer images.
     """
     base = images
     if augment:
-        base = crop_and_flip(images, CROP_PADDING, True, generator(seed, "crop", block))
+        rng = generator(seed, "crop", block)
+        base = crop_and_flip(images, CROP_PADDING, True, rng, alike=alike)
     return torch.stack(
-        [policy(base, generator(seed, "policy", str(policy), block)) for policy in policies]
+        [
+            policy(base, generator(seed, "policy", str(policy), block), alike=alike)
+            for policy in policies
+        ]
     )
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from gradveil.attacks import PRESETS, Attack, GradientMatching
-from gradveil.attacks.blind import stack_guesses
+from gradveil.attacks.blind import Blind, stack_guesses
 from gradveil.attacks.labels import Joint
 from gradveil.attacks.starts import Start
 from gradveil.audits.outcomes import CEILING
@@ -27,12 +27,12 @@ from gradveil.defenses import PolicyDefense
 from gradveil.scores import over_blind, ssim
 from gradveil.scores.lineup import (
     SMALL_SIZES,
-    Shown,
     choose,
     distinct,
     draw_victims,
     rank_among,
     seen_from_everywhere,
+    seen_in_place,
 )
 from gradveil.scores.scorer import Scorer, image_blocks, prepared
 from gradveil.transforms import Policy
@@ -175,6 +175,7 @@ class ProbeScorer(Scorer):
     unit: int = 1
     victims_at_once: int = 16
     sizes: tuple[int, ...] | None = None
+    _guesses: dict[Policy, Blind] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
         check_pixels("images", self.images, self.images.shape[1:])
@@ -212,12 +213,15 @@ class ProbeScorer(Scorer):
         )
         found = self._strike(policies, rows, used)
         ranks = self._ranks(policies, rows, block, found)
-        values: dict[str, list[Tensor]] = {name: [] for name in self.names}
-        for policy, theirs, truth, rank in zip(policies, found, used, ranks, strict=True):
-            measured = self.measure(theirs, truth, self._guess(policy, rows).to(truth), rank)
-            for name in self.names:
-                values[name].append(measured[name])
-        return {name: torch.stack(some).double().cpu() for name, some in values.items()}
+        guesses = torch.cat([self._guess(policy, rows).to(used) for policy in policies])
+        measured = self.measure(
+            found.flatten(0, 1),
+            used.flatten(0, 1),
+            guesses,
+            [rank for some in ranks for rank in some],
+        )
+        shape = len(policies), len(rows)
+        return {name: measured[name].double().cpu().view(shape) for name in self.names}
 
     def measure(
         self, found: Tensor, truth: Tensor, guess: Tensor, ranks: Sequence[int]
@@ -255,31 +259,45 @@ class ProbeScorer(Scorer):
         self, policies: Sequence[Policy], rows: Tensor, block: int, found: Tensor
     ) -> list[list[int]]:
         """Rank each true image in its line-up, by policy and image."""
-        # Every row of a block is replaced at once, so that a candidate has the draws of its row.
-        columns = [
-            self._pixels(prepared(some.to(self.device), policies, self.seed, block, self.augment))
-            for some in self.candidates[rows].unbind(1)
-        ]
-        shown = torch.stack(columns, dim=2)  # (policies, images, N, C, H, W)
+        candidates = self.candidates[rows].to(self.device)  # (images, N, C, H, W)
+        count = candidates.shape[1]
+        shown = self._pixels(
+            prepared(
+                candidates.flatten(0, 1), policies, self.seed, block, self.augment, alike=count
+            )
+        )
+        alike = torch.stack(
+            [
+                (
+                    seen_from_everywhere(theirs)
+                    @ seen_in_place(beside).unflatten(0, (len(rows), count)).transpose(1, 2)
+                ).amax(dim=1)
+                for theirs, beside in zip(found, shown, strict=True)
+            ]
+        ).cpu()
         ranks = []
-        for policy, theirs, beside in zip(policies, found, shown, strict=True):
-            known = Shown.of(beside, self.true[rows]).known
-            alike = (seen_from_everywhere(theirs) @ known.transpose(1, 2)).amax(dim=1).cpu()
+        for policy, theirs in zip(policies, alike, strict=True):
             rng = generator(self.seed, "lot", str(policy), block)
-            pairs = zip(alike, self.true[rows].tolist(), strict=True)
+            pairs = zip(theirs, self.true[rows].tolist(), strict=True)
             ranks.append([rank_among(likeness, true, rng) for likeness, true in pairs])
         return ranks
 
     def _guess(self, policy: Policy, rows: Tensor) -> Tensor:
         """Return the guess of these images, (images, C, H, W), by somebody who knows the policy."""
-        defense = PolicyDefense(policy, self.augment)
-        public = replace(self.public, images=self.public.images.to(self.device))
-        controls = Controls.of(public, defense, 1, self.seed)
         channels, height, width = self.images.shape[1:]
-        guess = controls.attacks[controls.chosen["used"]]
         rngs = [generator(self.seed, "noise", row) for row in rows.tolist()]
         shape = channels, height, width
-        return stack_guesses([guess], shape, self.labels[rows], rngs)[:, 0]
+        return stack_guesses([self._chosen_guess(policy)], shape, self.labels[rows], rngs)[:, 0]
+
+    def _chosen_guess(self, policy: Policy) -> Blind:
+        """Return the kind of guess to beat; kept for the next blocks of the same policies."""
+        if policy not in self._guesses:
+            public = replace(self.public, images=self.public.images.to(self.device))
+            controls = Controls.of(public, PolicyDefense(policy, self.augment), 1, self.seed)
+            while len(self._guesses) >= self.unit:
+                del self._guesses[next(iter(self._guesses))]
+            self._guesses[policy] = controls.attacks[controls.chosen["used"]]
+        return self._guesses[policy]
 
     def _pixels(self, images: Tensor) -> Tensor:
         return images.to(next(self.model.parameters()).dtype) / 255

@@ -148,7 +148,7 @@ def run_search(
     with claimed(FOLDER, out, job.settings()):
         bar = Bar(progress, counted=True, calm=CALM)
         checkpoint = find_checkpoint(job, out, root=root, device=device, bar=bar, progress=progress)
-        model = load_checkpoint(checkpoint, setup.untrained())
+        model = load_checkpoint(checkpoint, setup.untrained()).to(where)
         _look_at_weights(setup, model, checkpoint, bar)
         facts = job.settings() | setup.facts(model)
         del facts["checkpoint"]

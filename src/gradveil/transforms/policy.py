@@ -102,7 +102,8 @@ class Policy:
 
     The result replaces the image. Call it on a tensor (uint8, or float in [0, 1]; CHW or NCHW; one
     or three channels; any device) or on a `PIL.Image` (mode L or RGB). Without a generator it draws
-    from torch's default one, which a `DataLoader` seeds in each worker.
+    from torch's default one, which a `DataLoader` seeds in each worker. With `alike`, every so many
+    images in a row share their draws: the first of them stand for the draws of all.
     `scored_on` are short digests of the images that a search chose it by: an audit draws its
     victims from others.
     """
@@ -161,11 +162,13 @@ class Policy:
         return "+".join("-".join(map(str, member)) or NO_POLICY for member in self.members)
 
     @overload
-    def __call__(self, images: Tensor, rng: Generator | None = None) -> Tensor: ...
+    def __call__(
+        self, images: Tensor, rng: Generator | None = None, *, alike: int = 1
+    ) -> Tensor: ...
     @overload
     def __call__(self, images: Image.Image, rng: Generator | None = None) -> Image.Image: ...
     def __call__(
-        self, images: Tensor | Image.Image, rng: Generator | None = None
+        self, images: Tensor | Image.Image, rng: Generator | None = None, *, alike: int = 1
     ) -> Tensor | Image.Image:
         if isinstance(images, Image.Image):
             return _on_picture(images, lambda pixels: self(pixels, rng))
@@ -174,20 +177,24 @@ class Policy:
                 f"a policy takes a torch.Tensor or a PIL.Image, not {type(images).__name__}"
             )
         batch = _checked(images)
+        if alike < 1 or len(batch) % alike:
+            raise GradveilError(f"{len(batch)} images: they cannot share draws by {alike}")
         if batch.dtype == torch.uint8:
-            return self._run(batch, rng).view_as(images)
+            return self._run(batch, rng, alike).view_as(images)
         pixels = (batch * 255).round_().clamp_(0, 255).to(torch.uint8)
-        return (self._run(pixels, rng).to(images.dtype) / 255).view_as(images)
+        return (self._run(pixels, rng, alike).to(images.dtype) / 255).view_as(images)
 
-    def _run(self, images: Tensor, rng: Generator | None) -> Tensor:
+    def _run(self, images: Tensor, rng: Generator | None, alike: int) -> Tensor:
         if len(self.members) == 1:
-            return _apply(self.members[0], images, rng)
+            return _apply(self.members[0], images, rng, alike)
         device = "cpu" if rng is None else rng.device
-        drawn = torch.randint(len(self.members), (len(images),), generator=rng, device=device)
+        count = len(images) // alike
+        drawn = torch.randint(len(self.members), (count,), generator=rng, device=device)
+        drawn = drawn.repeat_interleave(alike)
         out = torch.empty_like(images)
         for number, member in enumerate(self.members):
             rows = (drawn == number).nonzero().squeeze(1).to(images.device, non_blocking=True)
-            out[rows] = _apply(member, images[rows], rng)
+            out[rows] = _apply(member, images[rows], rng, alike)
         return out
 
 
@@ -200,13 +207,17 @@ def _member(text: str) -> tuple[Transform, ...]:
     return tuple(Transform.parse(part.strip()) for part in parts)
 
 
-def _apply(member: tuple[Transform, ...], images: Tensor, rng: Generator | None) -> Tensor:
+def _apply(
+    member: tuple[Transform, ...], images: Tensor, rng: Generator | None, alike: int
+) -> Tensor:
     if not len(images):
         return images
-    drawn = [
-        signs(len(images), rng) if transform.signed else torch.ones(len(images), dtype=torch.long)
+    count = len(images) // alike
+    each = [
+        signs(count, rng) if transform.signed else torch.ones(count, dtype=torch.long)
         for transform in member
     ]
+    drawn = [directions.repeat_interleave(alike) for directions in each]
     pieces = []
     for rows in torch.arange(len(images)).split(CHUNK_ON_GPU if images.is_cuda else CHUNK_ON_CPU):
         part = slice(int(rows[0]), int(rows[-1]) + 1)

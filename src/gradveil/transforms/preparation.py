@@ -32,17 +32,26 @@ class Preparation:
         return self.policy(crop_and_flip(images, self.padding, self.flip, rng), rng)
 
 
-def crop_and_flip(images: Tensor, padding: int, flip: bool, rng: Generator) -> Tensor:
-    """Move each image by its random offset and, with `flip`, mirror it with probability 1/2."""
+def crop_and_flip(
+    images: Tensor, padding: int, flip: bool, rng: Generator, *, alike: int = 1
+) -> Tensor:
+    """Move each image by its random offset and, with `flip`, mirror it with probability 1/2.
+
+    Every `alike` images in a row share their draws.
+    """
     count, channels, height, width = images.shape
-    rows = _window(count, height, padding, rng)
-    columns = _window(count, width, padding, rng)
+    draws = count // alike
+    rows = _window(draws, height, padding, rng)
+    columns = _window(draws, width, padding, rng)
     if flip:
-        mirrored = torch.randint(0, 2, (count, 1), generator=rng, device=rng.device).bool()
+        mirrored = torch.randint(0, 2, (draws, 1), generator=rng, device=rng.device).bool()
         columns = torch.where(mirrored, columns.flip(1), columns)
     if not padding and not flip:
         return images
-    rows, columns = (index.to(images.device, non_blocking=True) for index in (rows, columns))
+    rows, columns = (
+        index.repeat_interleave(alike, dim=0).to(images.device, non_blocking=True)
+        for index in (rows, columns)
+    )
     padded = torch.nn.functional.pad(images, (padding,) * 4)
     image = torch.arange(count, device=images.device)[:, None, None, None]
     plane = torch.arange(channels, device=images.device)[None, :, None, None]
