@@ -1,13 +1,15 @@
 """Verdicts: what decides them, and that nothing is decided without records."""
 
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from gradveil.papers.catalog import EXPERIMENTS
-from gradveil.papers.cells import Workspace
-from gradveil.papers.claims import decide_all
+from gradveil.papers.cells import Cell, Workspace
+from gradveil.papers.claims import Evidence, costs_nothing, decide_all, training_lowers
 from gradveil.papers.experiments import Size
 from gradveil.papers.queue import make_parts
 from gradveil.papers.records import Records
@@ -148,3 +150,45 @@ def test_without_records_every_claim_is_not_measured_yet(tmp_path: Path) -> None
     decisions = decide_all(parts, Records((tmp_path / "records",)))
     assert {each.verdict for each in decisions} == {MISSING}
     assert [each.name for each in decisions[:7]] == [f"claim {n}" for n in range(1, 8)]
+
+
+@dataclass(frozen=True)
+class Accuracies(Records):
+    """Trainings of these seeds are done, with 90% right without a defense and 80% with one."""
+
+    seeds: tuple[int, ...] = ()
+
+    def result(self, cell: Cell) -> Any:
+        right = 0.9 if cell.training.defense.name == "none" else 0.8
+        done = cell.training.seed in self.seeds
+        return (
+            {"accuracy": right + 0.001 * cell.training.seed, "test_images": 9_000} if done else None
+        )
+
+
+@pytest.mark.parametrize(
+    ("seeds", "verdict"), [((0,), f"{UNTOLD}, so far"), ((0, 1), FAILS), ((), MISSING)]
+)
+def test_one_training_of_each_cannot_tell_what_a_defense_costs(
+    seeds: tuple[int, ...], verdict: str, tmp_path: Path
+) -> None:
+    workspace = Workspace(tmp_path, device="cpu")
+    parts = make_parts([EXPERIMENTS["precode-acc"]], VARIANTS, Size(), workspace)
+    pair = ("precode-acc", "cifar100, mlp, none", "cifar100, mlp, precode")
+    found = costs_nothing(Evidence.of(parts, Accuracies(seeds=seeds)), "name", "text", [pair])
+    assert found.verdict == verdict
+    assert ("one training each" in found.figure) == (seeds == (0,))
+
+
+@pytest.mark.parametrize(("wide", "verdict"), [(True, HOLDS), (False, f"{HOLDS}, so far")])
+def test_training_lowers_leakage_only_by_both_lineups(
+    wide: bool, verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def firsts(_: Evidence, _experiment: str, row: str) -> dict[str, Any]:
+        hits = (60, 64) if "step 0" in row else (20, 64)
+        return {"usual": (hits, hits if wide else None), "strong": ((9, 64), (9, 64))}
+
+    monkeypatch.setattr("gradveil.papers.claims._firsts", firsts)
+    found = training_lowers(Evidence({}, Records((tmp_path,))))
+    assert found.verdict == verdict
+    assert "`strong`: 9/64 (9/64), then 9/64 (9/64), then 9/64 (9/64)" in found.figure

@@ -65,8 +65,9 @@ def _intro(done: int, total: int, keys: list[str]) -> str:
         "## The papers' experiments, run again\n"
         "Each in two ways: *as published*, with the defects of the published code, and *as it "
         "should be* (`DEVIATIONS.md` lists the switches): what is shared is attacked, victims are "
-        "cropped and flipped with a policy and without, drawn over all classes, and the strongest "
-        "attack (`raced`) and its sham stand beside the published one for none and the hybrid. "
+        "cropped and flipped with a policy and without, drawn over all classes, and `raced`, the "
+        "stronger attack at the end of training, and its sham stand beside the published one for "
+        "none and the hybrid. "
         "PSNR is against the image used; line-ups count rank 1 with exact 95% intervals, and, "
         "where records hold it, rank 1 in a line-up that finds a picture moved by up to "
         f"{FAR} pixels. "
@@ -134,22 +135,22 @@ def _paired(part: Part, records: Records) -> list[str]:
     none, hybrid = found.pop(NONE), found.pop(HYBRID)
     ordered = sorted(found, key=lambda row: -sum(found[row]))
     tests = [mcnemar(none, found[row]) for row in ordered]
-    adjusted = holm([p for _, _, p in tests])
+    left, right, p = mcnemar(none, hybrid)
+    *adjusted, p = holm([*(p for _, _, p in tests), p])
     told = [
         f"`{row}` {sum(found[row])} ({only} : {other}, p = {p:.2g})"
         for row, (only, other, _), p in zip(ordered, tests, adjusted, strict=True)
     ]
     fewer = [row for row, p in zip(ordered, adjusted, strict=True) if p < LEVEL]
     beside = holm([mcnemar(hybrid, found[row])[2] for row in ordered])
-    left, right, p = mcnemar(none, hybrid)
     apart = sum(value < LEVEL for value in beside)
     return [
         f"**On the {len(shared)} images that all have** (as it should be, raced attacks; those on "
         f"a gradient defense know it): rank 1 for {sum(none)} without a defense; "
         f"{', '.join(told)}; in brackets how many only none and only the defense has, exact "
-        f"McNemar p with Holm's correction for {len(tests)}. After it {_listed(fewer)} from none. "
-        "The hybrid, attacked "
-        f"without knowing it, has {sum(hybrid)} ({left} : {right}, p = {p:.2g}, one test), and is "
+        f"McNemar p with Holm's correction for {len(tests) + 1}, the hybrid's included. After it "
+        f"{_listed(fewer)} from none. The hybrid, attacked "
+        f"without knowing it, has {sum(hybrid)} ({left} : {right}, p = {p:.2g}), and is "
         f"apart from {apart or 'none'} of the {len(beside)} gradient defenses. One training and "
         "one attacker seed each; these cells have no sham."
     ]
