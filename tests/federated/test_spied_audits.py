@@ -192,6 +192,20 @@ def test_an_average_of_clients_is_the_gradient_of_all_their_images(
     assert note == "3 local steps of each client are taken as one gradient of all images"
 
 
+@pytest.mark.parametrize("count", ["0", "-3", str(2**70)])
+def test_a_wrong_number_of_images_is_called_as_it_was_typed(
+    gradveil: Command, run: Path, spied: tuple[Path, Path], tmp_path: Path, count: str
+) -> None:
+    """In a run of `gradveil federate` the same number is called audited."""
+    out = tmp_path / "a"
+    of_run = f"audit --flower {run} --round 1 {MINI} --defense prune:0.5"
+    of_app = f"audit --flower {spied[0]} --client-images {spied[1]} --local-lr {RATE} {EXACT}"
+    for line in (of_run, of_app):
+        said = gradveil(f"{line} --images {count} --out {out}").error
+        assert "images " in said and "audited" not in said, said
+        assert not out.exists()
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [

@@ -309,12 +309,15 @@ def _spied_job(
     root: Path | None,
 ) -> "tuple[AuditJob, str]":
     """Return the audit of a round that a spy kept, and a note on how updates are taken."""
+    from gradveil.core.boundary import check_value
     from gradveil.data import load
     from gradveil.federated.job import SPY
     from gradveil.federated.recorded import make_audit
     from gradveil.federated.spied_audits import find_round, is_run, make_app_audit, read_run
 
     _refuse(given, NOT_SPIED, "does not go with --flower: the spy's files say it")
+    if check_value(audited, int, "images") < 1:
+        raise GradveilError(f"images {audited}: it must be at least 1")
     if len(defenses) > 1:
         raise GradveilError(
             f"--flower and {len(defenses)} defenses: the updates are of one, give that alone"
