@@ -3,7 +3,7 @@
 import json
 import os
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from gradveil.defenses import parse
 from gradveil.federated import spied
 from gradveil.federated.client_app import Plan, Workshop, make_client_app
 from gradveil.federated.job import SPY, FederationJob, make_model
-from gradveil.federated.partition import parse_graph
+from gradveil.federated.partition import Partition, parse_graph
 from gradveil.federated.recorded import as_recorded, batch_digest, choose_victims, make_audit
 from gradveil.federated.run import FederationResult, federate
 from gradveil.models import build
@@ -259,16 +259,80 @@ def test_an_average_is_the_gradient_of_all_its_images(tmp_path: Path) -> None:
         torch.testing.assert_close(value, wanted.seen.gradients[name], atol=1e-6, rtol=1e-4)
 
 
-def test_what_cannot_be_attacked_is_said_and_not_called_safe(
+@dataclass(frozen=True)
+class Uneven(Partition):
+    """Two clients: one with 8 images, one with 4."""
+
+    def divide(self, labels: Tensor, clients: int, seed: int) -> list[Tensor]:
+        return [torch.arange(8), torch.arange(8, 12)]
+
+
+class BegunError(GradveilError):
+    """The training has begun."""
+
+
+def begin(_: Plan, __: Any) -> None:
+    raise BegunError("the training has begun")
+
+
+UNEVEN: dict[str, Any] = {
+    "clients": 2,
+    "split": Uneven(),
+    "local_epochs": 1,
+    "batch_size": 4,
+    "audited": 8,
+}
+
+
+def test_what_cannot_be_attacked_is_told_before_the_training_and_not_called_safe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gradveil.federated.recorded.MOST", 4)
-    found = run(make_job(batch_size=8), tmp_path)
-    assert found.audits == {}
-    assert (
-        "8 images is not attacked, at most 4 are; that does not make it safe"
-        in found.not_attacked[2]
+    job = make_job(**UNEVEN, rounds=20, fraction=0.5)
+    large, small = (
+        next(number for number in range(1, 21) if job.participants(number) == [client])
+        for client in (0, 1)
     )
+    job = replace(job, rounds=max(large, small), spy_rounds=(large, small))
+    said = "an update of 8 images is not attacked, at most 4 are; that does not make it safe"
+    with pytest.warns(GradveilWarning, match=f"^round {large}: {said}"), pytest.raises(BegunError):
+        federate(job, tmp_path / "begun", engine=begin, progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GradveilWarning)
+        found = run(job, tmp_path / "run")
+    assert list(found.audits) == [small] and found.not_attacked == {large: f"round {large}: {said}"}
+
+
+def test_updates_that_are_too_large_beside_others_are_told_before_the_training_and_in_the_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradveil.federated.recorded.MOST", 4)
+    job = make_job(**UNEVEN, rounds=1, spy_rounds=(1,))
+    said = "1 of 2 updates are of more than 4 images and are not attacked, which does not make them"
+    with pytest.warns(GradveilWarning, match=f"^round 1: {said} safe"), pytest.raises(BegunError):
+        federate(job, tmp_path, engine=begin, progress=False)
+    run(replace(job, attacks={}), tmp_path / "run")
+    audit, note = make_audit(job, 1, tmp_path / "run", job.splits(None))
+    assert audit.images == audit.batch_size == 4 and said in note
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"batch_size": 8, "spy_rounds": (1, 2)}, "rounds 1, 2: an update of 8 images is not"),
+        ({**UNEVEN, "batch_size": 2, "average_of": 2}, "round 2: an update of 12 images is not"),
+        ({"steps": 0}, "steps 0: it must be at least 1"),
+        ({"attacks": {"closed-form": find("closed-form")}}, "none of closed-form has such a"),
+    ],
+)
+def test_a_training_whose_rounds_cannot_be_attacked_at_all_is_refused_before_it_begins(
+    more: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradveil.federated.recorded.MOST", 4)
+    with pytest.raises(GradveilError) as error:
+        federate(make_job(**more), tmp_path / "run", engine=begin, progress=False)
+    assert "nothing could be attacked after the training" in str(error.value)
+    assert said in str(error.value) and not (tmp_path / "run").exists()
 
 
 def test_averages_of_clients_that_draw_are_not_attacked(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The updates that a spy kept, attacked by the ordinary audit."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from gradveil.core.types import Batch, Gradients, Loss, Protocol, Statistics
 from gradveil.data import Images
 from gradveil.engine.device import find_device
 from gradveil.federated.job import AUDITS, SPY, FederationJob, make_shares
-from gradveil.federated.spied import SENT, Update, read_round, round_folder
+from gradveil.federated.spied import SENT, Update, grouped, read_round, round_folder
 
 CANDIDATES = 150  # images of each class, beside those of the victims, that line-ups are made of
 LEAST_ALIKE = 0.5  # cosine of a recorded update with that of its images, below which they are not
@@ -143,6 +143,7 @@ class Victims:
     protocol: Protocol
     divided_by: float  # what weights' differences are divided by to stand for a gradient
     note: str  # how the attacker takes the update, where that is not exactly what it is
+    larger: str = ""  # what of the round is of too many images to be attacked
 
 
 def audit_round(
@@ -194,13 +195,42 @@ def make_audit(
 
     Public images are those of the test split.
     """
-    train, test = splits
+    train, _ = splits
     victims = choose_victims(job, number, out, train)
     # Those of an average, or of a neighbor that started from other ones, tell of no batch.
     told = job.graph is None
     record = make_record(victims, train, lambda client: job.draws(int(client), number), told)
+    audit = _audit_of(job, number, out, victims, splits, partial(as_recorded, record))
+    return audit, "; ".join(words for words in (victims.note, victims.larger) if words)
+
+
+def foresee_audit(
+    job: FederationJob,
+    number: int,
+    out: Path,
+    shares: Sequence[Tensor],
+    splits: tuple[Images, Images],
+) -> Victims:
+    """Return the victims of a round where every client answers, before the training.
+
+    An error says why they cannot be attacked, or what is wrong with the settings of the attacks.
+    """
+    victims = foresee_victims(job, number, shares)
+    _audit_of(job, number, out, victims, splits, None)
+    return victims
+
+
+def _audit_of(
+    job: FederationJob,
+    number: int,
+    out: Path,
+    victims: Victims,
+    splits: tuple[Images, Images],
+    recorded: Callable[[Client], Client] | None,
+) -> AuditJob:
+    train, test = splits
     images, count = lined_up(victims, train)
-    audit = AuditJob(
+    return AuditJob(
         job.model,
         images,
         job.attacks,
@@ -213,9 +243,8 @@ def make_audit(
         protocol=victims.protocol,
         first=0,
         seed=derived(job.seed, "audit", number) >> 1,
-        recorded=partial(as_recorded, record),
+        recorded=recorded,
     )
-    return audit, victims.note
 
 
 def make_record(
@@ -257,14 +286,34 @@ def _others(train: Images, victims: Tensor, most: int) -> Iterator[Tensor]:
 
 def choose_victims(job: FederationJob, number: int, out: Path, train: Images) -> Victims:
     """Choose updates of a round by as many images each, as many as the job has audited."""
-    updates = read_round(out / SPY, number)
+    return _choose(job, number, read_round(out / SPY, number), make_shares(job, train))
+
+
+def foresee_victims(job: FederationJob, number: int, shares: Sequence[Tensor]) -> Victims:
+    """Choose before the training, as if every client answers: of updates that hold nothing yet."""
+    if job.graph is not None:
+        clients = sorted(job.graph.neighbors(job.spy))
+    else:
+        clients = job.participants(number)
+    groups = [tuple(map(str, group)) for group in grouped(clients, job.average_of or 1)]
+    updates = [
+        Update(group[0], number, {}, {}, job.one_gradient, 0.0)
+        if job.average_of is None
+        else Update(f"average-{place}", number, {}, {}, job.one_gradient, 0.0, group)
+        for place, group in enumerate(groups)
+    ]
+    return _choose(job, number, updates, shares)
+
+
+def _choose(
+    job: FederationJob, number: int, updates: Sequence[Update], shares: Sequence[Tensor]
+) -> Victims:
     if not updates:
         raise GradveilError(f"round {number}: the spy has no update")
-    shares = make_shares(job, train)
     if any(update.members for update in updates) and job.inside.parts():
         raise GradveilError(
             f"round {number}: averages of clients under {job.inside} are not attacked: each client "
-            "drew by itself"
+            "drew by itself; that does not make them safe"
         )
     images = {update.client: _images_of(job, update, number, shares) for update in updates}
     chosen = alike(updates, images, job.audited)
@@ -275,20 +324,39 @@ def choose_victims(job: FederationJob, number: int, out: Path, train: Images) ->
         protocol,
         divided_by,
         note,
+        larger_words(images.values()),
     )
 
 
 def alike(updates: Sequence[Update], images: Mapping[str, Tensor], most: int) -> list[Update]:
-    """Choose updates by as many images each, of `most` images in all; of the size most have."""
-    sizes = [len(images[update.client]) for update in updates]
+    """Choose updates by as many images each, of `most` images in all; of the size most have.
+
+    Those of too many images to be attacked are left out.
+    """
+    every = [len(images[update.client]) for update in updates]
+    sizes = [size for size in every if size <= MOST]
+    if not sizes:
+        least, largest = min(every), max(every)
+        said = f"an update of {least} images is not attacked, at most {MOST} are; that does not "
+        said += "make it safe"
+        if least < largest:
+            said = f"updates of {least} to {largest} images are not attacked, at most {MOST} are; "
+            said += "that does not make them safe"
+        raise GradveilError(f"round {updates[0].round}: {said}")
     size = max(set(sizes), key=lambda each: (sizes.count(each), -each))
-    if size > MOST:
-        raise GradveilError(
-            f"round {updates[0].round}: an update of {size} images is not attacked, at most {MOST} "
-            "are; that does not make it safe"
-        )
     chosen = [update for update in updates if len(images[update.client]) == size]
     return chosen[: max(1, most // size)]
+
+
+def larger_words(images: Collection[Tensor]) -> str:
+    """Say how many of a round's updates are of too many images to be attacked."""
+    larger = sum(len(each) > MOST for each in images)
+    if not larger:
+        return ""
+    return (
+        f"{larger} of {len(images)} updates are of more than {MOST} images and are not attacked, "
+        "which does not make them safe"
+    )
 
 
 def _protocol(

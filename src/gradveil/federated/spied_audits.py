@@ -21,7 +21,14 @@ from gradveil.data.client_files import find_client, read_client
 from gradveil.defenses import Defense
 from gradveil.federated.job import FEDERATION, PLAIN, FederationJob
 from gradveil.federated.partition import parse_graph, parse_partition
-from gradveil.federated.recorded import Victims, alike, as_recorded, lined_up, make_record
+from gradveil.federated.recorded import (
+    Victims,
+    alike,
+    as_recorded,
+    larger_words,
+    lined_up,
+    make_record,
+)
 from gradveil.federated.spied import SENT, Update, kept_rounds, read_round, round_folder
 from gradveil.models import NormalizedName
 
@@ -163,7 +170,7 @@ def make_app_audit(
         recorded=partial(as_recorded, record, loss=loss),
     )
     absent = [name for name in found if name not in known]
-    notes = [victims.note] if victims.note else []
+    notes = [words for words in (victims.note, larger_words(numbers.values())) if words]
     notes += [f"no images were given of {', '.join(absent)}"] if absent else []
     return audit, "; ".join(notes)
 
