@@ -65,6 +65,19 @@ def test_some_clients_are_chosen_by_name(spied: Path) -> None:
     assert found.client == "1" and found.found.images.shape == (1, 1, 12, 12) and not found.scores
 
 
+def test_auto_inverts_each_client_by_every_attack_that_suits(spied: Path) -> None:
+    truth = {str(number): toys.fashion(2).images[[number]] for number in range(2)}
+    shape = (1, 12, 12)
+    found = invert(
+        spied, 3, leaky(), truth=truth, image_shape=shape, local_lr=LR, attack="auto", steps=1
+    )
+    names = [each.attack for each in found if each.client == "0"]
+    assert {"adam-cosine", "raced", "closed-form"} == {*names}
+    assert [each.attack for each in found if each.client == "1"] == names
+    exact = [each for each in found if each.attack == "closed-form"]
+    assert all(each.scores["psnr"][0] > 30 and not each.left_out for each in exact)
+
+
 def test_what_is_not_there_is_named(spied: Path) -> None:
     with pytest.raises(GradveilError, match="unknown client of round 3 '7': choose from 0, 1"):
         invert(spied, 3, leaky(), clients=("7",), image_shape=(1, 12, 12))
