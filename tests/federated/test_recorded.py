@@ -335,6 +335,39 @@ def test_a_training_whose_rounds_cannot_be_attacked_at_all_is_refused_before_it_
     assert said in str(error.value) and not (tmp_path / "run").exists()
 
 
+@pytest.mark.parametrize("local", [True, False], ids=["local epochs", "gradients"])
+def test_an_average_in_train_mode_is_the_mean_of_what_each_client_did(
+    local: bool, tmp_path: Path
+) -> None:
+    more = FEDAVG if local else FEDAVG | {"local_epochs": None, "batch_size": 4}
+    job = replace(make_job(**(more | {"attacks": {}, "average_of": 3})), model=normed())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GradveilWarning)
+        run(job, tmp_path)
+    chosen = choose_victims(job, 1, tmp_path, job.splits(None)[0])
+    each = Protocol(1, 0.05, True, 1, 2, 0.5, 1e-3) if local else Protocol(1, 0.05, True)
+    assert chosen.protocol == replace(each, averaged_clients=3) and not chosen.note
+    assert len(chosen.updates[0].members) == 3 and len(chosen.numbers[0]) == 12
+    workshop = Workshop.of(job, None)
+    batch = workshop.batch(chosen.numbers[0])
+    plain = Client(workshop.model, 10, protocol=chosen.protocol)
+    (wanted,) = plain.share_batches([batch], torch.Generator())
+    for name, value in shared(job, tmp_path, 1)[0].seen.gradients.items():
+        torch.testing.assert_close(value, wanted.seen.gradients[name])
+
+
+def test_an_average_of_clients_with_other_numbers_of_images_is_said_to_be_approximated(
+    tmp_path: Path,
+) -> None:
+    job = make_job(**UNEVEN, rounds=1, spy_rounds=(1,), average_of=2)
+    run(replace(job, attacks={}), tmp_path)
+    chosen = choose_victims(job, 1, tmp_path, job.splits(None)[0])
+    assert "clients with different numbers of images are taken as one gradient" in chosen.note
+    assert "an approximation: what it does not find is not shown to be safe" in chosen.note
+    assert chosen.protocol == Protocol(local_lr=0.05)
+    assert chosen.divided_by == pytest.approx(0.05 * (1 + 1.9))  # two steps with momentum 0.9
+
+
 def test_averages_of_clients_that_draw_are_not_attacked(tmp_path: Path) -> None:
     job = make_job(average_of=3, defense=parse("3-1-7"), attacks={})
     run(job, tmp_path)

@@ -5,6 +5,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -188,8 +189,23 @@ def test_an_average_of_clients_is_the_gradient_of_all_their_images(
     (wanted,) = client.share_batches([batch], torch.Generator())
     for name, value in wanted.seen.gradients.items():
         torch.testing.assert_close(found.seen.gradients[name], value, atol=1e-5, rtol=1e-3)
-    _, note = app_audit(tmp_path, spied[1], protocol=Protocol(3, RATE))
-    assert note == "3 local steps of each client are taken as one gradient of all images"
+    job, note = app_audit(tmp_path, spied[1], protocol=Protocol(3, RATE))
+    assert job.protocol == Protocol(3, RATE, averaged_clients=2) and not note
+
+
+def test_an_average_of_clients_with_other_numbers_of_images_is_said_to_be_approximated(
+    spied: tuple[Path, Path], tmp_path: Path
+) -> None:
+    one, other = read_round(spied[0], 3)
+    (mean,) = average([one, replace(other, examples=2.0)], 2)
+    save_update(tmp_path, mean)
+    split = load("fashion-mnist-mini", "train")
+    for name, some in (("07", split.images[:1]), ("17", split.images[1:3])):
+        np.savez(tmp_path / f"{name}.npz", images=some.numpy(), labels=np.arange(len(some)))
+    _, note = app_audit(tmp_path, tmp_path)
+    assert not note  # one gradient each: the mean is that of all images
+    job, note = app_audit(tmp_path, tmp_path, protocol=Protocol(3, RATE))
+    assert job.protocol == Protocol(local_lr=RATE) and "which is an approximation" in note
 
 
 @pytest.mark.parametrize("count", ["0", "-3", str(2**70)])

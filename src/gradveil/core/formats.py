@@ -44,6 +44,7 @@ class Asked(Struct, frozen=True):
     local_batch_size: Positive | None = None
     client_momentum: Share = 0.0
     client_weight_decay: float = 0.0
+    averaged_clients: Positive = 1
     train_mode: bool = False
     split: str = "test"
     first: Count | None = None

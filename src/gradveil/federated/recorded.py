@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from gradveil.audits import AuditJob, AuditResult, Case, run_audit
 from gradveil.audits.prepare import foreseen_seconds
@@ -18,7 +18,8 @@ from gradveil.core.seeds import derived
 from gradveil.core.types import Batch, Gradients, Loss, Protocol, Statistics
 from gradveil.data import Images
 from gradveil.engine.device import find_device
-from gradveil.federated.job import AUDITS, SPY, FederationJob, make_shares
+from gradveil.engine.shares import as_one_client
+from gradveil.federated.job import AUDITS, SPY, FederationJob, make_model, make_shares
 from gradveil.federated.spied import SENT, Update, grouped, read_round, round_folder
 
 CANDIDATES = 150  # images of each class, beside those of the victims, that line-ups are made of
@@ -215,7 +216,7 @@ def foresee_audit(
 
     An error says why they cannot be attacked, or what is wrong with the settings of the attacks.
     """
-    victims = foresee_victims(job, number, shares)
+    victims = foresee_victims(job, number, shares, splits[0])
     _audit_of(job, number, out, victims, splits, None)
     return victims
 
@@ -258,11 +259,10 @@ def make_record(
     record = {}
     for update, numbers in zip(victims.updates, victims.numbers, strict=True):
         batch = Batch(train.images[numbers].float() / 255, train.labels[numbers])
-        members = update.members or (update.client,)
         record[batch_digest(batch)] = Recorded(
             update.as_gradients(victims.divided_by),
             update.statistics() if statistics and not update.members else {},
-            draws(members[0]),
+            draws(members_of(update)[0]),
         )
     return record
 
@@ -286,10 +286,13 @@ def _others(train: Images, victims: Tensor, most: int) -> Iterator[Tensor]:
 
 def choose_victims(job: FederationJob, number: int, out: Path, train: Images) -> Victims:
     """Choose updates of a round by as many images each, as many as the job has audited."""
-    return _choose(job, number, read_round(out / SPY, number), make_shares(job, train))
+    updates = read_round(out / SPY, number)
+    return _choose(job, number, updates, make_shares(job, train), train)
 
 
-def foresee_victims(job: FederationJob, number: int, shares: Sequence[Tensor]) -> Victims:
+def foresee_victims(
+    job: FederationJob, number: int, shares: Sequence[Tensor], train: Images
+) -> Victims:
     """Choose before the training, as if every client answers: of updates that hold nothing yet."""
     if job.graph is not None:
         clients = sorted(job.graph.neighbors(job.spy))
@@ -302,11 +305,15 @@ def foresee_victims(job: FederationJob, number: int, shares: Sequence[Tensor]) -
         else Update(f"average-{place}", number, {}, {}, job.one_gradient, 0.0, group)
         for place, group in enumerate(groups)
     ]
-    return _choose(job, number, updates, shares)
+    return _choose(job, number, updates, shares, train)
 
 
 def _choose(
-    job: FederationJob, number: int, updates: Sequence[Update], shares: Sequence[Tensor]
+    job: FederationJob,
+    number: int,
+    updates: Sequence[Update],
+    shares: Sequence[Tensor],
+    train: Images,
 ) -> Victims:
     if not updates:
         raise GradveilError(f"round {number}: the spy has no update")
@@ -315,9 +322,29 @@ def _choose(
             f"round {number}: averages of clients under {job.inside} are not attacked: each client "
             "drew by itself; that does not make them safe"
         )
-    images = {update.client: _images_of(job, update, number, shares) for update in updates}
+    images = {
+        update.client: torch.cat(
+            [_images_of(job, member, number, shares) for member in members_of(update)]
+        )
+        for update in updates
+    }
     chosen = alike(updates, images, job.audited)
-    protocol, divided_by, note = _protocol(job, number, chosen[0], shares)
+    client = int(members_of(chosen[0])[0])
+    protocol, taken = _protocol(job, number, client, shares)
+    if taken is None and any(update.members for update in chosen):
+        sizes = [
+            [len(_images_of(job, member, number, shares)) for member in members_of(update)]
+            for update in chosen
+        ]
+        protocol, taken = as_mean(protocol, make_model(job, train), sizes)
+    divided_by, note = protocol.local_lr, taken or ""
+    if taken is not None:
+        divided_by *= protocol.summed(len(_images_of(job, str(client), number, shares)))
+        protocol = Protocol(local_lr=protocol.local_lr, train_mode=job.train_mode)
+    elif job.graph is not None:
+        note = f"participant {job.spy} attacks with its own weights"
+    elif protocol.local_epochs > 1:
+        note = "the order of the first epoch is taken for all; each had its own"
     return Victims(
         tuple(chosen),
         tuple(images[update.client] for update in chosen),
@@ -326,6 +353,11 @@ def _choose(
         note,
         larger_words(images.values()),
     )
+
+
+def members_of(update: Update) -> tuple[str, ...]:
+    """Return the clients behind an update."""
+    return update.members or (update.client,)
 
 
 def alike(updates: Sequence[Update], images: Mapping[str, Tensor], most: int) -> list[Update]:
@@ -359,16 +391,37 @@ def larger_words(images: Collection[Tensor]) -> str:
     )
 
 
+APPROXIMATED = (
+    "are taken as one gradient of all images, which is an approximation: what it does not"
+)
+APPROXIMATED += " find is not shown to be safe"
+
+
+def as_mean(
+    protocol: Protocol, model: nn.Module, sizes: Sequence[Sequence[int]]
+) -> tuple[Protocol, str | None]:
+    """Return the protocol of averages of clients who each follow this one, and None.
+
+    `sizes` are the numbers of images of each average's clients. Where these differ, and the mean
+    of their updates is more than one gradient of all images, the second says that they are taken
+    as that.
+    """
+    clients = len(sizes[0])
+    found = as_one_client(replace(protocol, averaged_clients=clients), model, max(map(sum, sizes)))
+    even = len({size for each in sizes for size in each}) == len({*map(len, sizes)}) == 1
+    if found.averaged_clients == 1 or even:
+        return found, None
+    return protocol, f"the updates of clients with different numbers of images {APPROXIMATED}"
+
+
 def _protocol(
-    job: FederationJob, number: int, update: Update, shares: Sequence[Tensor]
-) -> tuple[Protocol, float, str]:
-    """Return how an attacker takes such an update, what differences are divided by, and a note."""
+    job: FederationJob, number: int, client: int, shares: Sequence[Tensor]
+) -> tuple[Protocol, str | None]:
+    """Return what a client did, and None; or how its steps are taken that no protocol tells."""
     rate = job.recipe.rate(number - 1)
     gradient = Protocol(local_lr=rate, train_mode=job.train_mode)
     if job.one_gradient:
-        note = "" if job.graph is None else f"participant {job.spy} attacks with its own weights"
-        return gradient, rate, note
-    client = int((update.members or (update.client,))[0])
+        return gradient, None
     steps = len(job.local_batches(shares[client], client, number))
     if steps > 1 and job.inside.changes("batch"):
         raise GradveilError(
@@ -377,19 +430,13 @@ def _protocol(
         )
     each = -(-len(shares[client]) // job.batch_size)  # batches of an epoch
     local = replace(gradient, client_momentum=job.momentum, client_weight_decay=job.weight_decay)
-    if update.members or (steps > each > 1 and steps % each):
-        whose = " of each client" if update.members else ""
-        note = f"{steps} local steps{whose} are taken as one gradient of all images"
-        return gradient, rate * steps, note
+    if steps > each > 1 and steps % each:
+        return replace(local, local_steps=steps), f"{steps} local steps {APPROXIMATED}"
     if each == 1 or steps == 1:
-        return replace(local, local_steps=steps), rate, ""
-    epochs = -(-steps // each)
-    local = replace(local, local_epochs=epochs, local_batch_size=job.batch_size)
-    note = "the order of the first epoch is taken for all; each had its own" if epochs > 1 else ""
-    return local, rate, note
+        return replace(local, local_steps=steps), None
+    return replace(local, local_epochs=-(-steps // each), local_batch_size=job.batch_size), None
 
 
-def _images_of(job: FederationJob, update: Update, number: int, shares: Sequence[Tensor]) -> Tensor:
-    """Return the images behind an update, those of all clients of an average, by their numbers."""
-    clients = map(int, update.members or (update.client,))
-    return torch.cat([job.images_of(shares[client], client, number) for client in clients])
+def _images_of(job: FederationJob, client: str, number: int, shares: Sequence[Tensor]) -> Tensor:
+    """Return the images behind a client's update, by their numbers."""
+    return job.images_of(shares[int(client)], int(client), number)
