@@ -36,7 +36,7 @@ from gradveil.defenses.applied import check_defense, known_in_mode, protected_mo
 from gradveil.engine.device import find_device
 from gradveil.engine.gradients import cross_entropy, in_mode, trainable
 from gradveil.engine.norms import Running
-from gradveil.engine.shares import Shares
+from gradveil.engine.shares import Shares, as_one_client
 from gradveil.models import NormalizedName, build_for
 from gradveil.models.bottleneck import penalties
 from gradveil.models.factories import logits, own_copy
@@ -155,6 +155,7 @@ class Settings(TypedDict, total=False):
     local_batch_size: int | None
     client_momentum: float
     client_weight_decay: float
+    averaged_clients: int
     image_size: int | None
     channels: int | None
     seed: int | Generator
@@ -205,6 +206,7 @@ def reconstruct(
     local_batch_size: int | None = None,
     client_momentum: float = 0.0,
     client_weight_decay: float = 0.0,
+    averaged_clients: int = 1,
     image_size: int | None = None,
     channels: int | None = None,
     seed: int | Generator = 0,
@@ -218,7 +220,8 @@ def reconstruct(
     is, or a name such as lenet. A name needs `images` of the client's kind that anyone may have, or
     the name of a data set, for the image shape, the classes and the normalization; a module needs
     these or `image_shape`, (C, H, W). The client made `local_steps` steps of SGD with rate
-    `local_lr` over its `size` images, or went through them in mini-batches, as `Protocol` says.
+    `local_lr` over its `size` images, or went through them in mini-batches, as `Protocol` says; the
+    update may be the mean of `averaged_clients` that have these images in equal parts.
     `defense` is the client's, as far as the attacker is told of it: attacks such as masked need to
     know it, and the layers that it puts into a model are in the weights. Labels are inferred.
     `loss` gives one value for each image. `progress` is called with the iterations done, and all.
@@ -234,23 +237,26 @@ def reconstruct(
         root = None if data_root is None else Path(data_root)
         images = load(images, "test", root=root, image_size=image_size, channels=channels)
     made, image_shape, classes = _model(model, images, image_shape)
+    network = protected_model(known, made, image_shape).to(where)
+    protocol = Protocol(
+        local_steps,
+        local_lr,
+        train_mode,
+        local_epochs,
+        local_batch_size,
+        client_momentum,
+        client_weight_decay,
+        averaged_clients,
+    )
     seen = observe_update(
         Path(before) if isinstance(before, str) else before,
         Path(after) if isinstance(after, str) else after,
-        protected_model(known, made, image_shape).to(where),
+        network,
         loss=known.protect_loss(loss),
         image_shape=image_shape,
         classes=classes,
         size=size,
-        protocol=Protocol(
-            local_steps,
-            local_lr,
-            train_mode,
-            local_epochs,
-            local_batch_size,
-            client_momentum,
-            client_weight_decay,
-        ),
+        protocol=as_one_client(protocol, network, size),
         defense=known,
     )
 

@@ -1,8 +1,9 @@
 """A user's own Flower app: images from what a spy kept, with the user's model and loss."""
 
 import tempfile
+import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,9 @@ from torch import Tensor, nn
 
 from gradveil.audits.fits import Tried
 from gradveil.core.boundary import public
-from gradveil.core.errors import GradveilError, unknown
+from gradveil.core.errors import GradveilError, GradveilWarning, unknown
 from gradveil.core.files import replacing
-from gradveil.core.types import Reconstruction
+from gradveil.core.types import Protocol, Reconstruction
 from gradveil.federated.spied import PRIVATE, SENT, Update, client_path, read_round, round_folder
 from gradveil.models import NormalizedName
 from gradveil.updates import reconstruct, score
@@ -79,21 +80,53 @@ def reconstruct_spied(
     local_lr: float = 0.01,
     **more: Any,
 ) -> Reconstruction | Tried:
-    """Reconstruct the images behind one update of a spy's folder; `invert` says what is given."""
+    """Reconstruct the images behind one update of a spy's folder; `invert` says what is given.
+
+    The clients of an average are taken to have as many images each.
+    """
     count = size or round(update.examples * max(1, len(update.members)))
     if count < 1:
         raise GradveilError(
             f"client {update.client}: it did not say how many images it has; give size"
         )
+    clients = _equal_parts(update, count, local_lr, more)
     before, after = round_folder(spied, update.round) / SENT, client_path(spied, update)
     with tempfile.TemporaryDirectory(prefix="gradveil-invert-") as scratch:
         if update.gradients:
             after = Path(scratch) / "after.safetensors"
             _write_after(after, update, local_lr)
         found: Reconstruction | Tried = reconstruct(
-            before, after, model, size=count, local_lr=local_lr, **more
+            before,
+            after,
+            model,
+            size=count,
+            local_lr=local_lr,
+            averaged_clients=clients,
+            **more,
         )
     return found
+
+
+def _equal_parts(update: Update, count: int, local_lr: float, more: Mapping[str, Any]) -> int:
+    """Return how many clients are averaged; 1 where they cannot have equal parts of the images.
+
+    Warn of what is assumed where it matters.
+    """
+    clients = max(1, len(update.members))
+    told = {each.name: more[each.name] for each in fields(Protocol) if each.name in more}
+    protocol = Protocol(local_lr=local_lr, **told)
+    even = count % clients == 0
+    if clients > 1 and (protocol.moves(count // clients) or protocol.train_mode):
+        said = f"as of {count // clients} images each"
+        if not even:
+            said = "as one client's, an approximation: what it does not find is not shown to be safe"
+        warnings.warn(
+            f"client {update.client}: how many images each of its {clients} clients has is not "
+            f"known; the mean of their updates, of {count} images, is taken {said}",
+            GradveilWarning,
+            stacklevel=4,
+        )
+    return clients if even else 1
 
 
 def _write_after(path: Path, update: Update, local_lr: float) -> None:
