@@ -105,7 +105,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[FederationJob, Pa
 
 def assert_same_as_outside(job: FederationJob, number: int, out: Path, folder: Path) -> None:
     """Audit what was spied, and the same batches outside of Flower."""
-    spied_on, _ = make_audit(job, number, out, job.splits(None))
+    spied_on = make_audit(job, number, out, job.splits(None))
     found = run_audit(spied_on, folder / "spied", progress=False)
     outside = run_audit(replace(spied_on, recorded=None), folder / "outside", progress=False)
     (one,), (other,) = found.cases, outside.cases
@@ -135,7 +135,7 @@ def test_the_same_is_true_of_local_epochs_in_mini_batches(
 def shared(job: FederationJob, out: Path, number: int = 2) -> list[Any]:
     """What the audit's client shares of the victims' batches."""
     splits = job.splits(None)
-    audit, _ = make_audit(replace(job, attacks={"dlg": find("dlg")}), number, out, splits)
+    audit = make_audit(replace(job, attacks={"dlg": find("dlg")}), number, out, splits)
     assert audit.recorded is not None and isinstance(audit.data, Images)
     model = make_model(job, splits[0])
     model.load_state_dict(dict(spied.read_round(out / SPY, number)[0].before))
@@ -312,8 +312,8 @@ def test_updates_that_are_too_large_beside_others_are_told_before_the_training_a
     with pytest.warns(GradveilWarning, match=f"^round 1: {said} safe"), pytest.raises(BegunError):
         federate(job, tmp_path, engine=begin, progress=False)
     run(replace(job, attacks={}), tmp_path / "run")
-    audit, note = make_audit(job, 1, tmp_path / "run", job.splits(None))
-    assert audit.images == audit.batch_size == 4 and said in note
+    audit = make_audit(job, 1, tmp_path / "run", job.splits(None))
+    assert audit.images == audit.batch_size == 4 and said in audit.note
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,7 @@ class CaseSettings(Asked, frozen=True, kw_only=True):
     candidates: Count | UnsetType = UNSET
     no_lineup: str = ""
     passed_over: dict[str, Count] | None = None  # classes too small to draw from, and their images
+    note: str | None = None  # how recorded updates are taken, and which are not attacked
     guess: dict[str, str] | UnsetType = UNSET
     class_names: dict[str, str] | None = None  # of the images attacked, by label
     victims_scored: Count = 0  # of the images attacked, those that searches scored defenses on

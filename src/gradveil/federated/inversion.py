@@ -119,7 +119,9 @@ def _equal_parts(update: Update, count: int, local_lr: float, more: Mapping[str,
     if clients > 1 and (protocol.moves(count // clients) or protocol.train_mode):
         said = f"as of {count // clients} images each"
         if not even:
-            said = "as one client's, an approximation: what it does not find is not shown to be safe"
+            said = (
+                "as one client's, an approximation: what it does not find is not shown to be safe"
+            )
         warnings.warn(
             f"client {update.client}: how many images each of its {clients} clients has is not "
             f"known; the mean of their updates, of {count} images, is taken {said}",

@@ -155,14 +155,13 @@ def audit_round(
     splits: tuple[Images, Images],
     device: str = "auto",
     progress: bool = True,
-) -> tuple[AuditResult, str]:
-    """Attack what the spy kept of a round, into a folder of `out`; return the result and a note.
+) -> AuditResult:
+    """Attack what the spy kept of a round, into a folder of `out`.
 
     An error says why a round cannot be attacked, which does not mean that it is safe.
     """
-    audit, note = make_audit(job, number, out, splits)
-    folder = audit_folder(out, number)
-    return run_audit(audit, folder, device=device, progress=progress), note
+    audit = make_audit(job, number, out, splits)
+    return run_audit(audit, audit_folder(out, number), device=device, progress=progress)
 
 
 def foreseen_audits(
@@ -177,7 +176,7 @@ def foreseen_audits(
     0 where that cannot be attacked.
     """
     try:
-        audit, _ = make_audit(job, numbers[0], out, splits)
+        audit = make_audit(job, numbers[0], out, splits)
         folder = audit_folder(out, numbers[0])
         return len(numbers) * foreseen_seconds(audit, folder, None, find_device(device))
     except GradveilError:  # said when its turn comes
@@ -191,7 +190,7 @@ def audit_folder(out: Path, number: int) -> Path:
 
 def make_audit(
     job: FederationJob, number: int, out: Path, splits: tuple[Images, Images]
-) -> tuple[AuditJob, str]:
+) -> AuditJob:
     """Return the audit of a round: its victims are the first images, others stand in line-ups.
 
     Public images are those of the test split.
@@ -201,8 +200,7 @@ def make_audit(
     # Those of an average, or of a neighbor that started from other ones, tell of no batch.
     told = job.graph is None
     record = make_record(victims, train, lambda client: job.draws(int(client), number), told)
-    audit = _audit_of(job, number, out, victims, splits, partial(as_recorded, record))
-    return audit, "; ".join(words for words in (victims.note, victims.larger) if words)
+    return _audit_of(job, number, out, victims, splits, partial(as_recorded, record))
 
 
 def foresee_audit(
@@ -245,6 +243,7 @@ def _audit_of(
         first=0,
         seed=derived(job.seed, "audit", number) >> 1,
         recorded=recorded,
+        note="; ".join(words for words in (victims.note, victims.larger) if words),
     )
 
 

@@ -220,7 +220,7 @@ def _audit(
             Bar(progress).say(f"the audits of rounds {', '.join(map(str, left))}: {said}")
     for number in numbers:
         try:
-            audits[number], note = audit_round(
+            audits[number] = audit_round(
                 job, number, out, splits=splits, device=device, progress=progress
             )
         except GradveilError as error:
@@ -229,7 +229,8 @@ def _audit(
                 raise
             refused[number] = str(error)
             continue
-        notes |= {number: note} if note else {}
+        (case,) = audits[number].cases
+        notes |= {number: case.note} if case.note else {}
     return audits, notes, refused
 
 

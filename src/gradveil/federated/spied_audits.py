@@ -126,8 +126,8 @@ def make_app_audit(
     loss: Loss | None = None,
     resized: bool = False,
     seed: int = 0,
-) -> tuple[AuditJob, str]:
-    """Return the audit of a round of a user's own app, and a note on how updates are taken.
+) -> AuditJob:
+    """Return the audit of a round of a user's own app.
 
     `truth` has the images of each client, by the name of its file. Others of the first of `splits`
     stand in line-ups beside them; public images are those of the second.
@@ -155,9 +155,12 @@ def make_app_audit(
     victims = _victims(chosen, known, numbers, protocol, network)
     images, count = lined_up(victims, everyone)
     record = make_record(victims, everyone, lambda name: generator(seed, "client", name), True)
+    absent = [name for name in found if name not in known]
+    notes = [victims.note, larger_words(numbers.values())]
+    notes += [f"no images were given of {', '.join(absent)}"] if absent else []
     called = getattr(loss, "__name__", type(loss).__name__)
     label = "" if loss is None else f"{defense}, loss {called}"  # so that a folder is of one loss
-    audit = AuditJob(
+    return AuditJob(
         model,
         images,
         attacks,
@@ -171,11 +174,8 @@ def make_app_audit(
         first=0,
         seed=seed,
         recorded=partial(as_recorded, record, loss=loss),
+        note="; ".join(filter(None, notes)),
     )
-    absent = [name for name in found if name not in known]
-    notes = [words for words in (victims.note, larger_words(numbers.values())) if words]
-    notes += [f"no images were given of {', '.join(absent)}"] if absent else []
-    return audit, "; ".join(notes)
 
 
 class Known(NamedTuple):
