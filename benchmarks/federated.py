@@ -191,7 +191,7 @@ def attack(runs: Path, cell: tuple[str, str, int], minutes: float, asked: Any) -
     data, setting, number = cell
     splits = load_images(runs / data / IMAGES)
     job = replace(federation(*splits, setting), auto=True, seed=asked.seed)
-    audit, note = make_audit(job, number, runs / data / setting, splits)
+    audit = make_audit(job, number, runs / data / setting, splits)
     work = asked.work / f"{data}-{setting}-round-{number}"
     if (work / "settings.json").is_file() and not asked.steps:
         minutes = float(AUDIT.read(work)["budget"])
@@ -203,7 +203,7 @@ def attack(runs: Path, cell: tuple[str, str, int], minutes: float, asked: Any) -
         "data": data,
         "setting": setting,
         "round": number,
-        "note": note,
+        "note": audit.note,
         "minutes": minutes,
         "seconds": time.perf_counter() - began,
         "updates": audit.images // audit.batch_size,

@@ -15,8 +15,10 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+import gradveil as gv
 import toys
 from gradveil.attacks import adam_cosine
+from gradveil.audits.attackers import automatic
 from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.types import Knowledge, Observation, Protocol
 from gradveil.defenses import parse
@@ -442,9 +444,30 @@ def test_an_attack_is_a_value_or_a_name(sent: tuple[str, str]) -> None:
     assert torch.equal(value.images, name.images)
 
 
+def test_auto_runs_the_attacks_that_an_audit_means_and_compares_those_that_measure_alike(
+    sent: tuple[str, str],
+) -> None:
+    model, pruned = toys.leaky().float(), parse("prune:0.5")
+    more: dict[str, Any] = {"image_shape": (1, 12, 12), "device": "cpu", "steps": 1}
+    tried = gv.reconstruct(*sent, model, attack="auto", defense=pruned, **more)
+    assert isinstance(tried, gv.Tried)
+    assert {*tried.found, *tried.left_out} == {*automatic(pruned, model)}
+    assert "masked" in tried.found and "first layer" in tried.left_out["closed-form"]
+    one = reconstruct(*sent, model, attack="masked", defense=pruned, **more)
+    assert torch.equal(tried.found["masked"].images, one.images)
+    for best, among in tried.nearest.values():
+        assert tried.found[best].distance == min(tried.found[name].distance for name in among)
+    of_two = reconstruct(*sent, model, attack="auto", size=2, **more)
+    assert {*of_two.found, *of_two.left_out} == {*automatic(parse("none"), model, batch_size=2)}
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
+        ({"attack": "auto", "steps": 0}, "steps 0: there must be at least 1"),
+        ({"attack": "auto", "size": 0}, "size 0"),
+        ({"attack": "auto", "before": "nowhere.pt"}, "no weights file at nowhere.pt"),
+        ({"attack": "aut"}, "did you mean auto?"),
         ({"model": "lenet"}, "the image shape is not known"),
         ({"image_shape": None}, "the image shape is not known"),
         ({"model": 3}, "model: a int; expected a torch.nn.Module"),

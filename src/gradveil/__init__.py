@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from gradveil.assessment import AssessJob, Assessment, assess, run_assessment
     from gradveil.attacks import Attack, GradientMatching, Progress
     from gradveil.audits import AuditJob, AuditResult, Case, CaseResult, audit, run_audit
+    from gradveil.audits.fits import Tried
     from gradveil.checks.doctor import doctor
     from gradveil.clients import Client, Shared
     from gradveil.core.errors import GradveilError, GradveilWarning
@@ -101,6 +102,7 @@ __all__ = [
     "State",
     "TrainingJob",
     "TrainingResult",
+    "Tried",
     "TuningJob",
     "TuningResult",
     "__version__",
@@ -138,6 +140,7 @@ _HOMES = {
     "gradveil.assessment": ("AssessJob", "Assessment", "assess", "run_assessment"),
     "gradveil.attacks": ("Attack", "GradientMatching", "Progress"),
     "gradveil.audits": ("AuditJob", "AuditResult", "Case", "CaseResult", "audit", "run_audit"),
+    "gradveil.audits.fits": ("Tried",),
     "gradveil.checks.doctor": ("doctor",),
     "gradveil.clients": ("Client", "Shared"),
     "gradveil.core.errors": ("GradveilError", "GradveilWarning"),

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Generator, Tensor, nn
@@ -15,7 +15,9 @@ from torch import Generator, Tensor, nn
 from gradveil.attacks import Attack, GradientMatching, Progress
 from gradveil.attacks.blind import find_means
 from gradveil.attacks.labels import Counted
-from gradveil.attacks.presets import find_attack
+from gradveil.attacks.presets import find, find_attack
+from gradveil.audits.attackers import AUTO
+from gradveil.audits.fits import Tried, automatic_attacks, try_each
 from gradveil.core.boundary import public
 from gradveil.core.errors import GradveilError, GradveilWarning, kind_of
 from gradveil.core.importing import user_code
@@ -34,7 +36,7 @@ from gradveil.defenses.applied import check_defense, known_in_mode, protected_mo
 from gradveil.engine.device import find_device
 from gradveil.engine.gradients import cross_entropy, in_mode, trainable
 from gradveil.engine.norms import Running
-from gradveil.engine.shares import Shares
+from gradveil.engine.shares import Shares, as_one_client
 from gradveil.models import NormalizedName, build_for
 from gradveil.models.bottleneck import penalties
 from gradveil.models.factories import logits, own_copy
@@ -137,6 +139,53 @@ def _tell_left_out(
         warnings.warn(text, GradveilWarning, stacklevel=3)
 
 
+class Settings(TypedDict, total=False):
+    """What `reconstruct` takes beside the attack, for its types."""
+
+    images: Images | str | None
+    image_shape: tuple[int, int, int] | None
+    size: int
+    steps: int | None
+    loss: Loss
+    defense: Defense | Policy | str
+    train_mode: bool
+    local_steps: int
+    local_lr: float
+    local_epochs: int
+    local_batch_size: int | None
+    client_momentum: float
+    client_weight_decay: float
+    averaged_clients: int
+    image_size: int | None
+    channels: int | None
+    seed: int | Generator
+    data_root: Path | str | None
+    device: str
+    progress: Progress | None
+
+
+@overload
+def reconstruct(  # type: ignore[overload-overlap]  # a text that is not known may be auto
+    before: Path | str | Mapping[str, Any],
+    after: Path | str | Mapping[str, Any],
+    model: nn.Module | str | NormalizedName,
+    *,
+    attack: Literal["auto"],
+    **more: Unpack[Settings],
+) -> Tried: ...
+
+
+@overload
+def reconstruct(
+    before: Path | str | Mapping[str, Any],
+    after: Path | str | Mapping[str, Any],
+    model: nn.Module | str | NormalizedName,
+    *,
+    attack: Attack | str = "dlg",
+    **more: Unpack[Settings],
+) -> Reconstruction: ...
+
+
 @public
 def reconstruct(
     before: Path | str | Mapping[str, Any],
@@ -157,57 +206,84 @@ def reconstruct(
     local_batch_size: int | None = None,
     client_momentum: float = 0.0,
     client_weight_decay: float = 0.0,
+    averaged_clients: int = 1,
     image_size: int | None = None,
     channels: int | None = None,
     seed: int | Generator = 0,
     data_root: Path | str | None = None,
     device: str = "auto",
     progress: Progress | None = None,
-) -> Reconstruction:
+) -> Reconstruction | Tried:
     """Reconstruct a client's images from its weights before and after its training.
 
     These are files, state dicts, or Flower's ArrayRecords. `model` is a module, which stays as it
     is, or a name such as lenet. A name needs `images` of the client's kind that anyone may have, or
     the name of a data set, for the image shape, the classes and the normalization; a module needs
     these or `image_shape`, (C, H, W). The client made `local_steps` steps of SGD with rate
-    `local_lr` over its `size` images, or went through them in mini-batches, as `Protocol` says.
+    `local_lr` over its `size` images, or went through them in mini-batches, as `Protocol` says; the
+    update may be the mean of `averaged_clients` that have these images in equal parts.
     `defense` is the client's, as far as the attacker is told of it: attacks such as masked need to
     know it, and the layers that it puts into a model are in the weights. Labels are inferred.
     `loss` gives one value for each image. `progress` is called with the iterations done, and all.
+
+    With `attack="auto"` every attack that an audit's auto means for the defense is run, and a
+    `Tried` has what each found: which is right cannot be told without the images.
     """
     where, known = find_device(device), as_defense(defense)
     check_defense(known)
-    chosen = _prepared(find_attack(attack), steps)
+    _check_steps(steps)
+    one = None if attack == AUTO else _prepared(_find(attack), steps)
     if isinstance(images, str):
         root = None if data_root is None else Path(data_root)
         images = load(images, "test", root=root, image_size=image_size, channels=channels)
     made, image_shape, classes = _model(model, images, image_shape)
-    told = UNINFORMED
-    if images is not None and "means" in chosen.needs:
-        told = Knowledge(means=find_means(images.images, images.labels, classes).classes.to(where))
+    network = protected_model(known, made, image_shape).to(where)
+    protocol = Protocol(
+        local_steps,
+        local_lr,
+        train_mode,
+        local_epochs,
+        local_batch_size,
+        client_momentum,
+        client_weight_decay,
+        averaged_clients,
+    )
     seen = observe_update(
         Path(before) if isinstance(before, str) else before,
         Path(after) if isinstance(after, str) else after,
-        protected_model(known, made, image_shape).to(where),
+        network,
         loss=known.protect_loss(loss),
         image_shape=image_shape,
         classes=classes,
         size=size,
-        protocol=Protocol(
-            local_steps,
-            local_lr,
-            train_mode,
-            local_epochs,
-            local_batch_size,
-            client_momentum,
-            client_weight_decay,
-        ),
-        knowledge=told,
+        protocol=as_one_client(protocol, network, size),
         defense=known,
     )
-    _check_told(chosen, attack, seen.knowledge, known)
-    (found,) = chosen([seen], as_generator(seed, "reconstruct"), progress)
-    return found
+
+    def run(name: Attack | str, chosen: Attack) -> Reconstruction:
+        told = seen
+        if images is not None and "means" in chosen.needs:
+            means = find_means(images.images, images.labels, classes).classes.to(where)
+            told = replace(seen, knowledge=replace(seen.knowledge, means=means))
+        _check_told(chosen, name, told.knowledge, known)
+        (found,) = chosen([told], as_generator(seed, "reconstruct"), progress)
+        return found
+
+    if one is not None:
+        return run(attack, one)
+    chosen = automatic_attacks(known, made, size, train_mode)
+    iterated = {name for name, each in chosen.items() if isinstance(each, GradientMatching)}
+    return try_each(
+        {
+            name: _prepared(each, steps if name in iterated else None)
+            for name, each in chosen.items()
+        },
+        run,
+    )
+
+
+def _find(attack: Attack | str) -> Attack:
+    return find(attack, (AUTO,)) if isinstance(attack, str) else find_attack(attack)
 
 
 def _model(
@@ -274,10 +350,13 @@ def score(
     return Reconstruction(ordered, labels, found.distance, found.status), scores
 
 
-def _prepared(attack: Attack, steps: int | None) -> Attack:
-    """Let the attack infer the labels, and give it this number of iterations."""
+def _check_steps(steps: int | None) -> None:
     if steps is not None and steps < 1:
         raise GradveilError(f"steps {steps}: there must be at least 1")
+
+
+def _prepared(attack: Attack, steps: int | None) -> Attack:
+    """Let the attack infer the labels, and give it this number of iterations."""
     if isinstance(attack, GradientMatching):
         return replace(attack, labels=Counted(), steps=attack.steps if steps is None else steps)
     if steps is not None:

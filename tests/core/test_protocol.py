@@ -79,3 +79,13 @@ def test_a_setting_that_makes_no_sense_is_refused_by_name(
 def test_how_the_weights_move_is_put_in_words() -> None:
     assert Protocol(local_epochs=2, local_batch_size=2).in_words(5) == "6 local steps"
     assert Protocol(client_weight_decay=0.1).in_words(5) == "1 local step with weight decay 0.1"
+
+
+def test_averaged_clients_have_equal_parts_of_the_images_and_make_their_own_steps() -> None:
+    protocol = Protocol(local_batch_size=2, local_epochs=2, averaged_clients=3)
+    each = Protocol(local_batch_size=2, local_epochs=2)
+    assert protocol.parts(9) == each.parts(3) and protocol.steps(9) == each.steps(3) == 4
+    assert Protocol(averaged_clients=2).moves(2) and not Protocol(averaged_clients=1).moves(2)
+    assert protocol.in_words(9) == "4 local steps of each of 3 clients, averaged"
+    assert Protocol(**protocol.settings()) == protocol
+    assert refused(Protocol, averaged_clients=0).startswith("averaged clients 0: there must be")

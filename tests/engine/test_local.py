@@ -20,7 +20,7 @@ from gradveil.engine.gradients import cross_entropy, in_mode
 from gradveil.engine.local import loop_updates
 from gradveil.engine.norms import Running
 from gradveil.engine.products import multiply
-from gradveil.engine.shares import Shares
+from gradveil.engine.shares import Shares, as_one_client
 from twins import NETS, apart, assert_near, slope, victims
 
 EVERYTHING = Protocol(
@@ -127,6 +127,45 @@ def test_every_model_is_batched_through_mini_batches_momentum_and_decay(
 @pytest.mark.parametrize("name", PROTOCOLS)
 def test_every_protocol_is_a_run_of_torchs_sgd(name: str, train: bool) -> None:
     check(NETS["twice"](), replace(PROTOCOLS[name], train_mode=train), batch=5)
+
+
+@pytest.mark.parametrize("train", MODES)
+@pytest.mark.parametrize("protocol", [Protocol(local_lr=0.05), EVERYTHING], ids=["one", "several"])
+def test_an_average_of_clients_is_the_mean_of_their_own_runs(
+    protocol: Protocol, train: bool
+) -> None:
+    model, own = NETS["twice"](), replace(protocol, train_mode=train)
+    images, labels = victims(2, 8)  # averages of 2 clients with 4 images each
+
+    def of_each(run: Callable[..., Gradients]) -> Callable[..., Gradients]:
+        def mean(images: Tensor, labels: Tensor, differentiable: bool = False) -> Gradients:
+            runs = [
+                run(images[:, part], labels[:, part], differentiable=differentiable)
+                for part in (slice(4), slice(4, 8))
+            ]
+            return {name: (runs[0][name] + runs[1][name]) / 2 for name in runs[0]}
+
+        return mean
+
+    shares = Shares(model, cross_entropy, replace(own, averaged_clients=2))
+    found = shares.send(images, labels)
+    ends = [sgd_of_all(model, own, images[:, p], labels[:, p]) for p in (slice(4), slice(4, 8))]
+    for ours, each in ((found.gradients, 0), (found.statistics, 1)):
+        wanted = {name: (ends[0][each][name] + ends[1][each][name]) / 2 for name in ends[0][each]}
+        assert_near(ours, wanted if train or each == 0 else {})
+    plain = slope(of_each(looped(model, own)), images, labels)
+    assert plain.norm() > 0 and apart(slope(shares, images, labels), plain) < 1e-9
+    assert "7 images of 2 clients" in toys.refused(shares, images[:, :7], labels[:, :7])
+
+
+@pytest.mark.parametrize("train", MODES)
+def test_an_average_is_one_clients_gradient_where_batches_do_not_matter(train: bool) -> None:
+    averaged = Protocol(train_mode=train, averaged_clients=2)
+    assert as_one_client(averaged, NETS["lenet"](), 8).averaged_clients == 1
+    assert as_one_client(averaged, NETS["twice"](), 8).averaged_clients == (2 if train else 1)
+    several = replace(averaged, local_batch_size=2)
+    assert as_one_client(several, NETS["lenet"](), 8) == several
+    assert as_one_client(several, NETS["lenet"](), 4).averaged_clients == 1
 
 
 @pytest.mark.parametrize("train", MODES)

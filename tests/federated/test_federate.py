@@ -527,7 +527,10 @@ def test_the_victims_of_an_audit_are_known_before_the_training(
     run(job, tmp_path)
     train, _ = job.splits(None)
     victims = recorded.choose_victims(job, 2, tmp_path, train)
-    assert torch.equal(job.foreseen_victims(make_shares(job, train), 2), torch.cat(victims.numbers))
+    foreseen = recorded.foresee_victims(job, 2, make_shares(job, train), train)
+    assert torch.equal(torch.cat(foreseen.numbers), torch.cat(victims.numbers))
+    assert [each.client for each in foreseen.updates] == [each.client for each in victims.updates]
+    assert (foreseen.protocol, foreseen.note) == (victims.protocol, victims.note)
 
 
 def test_an_attack_tuned_on_a_clients_image_is_refused_before_the_training(tmp_path: Path) -> None:
@@ -535,7 +538,8 @@ def test_an_attack_tuned_on_a_clients_image_is_refused_before_the_training(tmp_p
     assert isinstance(attack, GradientMatching)
     job = make_job(spy_rounds=(2, 3), attacks={"attack.toml": attack}, audited=8)
     train, _ = job.splits(None)
-    victim = int(job.foreseen_victims(make_shares(job, train), 3)[5])
+    foreseen = recorded.foresee_victims(job, 3, make_shares(job, train), train)
+    victim = int(torch.cat(foreseen.numbers)[5])
     tuned = replace(attack)
     object.__setattr__(tuned, "tuned_on", (image_digest(train.images[victim]),))
     with pytest.raises(GradveilError) as error:

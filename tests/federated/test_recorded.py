@@ -3,7 +3,7 @@
 import json
 import os
 import warnings
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from gradveil.defenses import parse
 from gradveil.federated import spied
 from gradveil.federated.client_app import Plan, Workshop, make_client_app
 from gradveil.federated.job import SPY, FederationJob, make_model
-from gradveil.federated.partition import parse_graph
+from gradveil.federated.partition import Partition, parse_graph
 from gradveil.federated.recorded import as_recorded, batch_digest, choose_victims, make_audit
 from gradveil.federated.run import FederationResult, federate
 from gradveil.models import build
@@ -105,7 +105,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[FederationJob, Pa
 
 def assert_same_as_outside(job: FederationJob, number: int, out: Path, folder: Path) -> None:
     """Audit what was spied, and the same batches outside of Flower."""
-    spied_on, _ = make_audit(job, number, out, job.splits(None))
+    spied_on = make_audit(job, number, out, job.splits(None))
     found = run_audit(spied_on, folder / "spied", progress=False)
     outside = run_audit(replace(spied_on, recorded=None), folder / "outside", progress=False)
     (one,), (other,) = found.cases, outside.cases
@@ -135,7 +135,7 @@ def test_the_same_is_true_of_local_epochs_in_mini_batches(
 def shared(job: FederationJob, out: Path, number: int = 2) -> list[Any]:
     """What the audit's client shares of the victims' batches."""
     splits = job.splits(None)
-    audit, _ = make_audit(replace(job, attacks={"dlg": find("dlg")}), number, out, splits)
+    audit = make_audit(replace(job, attacks={"dlg": find("dlg")}), number, out, splits)
     assert audit.recorded is not None and isinstance(audit.data, Images)
     model = make_model(job, splits[0])
     model.load_state_dict(dict(spied.read_round(out / SPY, number)[0].before))
@@ -259,16 +259,113 @@ def test_an_average_is_the_gradient_of_all_its_images(tmp_path: Path) -> None:
         torch.testing.assert_close(value, wanted.seen.gradients[name], atol=1e-6, rtol=1e-4)
 
 
-def test_what_cannot_be_attacked_is_said_and_not_called_safe(
+@dataclass(frozen=True)
+class Uneven(Partition):
+    """Two clients: one with 8 images, one with 4."""
+
+    def divide(self, labels: Tensor, clients: int, seed: int) -> list[Tensor]:
+        return [torch.arange(8), torch.arange(8, 12)]
+
+
+class BegunError(GradveilError):
+    """The training has begun."""
+
+
+def begin(_: Plan, __: Any) -> None:
+    raise BegunError("the training has begun")
+
+
+UNEVEN: dict[str, Any] = {
+    "clients": 2,
+    "split": Uneven(),
+    "local_epochs": 1,
+    "batch_size": 4,
+    "audited": 8,
+}
+
+
+def test_what_cannot_be_attacked_is_told_before_the_training_and_not_called_safe(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gradveil.federated.recorded.MOST", 4)
-    found = run(make_job(batch_size=8), tmp_path)
-    assert found.audits == {}
-    assert (
-        "8 images is not attacked, at most 4 are; that does not make it safe"
-        in found.not_attacked[2]
+    job = make_job(**UNEVEN, rounds=20, fraction=0.5)
+    large, small = (
+        next(number for number in range(1, 21) if job.participants(number) == [client])
+        for client in (0, 1)
     )
+    job = replace(job, rounds=max(large, small), spy_rounds=(large, small))
+    said = "an update of 8 images is not attacked, at most 4 are; that does not make it safe"
+    with pytest.warns(GradveilWarning, match=f"^round {large}: {said}"), pytest.raises(BegunError):
+        federate(job, tmp_path / "begun", engine=begin, progress=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GradveilWarning)
+        found = run(job, tmp_path / "run")
+    assert list(found.audits) == [small] and found.not_attacked == {large: f"round {large}: {said}"}
+
+
+def test_updates_that_are_too_large_beside_others_are_told_before_the_training_and_in_the_note(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradveil.federated.recorded.MOST", 4)
+    job = make_job(**UNEVEN, rounds=1, spy_rounds=(1,))
+    said = "1 of 2 updates are of more than 4 images and are not attacked, which does not make them"
+    with pytest.warns(GradveilWarning, match=f"^round 1: {said} safe"), pytest.raises(BegunError):
+        federate(job, tmp_path, engine=begin, progress=False)
+    run(replace(job, attacks={}), tmp_path / "run")
+    audit = make_audit(job, 1, tmp_path / "run", job.splits(None))
+    assert audit.images == audit.batch_size == 4 and said in audit.note
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"batch_size": 8, "spy_rounds": (1, 2)}, "rounds 1, 2: an update of 8 images is not"),
+        ({**UNEVEN, "batch_size": 2, "average_of": 2}, "round 2: an update of 12 images is not"),
+        ({"steps": 0}, "steps 0: it must be at least 1"),
+        ({"attacks": {"closed-form": find("closed-form")}}, "none of closed-form has such a"),
+    ],
+)
+def test_a_training_whose_rounds_cannot_be_attacked_at_all_is_refused_before_it_begins(
+    more: Any, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradveil.federated.recorded.MOST", 4)
+    with pytest.raises(GradveilError) as error:
+        federate(make_job(**more), tmp_path / "run", engine=begin, progress=False)
+    assert "nothing could be attacked after the training" in str(error.value)
+    assert said in str(error.value) and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("local", [True, False], ids=["local epochs", "gradients"])
+def test_an_average_in_train_mode_is_the_mean_of_what_each_client_did(
+    local: bool, tmp_path: Path
+) -> None:
+    more = FEDAVG if local else FEDAVG | {"local_epochs": None, "batch_size": 4}
+    job = replace(make_job(**(more | {"attacks": {}, "average_of": 3})), model=normed())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GradveilWarning)
+        run(job, tmp_path)
+    chosen = choose_victims(job, 1, tmp_path, job.splits(None)[0])
+    each = Protocol(1, 0.05, True, 1, 2, 0.5, 1e-3) if local else Protocol(1, 0.05, True)
+    assert chosen.protocol == replace(each, averaged_clients=3) and not chosen.note
+    assert len(chosen.updates[0].members) == 3 and len(chosen.numbers[0]) == 12
+    workshop = Workshop.of(job, None)
+    batch = workshop.batch(chosen.numbers[0])
+    plain = Client(workshop.model, 10, protocol=chosen.protocol)
+    (wanted,) = plain.share_batches([batch], torch.Generator())
+    for name, value in shared(job, tmp_path, 1)[0].seen.gradients.items():
+        torch.testing.assert_close(value, wanted.seen.gradients[name])
+
+
+def test_an_average_of_clients_with_other_numbers_of_images_is_said_to_be_approximated(
+    tmp_path: Path,
+) -> None:
+    job = make_job(**UNEVEN, rounds=1, spy_rounds=(1,), average_of=2)
+    run(replace(job, attacks={}), tmp_path)
+    chosen = choose_victims(job, 1, tmp_path, job.splits(None)[0])
+    assert "clients with different numbers of images are taken as one gradient" in chosen.note
+    assert "an approximation: what it does not find is not shown to be safe" in chosen.note
+    assert chosen.protocol == Protocol(local_lr=0.05)
+    assert chosen.divided_by == pytest.approx(0.05 * (1 + 1.9))  # two steps with momentum 0.9
 
 
 def test_averages_of_clients_that_draw_are_not_attacked(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ def test_updates_of_an_own_app_are_audited_by_the_images_of_its_clients(
     assert len(case.of("sham", "sham")) == 2
 
 
-def app_audit(folder: Path, images: Path, **more: Any) -> tuple[AuditJob, str]:
+def app_audit(folder: Path, images: Path, **more: Any) -> AuditJob:
     given: dict[str, Any] = {
         "protocol": Protocol(local_lr=RATE),
         "attacks": {"dlg": find("dlg")},
@@ -166,8 +167,8 @@ def test_the_loss_of_an_own_app_is_the_clients(spied: tuple[Path, Path]) -> None
     def twice(logits: Tensor, labels: Tensor) -> Tensor:
         return 2 * cross_entropy(logits, labels)
 
-    job, note = app_audit(*spied, loss=twice)
-    assert job.recorded is not None and "twice" in job.cases[0].folder and not note
+    job = app_audit(*spied, loss=twice)
+    assert job.recorded is not None and "twice" in job.cases[0].folder and not job.note
     made = build("mlp", channels=1, size=28, classes=10)
     assert job.recorded(Client(made)).loss is twice
 
@@ -177,8 +178,8 @@ def test_an_average_of_clients_is_the_gradient_of_all_their_images(
 ) -> None:
     (mean,) = average(read_round(spied[0], 3), 2)
     save_update(tmp_path, mean)
-    job, note = app_audit(tmp_path, spied[1])
-    assert (job.images, job.batch_size, note) == (2, 2, "")
+    job = app_audit(tmp_path, spied[1])
+    assert (job.images, job.batch_size, job.note) == (2, 2, "")
     assert isinstance(job.data, Images) and job.recorded is not None
     model = build("mlp", channels=1, size=28, classes=10, mean=job.data.mean, std=job.data.std)
     model.load_state_dict(dict(mean.before))
@@ -188,8 +189,56 @@ def test_an_average_of_clients_is_the_gradient_of_all_their_images(
     (wanted,) = client.share_batches([batch], torch.Generator())
     for name, value in wanted.seen.gradients.items():
         torch.testing.assert_close(found.seen.gradients[name], value, atol=1e-5, rtol=1e-3)
-    _, note = app_audit(tmp_path, spied[1], protocol=Protocol(3, RATE))
-    assert note == "3 local steps of each client are taken as one gradient of all images"
+    job = app_audit(tmp_path, spied[1], protocol=Protocol(3, RATE))
+    assert job.protocol == Protocol(3, RATE, averaged_clients=2) and not job.note
+
+
+def test_an_average_of_clients_with_other_numbers_of_images_is_said_to_be_approximated(
+    spied: tuple[Path, Path], tmp_path: Path
+) -> None:
+    one, other = read_round(spied[0], 3)
+    (mean,) = average([one, replace(other, examples=2.0)], 2)
+    save_update(tmp_path, mean)
+    split = load("fashion-mnist-mini", "train")
+    for name, some in (("07", split.images[:1]), ("17", split.images[1:3])):
+        np.savez(tmp_path / f"{name}.npz", images=some.numpy(), labels=np.arange(len(some)))
+    assert not app_audit(
+        tmp_path, tmp_path
+    ).note  # one gradient each: the mean is that of all images
+    job = app_audit(tmp_path, tmp_path, protocol=Protocol(3, RATE))
+    assert job.protocol == Protocol(local_lr=RATE) and "which is an approximation" in job.note
+
+
+def test_how_updates_are_taken_stays_in_the_record_the_words_the_page_and_the_certificate(
+    gradveil: Command, spied: tuple[Path, Path], tmp_path: Path
+) -> None:
+    (tmp_path / "images").mkdir()
+    shutil.copytree(spied[1] / "07", tmp_path / "images" / "07")
+    line = f"audit --flower {spied[0]} --client-images images --local-lr {RATE} {EXACT}"
+    found = gradveil(f"{line} --json --certify lineup --no-sham --out a")
+    note = "no images were given of 17"
+    assert found.result["cases"][0]["note"] == note
+    (case,) = AuditResult.read(tmp_path / "a").cases
+    assert case.note == note
+    words = f"The attacker's view: {note}."
+    assert found.result["notes"].count(words) == 2  # also of the certificate
+    assert (tmp_path / "a" / "index.html").read_text().count(note) >= 2
+    again = gradveil("report a --json --certify lineup")
+    assert again.status == 0 and note in again.shown + (tmp_path / "a" / "index.html").read_text()
+
+
+@pytest.mark.parametrize("count", ["0", "-3", str(2**70)])
+def test_a_wrong_number_of_images_is_called_as_it_was_typed(
+    gradveil: Command, run: Path, spied: tuple[Path, Path], tmp_path: Path, count: str
+) -> None:
+    """In a run of `gradveil federate` the same number is called audited."""
+    out = tmp_path / "a"
+    of_run = f"audit --flower {run} --round 1 {MINI} --defense prune:0.5"
+    of_app = f"audit --flower {spied[0]} --client-images {spied[1]} --local-lr {RATE} {EXACT}"
+    for line in (of_run, of_app):
+        said = gradveil(f"{line} --images {count} --out {out}").error
+        assert "images " in said and "audited" not in said, said
+        assert not out.exists()
 
 
 @pytest.mark.parametrize(

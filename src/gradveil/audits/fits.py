@@ -1,8 +1,8 @@
 """Attacks on one update whose images nobody knows: how near each came, and what can be compared."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Generic, TypeVar
+from math import isfinite
 
 from torch import nn
 
@@ -13,39 +13,47 @@ from gradveil.attacks.policy_views import Itself
 from gradveil.attacks.presets import find
 from gradveil.audits.attackers import automatic, on_equal_terms
 from gradveil.core.errors import GradveilError
+from gradveil.core.types import Reconstruction
 from gradveil.defenses import Defense
-
-T = TypeVar("T")
 
 
 def automatic_attacks(
-    defense: Defense, model: nn.Module, sizes: Iterable[int], train_mode: bool
+    defense: Defense, model: nn.Module, size: int, train_mode: bool
 ) -> dict[str, Attack]:
-    """Return the attacks that `auto` means for updates of so many images, on equal terms."""
-    names = [name for size in sizes for name in automatic(defense, model, train_mode, size)]
-    return on_equal_terms({name: find(name) for name in dict.fromkeys(names)})
+    """Return the attacks that `auto` means for an update of so many images, on equal terms."""
+    names = automatic(defense, model, train_mode, size)
+    return on_equal_terms({name: find(name) for name in names})
 
 
-@dataclass(frozen=True)
-class Tried(Generic[T]):
-    """What each attack gave that suits an update, and why others do not."""
+@dataclass(frozen=True, eq=False)
+class Tried:
+    """What each attack that suits an update found, by its name, and why others were left out.
 
-    found: Mapping[str, T]
+    Distances can be compared only where they are measured alike: `nearest` names the attack with
+    the smallest, and all that it was compared with, by how they measure.
+    """
+
+    found: Mapping[str, Reconstruction]
     left_out: Mapping[str, str]
+    nearest: Mapping[str, tuple[str, tuple[str, ...]]]
 
 
-def try_each(attacks: Mapping[str, Attack], run: Callable[[Attack], T]) -> Tried[T]:
+def try_each(attacks: Mapping[str, Attack], run: Callable[[str, Attack], Reconstruction]) -> Tried:
     """Run every attack that suits; where none does, the first one's error is what is wrong."""
-    found: dict[str, T] = {}
+    found: dict[str, Reconstruction] = {}
     errors: dict[str, GradveilError] = {}
     for name, attack in attacks.items():
         try:
-            found[name] = run(attack)
+            found[name] = run(name, attack)
         except GradveilError as error:
             errors[name] = error
     if not found:
         raise next(iter(errors.values()))
-    return Tried(found, {name: str(error) for name, error in errors.items()})
+    return Tried(
+        found,
+        {name: str(error) for name, error in errors.items()},
+        nearest({name: made.distance for name, made in found.items()}, attacks),
+    )
 
 
 def measured_by(attack: Attack) -> str:
@@ -73,8 +81,9 @@ def nearest(
 ) -> dict[str, tuple[str, tuple[str, ...]]]:
     """Name the attack with the smallest distance of each kind, and those it was compared with."""
     kinds: dict[str, list[str]] = {}
-    for name in distances:
-        kinds.setdefault(measured_by(attacks[name]), []).append(name)
+    for name, distance in distances.items():
+        if isfinite(distance):
+            kinds.setdefault(measured_by(attacks[name]), []).append(name)
     return {
         kind: (min(names, key=distances.__getitem__), tuple(names)) for kind, names in kinds.items()
     }

@@ -111,7 +111,9 @@ class AuditJob:
     the strongest attack also on updates of other images. `budget` are minutes that the attacks
     shall take at most: each then makes the same `share` of its iterations, which is measured where
     it is None.
-    `recorded` turns each case's client into one whose updates are those of a server's record.
+    `recorded` turns each case's client into one whose updates are those of a server's record, and
+    `note` says how an attacker takes these, where that is not exactly what they are, and which of
+    them are not attacked.
     """
 
     model: nn.Module | str | NormalizedName
@@ -138,6 +140,7 @@ class AuditJob:
     share: float | None = None
     seed: int = 0
     recorded: Callable[[Client], Client] | None = None
+    note: str = ""
 
     def __post_init__(self) -> None:
         check_fields(self)
@@ -225,7 +228,7 @@ class AuditJob:
     def settings(self) -> dict[str, Any]:
         """Return the settings that all cases have in common, as JSON has them."""
         left_out = {"attacks", "auto", "cases", "data", "model", "protocol", "public", "positive"}
-        left_out |= {"recorded", "channels"}
+        left_out |= {"recorded", "channels", "note"}
         left_out |= {"apart"}  # the images that were drawn have a digest
         plain = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left_out}
         named = data_name(self.data), plain_name(self.model)

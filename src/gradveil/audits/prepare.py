@@ -31,7 +31,7 @@ from gradveil.data import Images, load
 from gradveil.data.images import as_images
 from gradveil.defenses import Defense
 
-KEPT = ("left_out", "knows", "protected", "class_names", "passed_over")
+KEPT = ("left_out", "knows", "protected", "class_names", "passed_over", "note")
 """Settings of a case that are taken from its folder: the first three are known only after its
 attacks were tried out, and folders of older versions lack the others."""
 
@@ -198,6 +198,7 @@ def _prepare_case(
         | {"format": FORMAT, "changes_images": case.changes_images}
         | {name: value for name, value in case.plain().items() if name != "folder"}
         | _facts(stage, device)
+        | ({"note": job.note} if job.note else {})
     )
     if (folder / SETTINGS).is_file():
         kept = CASE.read(folder)

@@ -242,6 +242,11 @@ class CaseResult:
         return passed_over_words(classes) if classes else ""
 
     @property
+    def note(self) -> str:
+        """How recorded updates are taken, and which are not attacked; empty where all is exact."""
+        return self.settings.get("note") or ""
+
+    @property
     def classes_in_full(self) -> str:
         """The mix of classes, and which were too small to draw images of, in words."""
         return "; ".join(words for words in (self.classes, self.passed_over) if words)
@@ -292,6 +297,7 @@ class CaseResult:
             "strongest": self.strongest.plain(),
             "rows": [row.plain() for row in self.rows],
             "passed_over": dict(self.settings.get("passed_over") or {}),
+            **({"note": self.note} if self.note else {}),
             "knows": self.settings["knows"],
             "left_out": self.settings["left_out"],
         }

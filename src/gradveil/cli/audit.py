@@ -211,9 +211,9 @@ def audit_command(
         client_weight_decay,
     )
     given = [name for name in context.params if _was_given(context, name)]
-    chosen, note = options.normalized_model(model, normalize), ""
+    chosen = options.normalized_model(model, normalize)
     if flower is not None:
-        job, note = _spied_job(
+        job = _spied_job(
             flower,
             number,
             client_images,
@@ -270,7 +270,7 @@ def audit_command(
             seed=seed,
         )
     result = run_audit(job, out, root=data_root, device=device)
-    if _show(result, threshold, limits, with_pictures, as_json, note) is False:
+    if _show(result, threshold, limits, with_pictures, as_json) is False:
         raise typer.Exit(1)
 
 
@@ -307,14 +307,17 @@ def _spied_job(
     channels: int | None,
     seed: int,
     root: Path | None,
-) -> "tuple[AuditJob, str]":
-    """Return the audit of a round that a spy kept, and a note on how updates are taken."""
+) -> "AuditJob":
+    """Return the audit of a round that a spy kept."""
+    from gradveil.core.boundary import check_value
     from gradveil.data import load
     from gradveil.federated.job import SPY
     from gradveil.federated.recorded import make_audit
     from gradveil.federated.spied_audits import find_round, is_run, make_app_audit, read_run
 
     _refuse(given, NOT_SPIED, "does not go with --flower: the spy's files say it")
+    if check_value(audited, int, "images") < 1:
+        raise GradveilError(f"images {audited}: it must be at least 1")
     if len(defenses) > 1:
         raise GradveilError(
             f"--flower and {len(defenses)} defenses: the updates are of one, give that alone"
@@ -356,7 +359,6 @@ def _show(
     limits: "ThresholdsFile | None",
     with_pictures: bool,
     as_json: bool,
-    note: str = "",
 ) -> bool | None:
     """Print the result: a table of its attacks for one case, of its defenses for several.
 
@@ -379,7 +381,6 @@ def _show(
         shown = [draw_timeline(result)]
         pictures += shown
     words, tables = audit_in_words(result), audit_tables(result)
-    words += [f"The attacker's view: {note}."] if note else []
     plain: dict[str, Any] = {"out": out, "settings": result.settings, "cases": result.plain()}
     if threshold is not None:
         found = {case.name: made for case, made in certify_cases(result, threshold)}

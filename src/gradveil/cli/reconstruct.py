@@ -1,7 +1,6 @@
 """gradveil reconstruct: a client's images from its weights before and after training."""
 
 import json
-from functools import partial
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,10 +14,10 @@ from gradveil.core.errors import GradveilError, unknown
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from gradveil.attacks import Attack
     from gradveil.audits.fits import Tried
     from gradveil.core.types import Reconstruction
     from gradveil.data import Images
+    from gradveil.federated.spied import Update
 
 EXAMPLES = examples(
     "gradveil reconstruct --before r7.safetensors --after c3.safetensors --data cifar100 "
@@ -127,15 +126,14 @@ def reconstruct_command(
     With --spy and --round, those of each client in what a server of yours recorded. Without --truth
     there is nothing to score by: look at the pictures.
     """
-    from gradveil.attacks import GradientMatching, find  # torch takes seconds to import
+    from gradveil.attacks import find  # torch takes seconds to import
     from gradveil.audits.attackers import AUTO
-    from gradveil.audits.fits import automatic_attacks, try_each
+    from gradveil.audits.fits import Tried
     from gradveil.core.files import write_text
     from gradveil.core.locks import alone, refuse_held
     from gradveil.core.progress import Bar, Iterations
     from gradveil.data import load
     from gradveil.defenses import parse
-    from gradveil.models import build_for
     from gradveil.updates import reconstruct, score
 
     client_momentum, client_weight_decay = options.client_optimizer(
@@ -155,38 +153,37 @@ def reconstruct_command(
         "local_batch_size": local_batch_size,
         "client_momentum": client_momentum,
         "client_weight_decay": client_weight_decay,
+        "attack": attack,
+        "steps": steps,
         "seed": seed,
         "device": device,
         **({} if given_loss is None else {"loss": given_loss}),
     }
-    automatic = attack == AUTO
-    attacks: dict[str, Any] = {attack: attack}
-    if automatic:
-        sizes = (1, 2) if size is None and spy is not None else (size or 1,)
-        attacks = automatic_attacks(known, build_for(chosen, split), sizes, train_mode)
-    else:
+    if attack != AUTO:
         find(attack, also=(AUTO,))
-    targets = _targets(before, after, spy, number, client, size)
+    updates = _updates(before, after, spy, number, client)
+    targets = {name: size or _count(update) for name, update in updates.items()}
     true = {name: _truth(truth, name, split, image_size, targets) for name in targets}
     bar = Bar(shown=True)
     settings["progress"] = Iterations(bar, "reconstructing", "--steps")
 
-    def run(name: str, each: Any) -> "Reconstruction":
-        """Attack one client, or what two files hold, by an attack or its name."""
-        iterated = not automatic or isinstance(each, GradientMatching)
-        more = settings | {"attack": each, "steps": steps if iterated else None}
-        if spy is not None and number is not None:
-            from gradveil.federated.inversion import invert
+    def run(name: str) -> Tried:
+        """Attack one client, or what two files hold."""
+        if (update := updates[name]) is None:
+            assert before is not None and after is not None
+            found = reconstruct(before, after, chosen, size=size or 1, **settings)
+        else:
+            from gradveil.federated.inversion import reconstruct_spied
 
-            (inverted,) = invert(spy, number, chosen, clients=(name,), size=size, **more)
-            return inverted.found
-        assert before is not None and after is not None
-        return reconstruct(before, after, chosen, size=size or 1, **more)
+            assert spy is not None
+            found = reconstruct_spied(spy, update, chosen, size=size, **settings)
+        return found if isinstance(found, Tried) else Tried({attack: found}, {}, {})
 
     try:
-        tried = {name: try_each(attacks, partial(run, name)) for name in targets}
+        tried = {name: run(name) for name in targets}
     finally:
         bar.stop()
+    automatic = attack == AUTO
     facts: dict[str, Any] = {}
     lines: list[str] = []
     with alone(out, "writing reconstructions into"):
@@ -201,41 +198,39 @@ def reconstruct_command(
             lines += [f"client {name}"] * bool(name)
             lines += [line for fact in made.values() for line in _lines(fact, automatic)]
             key = f"client-{name}" if name else ""
-            facts[key] = made[attack] if not automatic else _compared(made, attempts, attacks)
+            facts[key] = made[attack] if not automatic else _compared(made, attempts)
             lines += _comparison(facts[key]) if automatic else []
         written = facts.get("", facts)
         write_text(out / "found.json", json.dumps(written, indent=2) + "\n")
     say(written, as_json, lines)
 
 
-def _targets(
+def _updates(
     before: Path | None,
     after: Path | None,
     spy: Path | None,
     number: int | None,
     client: list[str] | None,
-    size: int | None,
-) -> dict[str, int]:
-    """Return the clients to attack with the number of images of each; an empty name for two files.
-
-    The number is 0 where a client did not say it.
-    """
+) -> "dict[str, Update | None]":
+    """Return what to attack by the client's name; for two files the name is empty."""
     if spy is not None and number is not None and before is None and after is None:
         from gradveil.federated.spied import read_round
 
-        found = {
-            update.client: size or round(update.examples * max(1, len(update.members)))
-            for update in read_round(spy, number)
-        }
+        found = {update.client: update for update in read_round(spy, number)}
         for name in client or ():
             if name not in found:
                 raise unknown(f"client of round {number}", name, found)
         return {name: found[name] for name in client or found}
     if before is not None and after is not None and spy is None and number is None:
-        return {"": size or 1}
+        return {"": None}
     raise GradveilError(
         "reconstruct: give --before and --after, two files of weights, or --spy and --round"
     )
+
+
+def _count(update: "Update | None") -> int:
+    """Count the images behind an update: 0 where a client did not say it, 1 for two files."""
+    return 1 if update is None else round(update.examples * max(1, len(update.members)))
 
 
 def _truth(
@@ -310,18 +305,11 @@ def _lines(fact: dict[str, Any], named: bool) -> list[str]:
     return [*lines, *fact["pictures"]]
 
 
-def _compared(
-    made: dict[str, dict[str, Any]], tried: "Tried[Any]", attacks: "dict[str, Attack]"
-) -> dict[str, Any]:
+def _compared(made: dict[str, dict[str, Any]], tried: "Tried") -> dict[str, Any]:
     """Return the facts of several attacks, and which came nearest of those that measure alike."""
-    from gradveil.audits.fits import nearest
-
-    distances = {
-        name: fact["distance"] for name, fact in made.items() if fact["distance"] is not None
-    }
     found = [
         {"measured_by": kind, "attack": best, "among": list(names)}
-        for kind, (best, names) in nearest(distances, attacks).items()
+        for kind, (best, names) in tried.nearest.items()
     ]
     return {"attacks": made, "left_out": dict(tried.left_out), "nearest": found}
 

@@ -44,6 +44,7 @@ class Asked(Struct, frozen=True):
     local_batch_size: Positive | None = None
     client_momentum: Share = 0.0
     client_weight_decay: float = 0.0
+    averaged_clients: Positive = 1
     train_mode: bool = False
     split: str = "test"
     first: Count | None = None
@@ -77,6 +78,7 @@ class CaseSettings(Asked, frozen=True, kw_only=True):
     candidates: Count | UnsetType = UNSET
     no_lineup: str = ""
     passed_over: dict[str, Count] | None = None  # classes too small to draw from, and their images
+    note: str | None = None  # how recorded updates are taken, and which are not attacked
     guess: dict[str, str] | UnsetType = UNSET
     class_names: dict[str, str] | None = None  # of the images attacked, by label
     victims_scored: Count = 0  # of the images attacked, those that searches scored defenses on

@@ -142,7 +142,9 @@ class Protocol:
     in mini-batches of `local_batch_size` images, with a step for each; the images stay in their
     order, and the last mini-batch of an epoch may be smaller. `client_momentum` and
     `client_weight_decay` are those of torch.optim.SGD. `train_mode`: batch norm uses the batch's
-    own statistics, dropout is on.
+    own statistics, dropout is on. With `averaged_clients` the batch has the images of so many
+    clients, in equal parts one after the other; each does all that by itself, and the mean of their
+    updates is shared, which is what secure aggregation leaves a server with.
     """
 
     local_steps: int = 1
@@ -152,9 +154,14 @@ class Protocol:
     local_batch_size: int | None = None
     client_momentum: float = 0.0
     client_weight_decay: float = 0.0
+    averaged_clients: int = 1
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.averaged_clients < 1:
+            raise GradveilError(
+                f"averaged clients {self.averaged_clients}: there must be at least 1"
+            )
         for name, count in (("steps", self.local_steps), ("epochs", self.local_epochs)):
             if not 1 <= count <= MOST_STEPS:
                 raise GradveilError(
@@ -183,19 +190,28 @@ class Protocol:
             )
 
     def parts(self, size: int) -> list[slice]:
-        """Return the images of a batch of `size` that each step is made with."""
+        """Return the images of a batch of `size` that each step is made with.
+
+        Of several clients, those are its places among the images of each.
+        """
+        size = self._each(size)
         width = size if self.local_batch_size is None else min(size, self.local_batch_size)
         epoch = [slice(first, min(first + width, size)) for first in range(0, size, width)]
         return epoch * (self.local_steps * self.local_epochs)
 
     def steps(self, size: int) -> int:
         """Count the steps that a client makes with a batch of `size` images."""
-        each = 1 if self.local_batch_size is None else -(-size // self.local_batch_size)
+        each = 1 if self.local_batch_size is None else -(-self._each(size) // self.local_batch_size)
         return each * self.local_steps * self.local_epochs
 
     def moves(self, size: int) -> bool:
         """Tell whether more is shared of such a batch than its gradient: a run of SGD."""
-        return self.steps(size) > 1 or self.client_weight_decay > 0
+        several = self.averaged_clients > 1
+        return several or self.steps(size) > 1 or self.client_weight_decay > 0
+
+    def _each(self, size: int) -> int:
+        """Return how many of a batch's images a client has."""
+        return max(1, size // self.averaged_clients)
 
     def summed(self, size: int) -> float:
         """Return how many gradients an update adds up to: with momentum, steps count repeatedly."""
@@ -208,6 +224,8 @@ class Protocol:
         """Say how the weights move: `3 local steps`."""
         steps, decay = self.steps(size), self.client_weight_decay
         words = f"{steps} local step{'s' if steps > 1 else ''}"
+        if self.averaged_clients > 1:
+            words += f" of each of {self.averaged_clients} clients, averaged"
         return f"{words} with weight decay {decay:g}" if decay else words
 
     def settings(self) -> dict[str, Any]:

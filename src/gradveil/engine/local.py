@@ -16,7 +16,7 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from gradveil.core.errors import GradveilWarning, one_line
+from gradveil.core.errors import GradveilError, GradveilWarning, one_line
 from gradveil.core.seeds import forked
 from gradveil.core.types import Gradients, Loss, Protocol
 from gradveil.engine.batched import BatchedGradients, NotBatchableError, are_alike, detached
@@ -44,13 +44,15 @@ class LocalUpdates:
     """(W_0 - W_k) / rate after k local steps, (victims, *parameter shape).
 
     All victims go in one pass, each with its weights, or one by one after a warning. `short` allows
-    bf16 between convolutions on a GPU, after a trial.
+    bf16 between convolutions on a GPU, after a trial. Clients whose mean a victim is go as victims
+    of their own, also in `running`.
     """
 
     def __init__(
         self, model: nn.Module, loss: Loss, protocol: Protocol, *, short: bool = False
     ) -> None:
-        self._settings = model, loss, protocol
+        self._clients = protocol.averaged_clients
+        self._settings = model, loss, replace(protocol, averaged_clients=1)
         self._short = short
         self._gradients = BatchedGradients(model, loss, free=True)
         self._tried = self._warned = False
@@ -74,6 +76,8 @@ class LocalUpdates:
         running: Running | None = None,
     ) -> Gradients:
         check_victims(images, labels)
+        if self._clients > 1:
+            images, labels = (split_clients(each, self._clients) for each in (images, labels))
         if not self._tried:
             self._try(images, labels)
         ways: tuple[Way, ...] = (batched_updates, vmapped_updates)
@@ -91,7 +95,7 @@ class LocalUpdates:
                 GradveilWarning,
                 stacklevel=3,
             )
-        return found
+        return mean_of_clients(found, self._clients)
 
     def _reason(self, way: Way) -> str | None:
         """Say why victims cannot go this way."""
@@ -119,6 +123,22 @@ class LocalUpdates:
             there = suits(images) and self._reason(batched_updates) is None
             self._short = there and _can_be_short(*self._settings, images, labels)
         self._tried = True
+
+
+def split_clients(batches: Tensor, clients: int) -> Tensor:
+    """Return (victims * clients, images of each, ...) of batches (victims, images, ...)."""
+    if batches.shape[1] % clients:
+        raise GradveilError(
+            f"{batches.shape[1]} images of {clients} clients: each has to have as many"
+        )
+    return batches.reshape(len(batches) * clients, -1, *batches.shape[2:])
+
+
+def mean_of_clients(values: Gradients, clients: int) -> Gradients:
+    """Return the means over the clients of each victim, (victims, ...)."""
+    if clients == 1:
+        return values
+    return {name: value.unflatten(0, (-1, clients)).mean(1) for name, value in values.items()}
 
 
 def batched_updates(

@@ -8,6 +8,7 @@ the model allows it, else for one victim at a time after a warning.
 import warnings
 from collections.abc import Collection
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -17,8 +18,8 @@ from gradveil.core.types import Gradients, Loss, Protocol, Statistics
 from gradveil.engine.batched import BatchedGradients, NotBatchableError
 from gradveil.engine.draws import Draws
 from gradveil.engine.gradients import check_victims, in_mode, loop_gradients, try_pass
-from gradveil.engine.local import LocalUpdates
-from gradveil.engine.norms import Running
+from gradveil.engine.local import LocalUpdates, mean_of_clients
+from gradveil.engine.norms import BATCH_NORMS, Running, takes_statistics
 from gradveil.engine.products import Aim, DotAndSquare
 
 
@@ -52,6 +53,7 @@ class Shares:
         told: Collection[str] = (),
     ) -> None:
         self._model, self._loss, self._protocol = model, loss, protocol
+        self._clients = 1 if protocol is None else protocol.averaged_clients
         self._batched = BatchedGradients(model, loss, short=short, told=told)
         self._watched = BatchedGradients(model, loss, free=True)
         self._told = told
@@ -93,9 +95,9 @@ class Shares:
     ) -> Sent:
         """Return the same with the running statistics that each victim ends with."""
         with self._mode():
-            running = Running(self._model, len(images))
+            running = Running(self._model, len(images) * self._clients)
         found = self._share(images, labels, draws, differentiable, running)
-        return Sent(found, _kept(running, differentiable))
+        return Sent(found, self._kept(running, differentiable))
 
     def statistics(
         self, images: Tensor, labels: Tensor, *, differentiable: bool = False
@@ -106,7 +108,7 @@ class Shares:
         """
         check_victims(images, labels)
         with self._mode():
-            running = Running(self._model, len(images))
+            running = Running(self._model, len(images) * self._clients)
             follow: dict[str, Any] = {"differentiable": differentiable, "running": running}
             if self._protocol is not None and self._protocol.moves(images.shape[1]):
                 self._updates(images, labels, **follow)
@@ -116,7 +118,7 @@ class Shares:
                 except NotBatchableError as reason:
                     self._warn(reason)
                     self._loop(images, labels, None, **follow)
-        return _kept(running, differentiable)
+        return self._kept(running, differentiable)
 
     def _share(
         self,
@@ -187,6 +189,10 @@ class Shares:
             return nullcontext()
         return in_mode(self._model, self._protocol.train_mode)
 
+    def _kept(self, running: Running, differentiable: bool) -> Statistics:
+        found = mean_of_clients(running.values(), self._clients)
+        return found if differentiable else {name: value.detach() for name, value in found.items()}
+
     def steps(self, size: int) -> int:
         """Count the passes that a client makes with so many images."""
         return 1 if self._protocol is None else self._protocol.steps(size)
@@ -232,9 +238,16 @@ class Shares:
             )
 
 
-def _kept(running: Running, differentiable: bool) -> Statistics:
-    found = running.values()
-    return found if differentiable else {name: value.detach() for name, value in found.items()}
+def as_one_client(protocol: Protocol, model: nn.Module, size: int) -> Protocol:
+    """Return the protocol of one client with all images where that shares the same as several.
+
+    It does where each shares a gradient, and no layer normalizes by its own batch.
+    """
+    one = replace(protocol, averaged_clients=1)
+    with in_mode(model, protocol.train_mode):
+        mixed = any(isinstance(m, BATCH_NORMS) and takes_statistics(m) for m in model.modules())
+    each = max(1, size // protocol.averaged_clients)
+    return protocol if mixed or one.moves(each) else one
 
 
 def _smallest(protocol: Protocol, size: int) -> int:

@@ -1,6 +1,6 @@
 """The settings of a federated training, and what follows from them without any network."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,6 @@ from gradveil.defenses import Defense, chain
 from gradveil.defenses.applied import check_defense, protected_model
 from gradveil.defenses.weights import load_weights
 from gradveil.federated.partition import Equal, Graph, Partition
-from gradveil.federated.spied import grouped
 from gradveil.models import NormalizedName
 from gradveil.training.job import Recipe, TrainingJob
 from gradveil.training.run import candidate
@@ -238,22 +237,6 @@ class FederationJob:
             return self.batch_of(share, client, number)
         each = -(-len(share) // min(self.batch_size, len(share)))  # batches of an epoch
         return torch.cat(self.local_batches(share, client, number)[:each])
-
-    def foreseen_victims(self, shares: Sequence[Tensor], number: int) -> Tensor:
-        """Return the images that a round's audit attacks where every client answers."""
-        if self.graph is not None:
-            clients = sorted(self.graph.neighbors(self.spy))
-        else:
-            clients = self.participants(number)
-        groups = grouped(clients, self.average_of or 1)
-        images = [
-            torch.cat([self.images_of(shares[client], client, number) for client in group])
-            for group in groups
-        ]
-        sizes = [len(each) for each in images]
-        size = max(set(sizes), key=lambda each: (sizes.count(each), -each))
-        chosen = [each for each in images if len(each) == size]
-        return torch.cat(chosen[: max(1, self.audited // size)])
 
     def draws(self, client: int, number: int) -> Generator:
         """Return the generator of a client's draws in a round."""

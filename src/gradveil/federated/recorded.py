@@ -1,13 +1,13 @@
 """The updates that a spy kept, attacked by the ordinary audit."""
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from gradveil.audits import AuditJob, AuditResult, Case, run_audit
 from gradveil.audits.prepare import foreseen_seconds
@@ -18,8 +18,9 @@ from gradveil.core.seeds import derived
 from gradveil.core.types import Batch, Gradients, Loss, Protocol, Statistics
 from gradveil.data import Images
 from gradveil.engine.device import find_device
-from gradveil.federated.job import AUDITS, SPY, FederationJob, make_shares
-from gradveil.federated.spied import SENT, Update, read_round, round_folder
+from gradveil.engine.shares import as_one_client
+from gradveil.federated.job import AUDITS, SPY, FederationJob, make_model, make_shares
+from gradveil.federated.spied import SENT, Update, grouped, read_round, round_folder
 
 CANDIDATES = 150  # images of each class, beside those of the victims, that line-ups are made of
 LEAST_ALIKE = 0.5  # cosine of a recorded update with that of its images, below which they are not
@@ -143,6 +144,7 @@ class Victims:
     protocol: Protocol
     divided_by: float  # what weights' differences are divided by to stand for a gradient
     note: str  # how the attacker takes the update, where that is not exactly what it is
+    larger: str = ""  # what of the round is of too many images to be attacked
 
 
 def audit_round(
@@ -153,14 +155,13 @@ def audit_round(
     splits: tuple[Images, Images],
     device: str = "auto",
     progress: bool = True,
-) -> tuple[AuditResult, str]:
-    """Attack what the spy kept of a round, into a folder of `out`; return the result and a note.
+) -> AuditResult:
+    """Attack what the spy kept of a round, into a folder of `out`.
 
     An error says why a round cannot be attacked, which does not mean that it is safe.
     """
-    audit, note = make_audit(job, number, out, splits)
-    folder = audit_folder(out, number)
-    return run_audit(audit, folder, device=device, progress=progress), note
+    audit = make_audit(job, number, out, splits)
+    return run_audit(audit, audit_folder(out, number), device=device, progress=progress)
 
 
 def foreseen_audits(
@@ -175,7 +176,7 @@ def foreseen_audits(
     0 where that cannot be attacked.
     """
     try:
-        audit, _ = make_audit(job, numbers[0], out, splits)
+        audit = make_audit(job, numbers[0], out, splits)
         folder = audit_folder(out, numbers[0])
         return len(numbers) * foreseen_seconds(audit, folder, None, find_device(device))
     except GradveilError:  # said when its turn comes
@@ -189,18 +190,46 @@ def audit_folder(out: Path, number: int) -> Path:
 
 def make_audit(
     job: FederationJob, number: int, out: Path, splits: tuple[Images, Images]
-) -> tuple[AuditJob, str]:
+) -> AuditJob:
     """Return the audit of a round: its victims are the first images, others stand in line-ups.
 
     Public images are those of the test split.
     """
-    train, test = splits
+    train, _ = splits
     victims = choose_victims(job, number, out, train)
     # Those of an average, or of a neighbor that started from other ones, tell of no batch.
     told = job.graph is None
     record = make_record(victims, train, lambda client: job.draws(int(client), number), told)
+    return _audit_of(job, number, out, victims, splits, partial(as_recorded, record))
+
+
+def foresee_audit(
+    job: FederationJob,
+    number: int,
+    out: Path,
+    shares: Sequence[Tensor],
+    splits: tuple[Images, Images],
+) -> Victims:
+    """Return the victims of a round where every client answers, before the training.
+
+    An error says why they cannot be attacked, or what is wrong with the settings of the attacks.
+    """
+    victims = foresee_victims(job, number, shares, splits[0])
+    _audit_of(job, number, out, victims, splits, None)
+    return victims
+
+
+def _audit_of(
+    job: FederationJob,
+    number: int,
+    out: Path,
+    victims: Victims,
+    splits: tuple[Images, Images],
+    recorded: Callable[[Client], Client] | None,
+) -> AuditJob:
+    train, test = splits
     images, count = lined_up(victims, train)
-    audit = AuditJob(
+    return AuditJob(
         job.model,
         images,
         job.attacks,
@@ -213,9 +242,9 @@ def make_audit(
         protocol=victims.protocol,
         first=0,
         seed=derived(job.seed, "audit", number) >> 1,
-        recorded=partial(as_recorded, record),
+        recorded=recorded,
+        note="; ".join(words for words in (victims.note, victims.larger) if words),
     )
-    return audit, victims.note
 
 
 def make_record(
@@ -229,11 +258,10 @@ def make_record(
     record = {}
     for update, numbers in zip(victims.updates, victims.numbers, strict=True):
         batch = Batch(train.images[numbers].float() / 255, train.labels[numbers])
-        members = update.members or (update.client,)
         record[batch_digest(batch)] = Recorded(
             update.as_gradients(victims.divided_by),
             update.statistics() if statistics and not update.members else {},
-            draws(members[0]),
+            draws(members_of(update)[0]),
         )
     return record
 
@@ -258,49 +286,141 @@ def _others(train: Images, victims: Tensor, most: int) -> Iterator[Tensor]:
 def choose_victims(job: FederationJob, number: int, out: Path, train: Images) -> Victims:
     """Choose updates of a round by as many images each, as many as the job has audited."""
     updates = read_round(out / SPY, number)
+    return _choose(job, number, updates, make_shares(job, train), train)
+
+
+def foresee_victims(
+    job: FederationJob, number: int, shares: Sequence[Tensor], train: Images
+) -> Victims:
+    """Choose before the training, as if every client answers: of updates that hold nothing yet."""
+    if job.graph is not None:
+        clients = sorted(job.graph.neighbors(job.spy))
+    else:
+        clients = job.participants(number)
+    groups = [tuple(map(str, group)) for group in grouped(clients, job.average_of or 1)]
+    updates = [
+        Update(group[0], number, {}, {}, job.one_gradient, 0.0)
+        if job.average_of is None
+        else Update(f"average-{place}", number, {}, {}, job.one_gradient, 0.0, group)
+        for place, group in enumerate(groups)
+    ]
+    return _choose(job, number, updates, shares, train)
+
+
+def _choose(
+    job: FederationJob,
+    number: int,
+    updates: Sequence[Update],
+    shares: Sequence[Tensor],
+    train: Images,
+) -> Victims:
     if not updates:
         raise GradveilError(f"round {number}: the spy has no update")
-    shares = make_shares(job, train)
     if any(update.members for update in updates) and job.inside.parts():
         raise GradveilError(
             f"round {number}: averages of clients under {job.inside} are not attacked: each client "
-            "drew by itself"
+            "drew by itself; that does not make them safe"
         )
-    images = {update.client: _images_of(job, update, number, shares) for update in updates}
+    images = {
+        update.client: torch.cat(
+            [_images_of(job, member, number, shares) for member in members_of(update)]
+        )
+        for update in updates
+    }
     chosen = alike(updates, images, job.audited)
-    protocol, divided_by, note = _protocol(job, number, chosen[0], shares)
+    client = int(members_of(chosen[0])[0])
+    protocol, taken = _protocol(job, number, client, shares)
+    if taken is None and any(update.members for update in chosen):
+        sizes = [
+            [len(_images_of(job, member, number, shares)) for member in members_of(update)]
+            for update in chosen
+        ]
+        protocol, taken = as_mean(protocol, make_model(job, train), sizes)
+    divided_by, note = protocol.local_lr, taken or ""
+    if taken is not None:
+        divided_by *= protocol.summed(len(_images_of(job, str(client), number, shares)))
+        protocol = Protocol(local_lr=protocol.local_lr, train_mode=job.train_mode)
+    elif job.graph is not None:
+        note = f"participant {job.spy} attacks with its own weights"
+    elif protocol.local_epochs > 1:
+        note = "the order of the first epoch is taken for all; each had its own"
     return Victims(
         tuple(chosen),
         tuple(images[update.client] for update in chosen),
         protocol,
         divided_by,
         note,
+        larger_words(images.values()),
     )
 
 
+def members_of(update: Update) -> tuple[str, ...]:
+    """Return the clients behind an update."""
+    return update.members or (update.client,)
+
+
 def alike(updates: Sequence[Update], images: Mapping[str, Tensor], most: int) -> list[Update]:
-    """Choose updates by as many images each, of `most` images in all; of the size most have."""
-    sizes = [len(images[update.client]) for update in updates]
+    """Choose updates by as many images each, of `most` images in all; of the size most have.
+
+    Those of too many images to be attacked are left out.
+    """
+    every = [len(images[update.client]) for update in updates]
+    sizes = [size for size in every if size <= MOST]
+    if not sizes:
+        least, largest = min(every), max(every)
+        said = f"an update of {least} images is not attacked, at most {MOST} are; that does not "
+        said += "make it safe"
+        if least < largest:
+            said = f"updates of {least} to {largest} images are not attacked, at most {MOST} are; "
+            said += "that does not make them safe"
+        raise GradveilError(f"round {updates[0].round}: {said}")
     size = max(set(sizes), key=lambda each: (sizes.count(each), -each))
-    if size > MOST:
-        raise GradveilError(
-            f"round {updates[0].round}: an update of {size} images is not attacked, at most {MOST} "
-            "are; that does not make it safe"
-        )
     chosen = [update for update in updates if len(images[update.client]) == size]
     return chosen[: max(1, most // size)]
 
 
+def larger_words(images: Collection[Tensor]) -> str:
+    """Say how many of a round's updates are of too many images to be attacked."""
+    larger = sum(len(each) > MOST for each in images)
+    if not larger:
+        return ""
+    return (
+        f"{larger} of {len(images)} updates are of more than {MOST} images and are not attacked, "
+        "which does not make them safe"
+    )
+
+
+APPROXIMATED = (
+    "are taken as one gradient of all images, which is an approximation: what it does not"
+)
+APPROXIMATED += " find is not shown to be safe"
+
+
+def as_mean(
+    protocol: Protocol, model: nn.Module, sizes: Sequence[Sequence[int]]
+) -> tuple[Protocol, str | None]:
+    """Return the protocol of averages of clients who each follow this one, and None.
+
+    `sizes` are the numbers of images of each average's clients. Where these differ, and the mean
+    of their updates is more than one gradient of all images, the second says that they are taken
+    as that.
+    """
+    clients = len(sizes[0])
+    found = as_one_client(replace(protocol, averaged_clients=clients), model, max(map(sum, sizes)))
+    even = len({size for each in sizes for size in each}) == len({*map(len, sizes)}) == 1
+    if found.averaged_clients == 1 or even:
+        return found, None
+    return protocol, f"the updates of clients with different numbers of images {APPROXIMATED}"
+
+
 def _protocol(
-    job: FederationJob, number: int, update: Update, shares: Sequence[Tensor]
-) -> tuple[Protocol, float, str]:
-    """Return how an attacker takes such an update, what differences are divided by, and a note."""
+    job: FederationJob, number: int, client: int, shares: Sequence[Tensor]
+) -> tuple[Protocol, str | None]:
+    """Return what a client did, and None; or how its steps are taken that no protocol tells."""
     rate = job.recipe.rate(number - 1)
     gradient = Protocol(local_lr=rate, train_mode=job.train_mode)
     if job.one_gradient:
-        note = "" if job.graph is None else f"participant {job.spy} attacks with its own weights"
-        return gradient, rate, note
-    client = int((update.members or (update.client,))[0])
+        return gradient, None
     steps = len(job.local_batches(shares[client], client, number))
     if steps > 1 and job.inside.changes("batch"):
         raise GradveilError(
@@ -309,19 +429,13 @@ def _protocol(
         )
     each = -(-len(shares[client]) // job.batch_size)  # batches of an epoch
     local = replace(gradient, client_momentum=job.momentum, client_weight_decay=job.weight_decay)
-    if update.members or (steps > each > 1 and steps % each):
-        whose = " of each client" if update.members else ""
-        note = f"{steps} local steps{whose} are taken as one gradient of all images"
-        return gradient, rate * steps, note
+    if steps > each > 1 and steps % each:
+        return replace(local, local_steps=steps), f"{steps} local steps {APPROXIMATED}"
     if each == 1 or steps == 1:
-        return replace(local, local_steps=steps), rate, ""
-    epochs = -(-steps // each)
-    local = replace(local, local_epochs=epochs, local_batch_size=job.batch_size)
-    note = "the order of the first epoch is taken for all; each had its own" if epochs > 1 else ""
-    return local, rate, note
+        return replace(local, local_steps=steps), None
+    return replace(local, local_epochs=-(-steps // each), local_batch_size=job.batch_size), None
 
 
-def _images_of(job: FederationJob, update: Update, number: int, shares: Sequence[Tensor]) -> Tensor:
-    """Return the images behind an update, those of all clients of an average, by their numbers."""
-    clients = map(int, update.members or (update.client,))
-    return torch.cat([job.images_of(shares[client], client, number) for client in clients])
+def _images_of(job: FederationJob, client: str, number: int, shares: Sequence[Tensor]) -> Tensor:
+    """Return the images behind a client's update, by their numbers."""
+    return job.images_of(shares[int(client)], int(client), number)

@@ -7,7 +7,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
@@ -17,13 +17,13 @@ from threading import Event
 import torch
 from msgspec import to_builtins
 from safetensors.torch import save
-from torch import nn
+from torch import Tensor, nn
 
 from gradveil.audits import AuditResult
 from gradveil.audits.victims import refuse_tuned_on
 from gradveil.core import job_folder
 from gradveil.core.boundary import public
-from gradveil.core.errors import GradveilError, one_line
+from gradveil.core.errors import GradveilError, GradveilWarning, one_line
 from gradveil.core.files import WriteError, shown, write_bytes
 from gradveil.core.formats import FederatedRound
 from gradveil.core.importing import RAISED
@@ -71,7 +71,12 @@ with warnings.catch_warnings():
     )
     from gradveil.federated.messages import LOG
     from gradveil.federated.mods import unpack
-    from gradveil.federated.recorded import audit_folder, audit_round, foreseen_audits
+    from gradveil.federated.recorded import (
+        audit_folder,
+        audit_round,
+        foresee_audit,
+        foreseen_audits,
+    )
     from gradveil.federated.server import Learner, Round
     from gradveil.search.ray import connect, disconnect
 
@@ -127,14 +132,7 @@ def federate(
     train, test = splits
     model = make_first_model(job, train)
     shares = make_shares(job, train)  # a division that cannot be is refused before anything starts
-    for number in job.spy_rounds if job.attacks else ():
-        refuse_tuned_on(
-            job.attacks,
-            train,
-            job.foreseen_victims(shares, number),
-            f"a client has it in round {number}: tune on images that no client has, with gradveil "
-            "tune --public, or spy on other rounds",
-        )
+    _foretell(job, out, shares, splits)
     try_defense(job.training, model, train)
     with alone(out, FEDERATING):
         FEDERATION.refuse_other(out, job.settings())
@@ -166,6 +164,47 @@ def federate(
     )
 
 
+def _foretell(
+    job: FederationJob, out: Path, shares: Sequence[Tensor], splits: tuple[Images, Images]
+) -> None:
+    """Say before the training what of the spied rounds cannot be attacked after it.
+
+    Where that is all of them it is an error, unless the training has begun. So is an attack that
+    was tuned on a victim.
+    """
+    train, _ = splits
+    said: dict[str, list[int]] = {}
+    attacked = False
+    for number in sorted(job.spy_rounds) if job.attacks or job.auto else ():
+        try:
+            victims = foresee_audit(job, number, out, shares, splits)
+        except GradveilError as error:
+            said.setdefault(str(error).removeprefix(f"round {number}: "), []).append(number)
+            continue
+        attacked = True
+        if victims.larger:
+            said.setdefault(victims.larger, []).append(number)
+        refuse_tuned_on(
+            job.attacks,
+            train,
+            torch.cat(victims.numbers),
+            f"a client has it in round {number}: tune on images that no client has, with gradveil "
+            "tune --public, or spy on other rounds",
+        )
+    reasons = [
+        f"round{'s' * (len(rounds) > 1)} {', '.join(map(str, rounds))}: {why}"
+        for why, rounds in said.items()
+    ]
+    if said and not attacked and not (out / SETTINGS).is_file():
+        more = "" if len(reasons) == 1 else f" (and {len(reasons) - 1} more reasons)"
+        raise GradveilError(
+            f"nothing could be attacked after the training: {reasons[0]}{more}; change that, or "
+            "leave the attacks out"
+        )
+    for reason in () if (out / FINAL).is_file() else reasons:
+        warnings.warn(reason, GradveilWarning, stacklevel=3)
+
+
 def _audit(
     job: FederationJob, out: Path, splits: tuple[Images, Images], device: str, progress: bool
 ) -> tuple[dict[int, AuditResult], dict[int, str], dict[int, str]]:
@@ -181,7 +220,7 @@ def _audit(
             Bar(progress).say(f"the audits of rounds {', '.join(map(str, left))}: {said}")
     for number in numbers:
         try:
-            audits[number], note = audit_round(
+            audits[number] = audit_round(
                 job, number, out, splits=splits, device=device, progress=progress
             )
         except GradveilError as error:
@@ -190,7 +229,8 @@ def _audit(
                 raise
             refused[number] = str(error)
             continue
-        notes |= {number: note} if note else {}
+        (case,) = audits[number].cases
+        notes |= {number: case.note} if case.note else {}
     return audits, notes, refused
 
 

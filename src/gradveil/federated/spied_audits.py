@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,9 +21,18 @@ from gradveil.data.client_files import find_client, read_client
 from gradveil.defenses import Defense
 from gradveil.federated.job import FEDERATION, PLAIN, FederationJob
 from gradveil.federated.partition import parse_graph, parse_partition
-from gradveil.federated.recorded import Victims, alike, as_recorded, lined_up, make_record
+from gradveil.federated.recorded import (
+    Victims,
+    alike,
+    as_mean,
+    as_recorded,
+    larger_words,
+    lined_up,
+    make_record,
+    members_of,
+)
 from gradveil.federated.spied import SENT, Update, kept_rounds, read_round, round_folder
-from gradveil.models import NormalizedName
+from gradveil.models import NormalizedName, build_for
 
 FREE = ("attackers", "steps", "audited", "start")
 """Settings of a run that an audit of its rounds does not depend on, or has of its own."""
@@ -117,8 +126,8 @@ def make_app_audit(
     loss: Loss | None = None,
     resized: bool = False,
     seed: int = 0,
-) -> tuple[AuditJob, str]:
-    """Return the audit of a round of a user's own app, and a note on how updates are taken.
+) -> AuditJob:
+    """Return the audit of a round of a user's own app.
 
     `truth` has the images of each client, by the name of its file. Others of the first of `splits`
     stand in line-ups beside them; public images are those of the second.
@@ -134,7 +143,7 @@ def make_app_audit(
     known = {name: batch for name, batch in found.items() if batch is not None}
     if not known:
         there = (
-            ", ".join(member for update in updates for member in _members(update)) or "no client"
+            ", ".join(member for update in updates for member in members_of(update)) or "no client"
         )
         raise GradveilError(
             f"--client-images {shown(truth)} has no images of round {number}, which is of {there}: "
@@ -142,12 +151,16 @@ def make_app_audit(
         )
     everyone, numbers = _together(known, pool)
     chosen = alike([each for each in updates if each.client in known], numbers, audited)
-    victims = _victims(chosen, numbers, protocol)
+    network = build_for(model, pool, check=False)
+    victims = _victims(chosen, known, numbers, protocol, network)
     images, count = lined_up(victims, everyone)
     record = make_record(victims, everyone, lambda name: generator(seed, "client", name), True)
+    absent = [name for name in found if name not in known]
+    notes = [victims.note, larger_words(numbers.values())]
+    notes += [f"no images were given of {', '.join(absent)}"] if absent else []
     called = getattr(loss, "__name__", type(loss).__name__)
     label = "" if loss is None else f"{defense}, loss {called}"  # so that a folder is of one loss
-    audit = AuditJob(
+    return AuditJob(
         model,
         images,
         attacks,
@@ -161,21 +174,22 @@ def make_app_audit(
         first=0,
         seed=seed,
         recorded=partial(as_recorded, record, loss=loss),
+        note="; ".join(filter(None, notes)),
     )
-    absent = [name for name in found if name not in known]
-    notes = [victims.note] if victims.note else []
-    notes += [f"no images were given of {', '.join(absent)}"] if absent else []
-    return audit, "; ".join(notes)
 
 
-def _members(update: Update) -> tuple[str, ...]:
-    return update.members or (update.client,)
+class Known(NamedTuple):
+    """The images and labels behind an update, and how many each of its clients has."""
+
+    images: Tensor
+    labels: Tensor
+    sizes: list[int]
 
 
-def _read(update: Update, truth: Path, pool: Images, resized: bool) -> tuple[Tensor, Tensor] | None:
+def _read(update: Update, truth: Path, pool: Images, resized: bool) -> Known | None:
     """Return the images and labels behind an update; None where those of a client are not given."""
     images, labels = [], []
-    for name in _members(update):
+    for name in members_of(update):
         path = find_client(truth, name)
         if path is None:
             return None
@@ -187,38 +201,42 @@ def _read(update: Update, truth: Path, pool: Images, resized: bool) -> tuple[Ten
             )
         images.append(some)
         labels.append(classes)
-    count, said = sum(map(len, images)), update.examples * len(_members(update))
+    count, said = sum(map(len, images)), update.examples * len(members_of(update))
     if said and count != round(said):
         raise GradveilError(
             f"client {update.client} said that it trained on {said:g} image(s), and "
             f"{shown(truth)} has {count} of it"
         )
-    return torch.cat(images), torch.cat(labels)
+    return Known(torch.cat(images), torch.cat(labels), [*map(len, images)])
 
 
-def _together(
-    known: Mapping[str, tuple[Tensor, Tensor]], pool: Images
-) -> tuple[Images, dict[str, Tensor]]:
+def _together(known: Mapping[str, Known], pool: Images) -> tuple[Images, dict[str, Tensor]]:
     """Return the clients' images with the pool after them, and the numbers of each client's."""
     numbers, first = {}, 0
-    for name, (images, _) in known.items():
+    for name, (images, *_) in known.items():
         numbers[name] = torch.arange(first, first + len(images))
         first += len(images)
-    every = [*known.values(), (pool.images, pool.labels)]
-    images, labels = (torch.cat([batch[part] for batch in every]) for part in (0, 1))
+    images = torch.cat([*(each.images for each in known.values()), pool.images])
+    labels = torch.cat([*(each.labels for each in known.values()), pool.labels])
     return replace(pool, name="clients", images=images, labels=labels), numbers
 
 
 def _victims(
-    chosen: Sequence[Update], numbers: Mapping[str, Tensor], protocol: Protocol
+    chosen: Sequence[Update],
+    known: Mapping[str, Known],
+    numbers: Mapping[str, Tensor],
+    protocol: Protocol,
+    model: nn.Module,
 ) -> Victims:
-    size, rate, note = len(numbers[chosen[0].client]), protocol.local_lr, ""
-    if any(update.members for update in chosen) and protocol.moves(size):
-        each = size // len(_members(chosen[0]))
-        steps = protocol.steps(each)
-        note = f"{steps} local steps of each client are taken as one gradient of all images"
-        protocol, rate = Protocol(local_lr=rate, train_mode=protocol.train_mode), rate * steps
-    elif protocol.local_batch_size is not None and protocol.local_batch_size < size:
+    sizes = [known[update.client].sizes for update in chosen]
+    rate, note, first = protocol.local_lr, "", sizes[0][0]
+    if any(update.members for update in chosen):
+        protocol, taken = as_mean(protocol, model, sizes)
+        if taken is not None:
+            rate *= protocol.summed(first)
+            protocol = Protocol(local_lr=protocol.local_lr, train_mode=protocol.train_mode)
+            note = taken
+    if protocol.local_batch_size is not None and protocol.local_batch_size < first:
         note = "mini-batches are taken in the order of the images given, the same in every epoch"
-    taken = tuple(numbers[update.client] for update in chosen)
-    return Victims(tuple(chosen), taken, protocol, rate, note)
+    images = tuple(numbers[update.client] for update in chosen)
+    return Victims(tuple(chosen), images, protocol, rate, note)

@@ -199,6 +199,9 @@ def given_words(result: AuditResult) -> list[tuple[str, str]]:
         ("The model", f"the code and the weights of {settings['model']}, in {mode}"),
         ("Labels", labels.get(settings["labels"], settings["labels"])),
     ]
+    said += [
+        ("How it is taken", note) for note in {case.note: None for case in result.cases} if note
+    ]
     alike: dict[str, list[str]] = {}
     for attack, told in _told(result.cases).items():
         alike.setdefault(told, []).append(attack)
@@ -233,6 +236,7 @@ def untested_words(result: AuditResult) -> list[str]:
         said.append("Updates of several pictures at once: one picture an update is the worst case.")
     if settings["labels"] == "known":
         said.append("Attackers that do not know the labels: here they are given.")
+    said += dict.fromkeys(f"How the attacker took the updates: {c.note}." for c in cases if c.note)
     not_begun = len(settings.get("cases", ())) - len(cases)
     if not_begun > 0:
         said.append(f"{not_begun} of the cases asked for: the audit has not come to them yet.")

@@ -190,6 +190,7 @@ def _victim_words(case: CaseResult) -> list[str]:
         lines = [f"Warning: the images attacked are of {case.classes}: others may leak otherwise."]
     if case.passed_over:
         lines.append(f"Warning: {case.passed_over}.")
+    lines += [f"The attacker's view: {case.note}."] if case.note else []
     lines += _scored_words(case)
     if first.chance is not None:
         return lines

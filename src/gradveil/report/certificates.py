@@ -99,6 +99,7 @@ def certificates_in_words(certificates: Mapping[str, Certificate], case: CaseRes
     if any(made.loss is not None for made in certificates.values()):
         lines.append(CLAIMED)
     lines += _scored_words(case)
+    lines += [f"The attacker's view: {case.note}."] if case.note else []
     return [*lines, _untested(case, next(iter(certificates.values())))]
 
 
