@@ -49,7 +49,10 @@ class OthersOfTheClass(Attack):
         return Reconstruction(public[torch.stack(chosen)], labels, 0.5, "ok")
 
 
-@pytest.fixture(scope="module", params=["policy:none", "3-1-7+43-18-18"])
+@pytest.fixture(
+    scope="module",
+    params=["policy:none", pytest.param("3-1-7+43-18-18", marks=pytest.mark.slow)],
+)
 def audited(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AuditResult:
@@ -71,11 +74,10 @@ def audited(
     )
 
 
-@pytest.mark.slow
 def test_guesses_bars_and_other_pictures_of_the_class_win_one_line_up_in_n(
     audited: AuditResult,
 ) -> None:
-    """Sixteen tests at 1 in 1,000 each, and their mates in a batch win no more either."""
+    """Eight tests at 1 in 1,000 each; a line-up that nobody can win would fail them too."""
     (case,) = audited.cases
     size = case.settings["candidates"]
     rows = [
@@ -84,5 +86,5 @@ def test_guesses_bars_and_other_pictures_of_the_class_win_one_line_up_in_n(
     assert size >= 20 and len(rows) == 1 + CONTROLS
     for row in rows:
         assert row.n == IMAGES
-        p = binomtest(row.identified, row.n, 1 / size, alternative="greater").pvalue
+        p = binomtest(row.identified, row.n, 1 / size).pvalue
         assert p > 1e-3, f"{row.attack}: {row.identified} of {row.n}"

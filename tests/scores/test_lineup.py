@@ -109,9 +109,14 @@ def wins(request: pytest.FixtureRequest, small: Images) -> tuple[dict[str, int],
 def test_what_does_not_depend_on_the_picture_wins_no_more_than_one_in_n(
     guess: str, wins: tuple[dict[str, int], int]
 ) -> None:
-    """Twelve tests at 1 in 1,000 each: a right line-up fails one of them in 1.2% of seeds."""
+    """Twelve tests at 1 in 1,000 each: a right line-up fails one of them in 1.2% of seeds.
+
+    Guesses from the other pictures of the class may be nearer to a candidate than to the true one,
+    and so win less often; noise and a flat color must win as often as a lot does.
+    """
     found, trials = wins[0][guess], wins[1]
-    assert binomtest(found, trials, 1 / SIZE, alternative="greater").pvalue > 1e-3, found / trials
+    side = "two-sided" if guess.startswith(("noise", "flat")) else "greater"
+    assert binomtest(found, trials, 1 / SIZE, alternative=side).pvalue > 1e-3, found / trials
 
 
 def test_the_rank_is_that_by_the_likeness_of_the_best_reconstruction(small: Images) -> None:
