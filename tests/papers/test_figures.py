@@ -12,7 +12,7 @@ from PIL import Image
 from gradveil.papers.catalog import EXPERIMENTS
 from gradveil.papers.cells import Cell, Workspace
 from gradveil.papers.experiments import Size
-from gradveil.papers.figures import draw_figures, draw_singles, draw_stages
+from gradveil.papers.figures import draw_curves, draw_figures, draw_singles, draw_stages
 from gradveil.papers.queue import make_parts
 from gradveil.papers.records import Records
 from gradveil.papers.switches import OURS
@@ -100,3 +100,16 @@ def test_a_bar_stands_at_the_number_of_its_transformation() -> None:
     boxes = [bar for bar in axis.patches if isinstance(bar, Rectangle)]
     bars = {round(bar.get_x() + bar.get_width() / 2): bar.get_height() for bar in boxes}
     assert bars == {number: float(number) for number in range(50)}
+
+
+def test_curves_of_each_data_set_and_model_have_panels_of_their_own() -> None:
+    result = {"history": [{"epoch": 1, "train_loss": 2.0, "test_accuracy": 0.5}]}
+    rows = ["a, mlp, none", "a, mlp, none", "a, mlp, precode", "b, mlp, none"]
+    axes = draw_curves("some", [(row, result) for row in rows]).axes
+    assert [axis.get_title() for axis in axes] == ["a, mlp", "a, mlp", "b, mlp", "b, mlp"]
+    assert [len(axis.lines) for axis in axes] == [3, 3, 1, 1]
+    legend = axes[0].get_legend()
+    assert legend is not None
+    assert [text.get_text() for text in legend.get_texts()] == ["none", "precode"]
+    alone = draw_curves("some", [("none", result), ("3-1-7", result)]).axes
+    assert [len(axis.lines) for axis in alone] == [2, 2]

@@ -1,5 +1,7 @@
 """The line-up: the picture alone can win it; whatever else is known stays at 1 of N."""
 
+from typing import Literal
+
 import pytest
 import torch
 from scipy.stats import binomtest
@@ -115,7 +117,8 @@ def test_what_does_not_depend_on_the_picture_wins_no_more_than_one_in_n(
     and so win less often; noise and a flat color must win as often as a lot does.
     """
     found, trials = wins[0][guess], wins[1]
-    side = "two-sided" if guess.startswith(("noise", "flat")) else "greater"
+    by_lot = guess.startswith(("noise", "flat"))
+    side: Literal["two-sided", "greater"] = "two-sided" if by_lot else "greater"
     assert binomtest(found, trials, 1 / SIZE, alternative=side).pvalue > 1e-3, found / trials
 
 

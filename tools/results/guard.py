@@ -56,7 +56,7 @@ def _updates() -> str:
         "a busy machine). The guard has its default attack, the search that `auto` has for the "
         f"defense, for {found['seconds']:g} s of the processor, and {found['canaries']} canaries. "
         "The audit is a search of 150 iterations; identified is rank 1 of "
-        f"{candidates:,} images.\n\n"
+        f"{candidates:,} images of ten classes (drawn from its class, 1 in {candidates // 10}).\n\n"
         f"{table(head, body)}\n\n"
         f"Without a defense the guard also withholds {also} of {len(spared)} that this audit did "
         f"not identify: it asks about canaries in the image's place. Of all that is withheld, "

@@ -67,22 +67,28 @@ def _save(draw: "Callable[[str, Any], Figure]", title: str, found: Any, path: Pa
     save_figure(draw(title, found), path)
 
 
-def _grids(part: Part, records: Records) -> list[Path]:
-    """Return the pictures that the part's audits kept, each once."""
+def _grids(part: Part, records: Records) -> list[list[Path]]:
+    """Return the pictures that the part's audits kept, each once: a column for each model."""
     cells = {entry.cell.key: entry.cell for entry in part.entries if records.done(entry.cell)}
-    paths = (records.folder(cell) / GRID for cell in cells.values())
-    return [path for path in paths if path.is_file()]
+    columns: dict[str, list[Path]] = {}
+    for cell in cells.values():
+        path = records.folder(cell) / GRID
+        if path.is_file():
+            columns.setdefault(cell.training.model, []).append(path)
+    return [*columns.values()]
 
 
-def stack_pictures(paths: Sequence[Path], target: Path) -> None:
-    """Write one picture with these below each other."""
-    pictures = [open_picture(path) for path in paths]
-    width = max(picture.width for picture in pictures)
-    whole = Image.new("RGB", (width, sum(picture.height + GAP for picture in pictures)), "white")
-    top = 0
-    for picture in pictures:
-        whole.paste(picture.convert("RGB"), ((width - picture.width) // 2, top))
-        top += picture.height + GAP
+def stack_pictures(columns: Sequence[Sequence[Path]], target: Path) -> None:
+    """Write one picture with these below each other, in columns."""
+    opened = [[open_picture(path) for path in column] for column in columns]
+    width = max(picture.width for column in opened for picture in column)
+    height = max(sum(picture.height + GAP for picture in column) for column in opened)
+    whole = Image.new("RGB", (len(opened) * (width + GAP) - GAP, height), "white")
+    for number, column in enumerate(opened):
+        left, top = number * (width + GAP), 0
+        for picture in column:
+            whole.paste(picture.convert("RGB"), (left + (width - picture.width) // 2, top))
+            top += picture.height + GAP
     save_picture(target, whole)
 
 
@@ -137,13 +143,14 @@ def _has_curves(part: Part) -> bool:
     return all(isinstance(entry.cell, Trained) for entry in part.entries)
 
 
-def _panels(title: str, count: int) -> "tuple[Figure, list[Axes]]":
+def _panels(title: str, count: int, lines: int = 1) -> "tuple[Figure, list[Axes]]":
+    """Return a figure with so many panels in each of its lines."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(WIDTH * count, HEIGHT), layout="constrained")
+    figure = Figure(figsize=(WIDTH * count, HEIGHT * lines), layout="constrained")
     figure.suptitle(title, fontsize=10)
-    axes = figure.subplots(1, count, squeeze=False)
-    return figure, [*axes[0]]
+    axes = figure.subplots(lines, count, squeeze=False)
+    return figure, [*axes.flat]
 
 
 def draw_lines(title: str, done: Done) -> "Figure":
@@ -161,16 +168,30 @@ def draw_lines(title: str, done: Done) -> "Figure":
 
 
 def draw_curves(title: str, done: Done) -> "Figure":
-    """Draw training loss and test accuracy by epoch, a line for each training."""
-    figure, (loss, right) = _panels(title, 2)
+    """Draw training loss and test accuracy by epoch, a curve for each training.
+
+    Rows such as `cifar100, mlp, none` have a pair of panels for each data set and model, and
+    trainings of one row have one color.
+    """
+    groups: dict[str, dict[str, list[Any]]] = {}
     for row, result in done:
-        history = result["history"]
-        epochs = [each["epoch"] for each in history]
-        loss.plot(epochs, [each["train_loss"] for each in history], label=row)
-        right.plot(epochs, [100 * each["test_accuracy"] for each in history], label=row)
-    loss.set(xlabel="epoch", ylabel="training loss")
-    right.set(xlabel="epoch", ylabel="test accuracy, %")
-    right.legend(fontsize=6)
+        where, _, name = row.rpartition(", ")
+        groups.setdefault(where, {}).setdefault(name, []).append(result["history"])
+    figure, axes = _panels(title, 2, len(groups))
+    for number, (where, rows) in enumerate(groups.items()):
+        loss, right = axes[2 * number : 2 * number + 2]
+        for color, (name, trainings) in enumerate(rows.items()):
+            for again, history in enumerate(trainings):
+                epochs = [each["epoch"] for each in history]
+                for axis, values in (
+                    (loss, [each["train_loss"] for each in history]),
+                    (right, [100 * each["test_accuracy"] for each in history]),
+                ):
+                    label = None if again else name
+                    axis.plot(epochs, values, color=f"C{color}", label=label)
+        loss.set(xlabel="epoch", ylabel="training loss", title=where)
+        right.set(xlabel="epoch", ylabel="test accuracy, %", title=where)
+        loss.legend(fontsize=7)
     return figure
 
 
