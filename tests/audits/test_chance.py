@@ -49,10 +49,7 @@ class OthersOfTheClass(Attack):
         return Reconstruction(public[torch.stack(chosen)], labels, 0.5, "ok")
 
 
-@pytest.fixture(
-    scope="module",
-    params=["policy:none", pytest.param("3-1-7+43-18-18", marks=pytest.mark.slow)],
-)
+@pytest.fixture(scope="module", params=["policy:none", "3-1-7+43-18-18"])
 def audited(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> AuditResult:
@@ -77,7 +74,7 @@ def audited(
 def test_guesses_bars_and_other_pictures_of_the_class_win_one_line_up_in_n(
     audited: AuditResult,
 ) -> None:
-    """Eight tests at 1 in 1,000 each; a line-up that nobody can win would fail them too."""
+    """Sixteen tests at 1 in 1,000 each; a line-up that nobody can win would fail them too."""
     (case,) = audited.cases
     size = case.settings["candidates"]
     rows = [

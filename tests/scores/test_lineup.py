@@ -141,6 +141,9 @@ def test_every_candidate_goes_through_the_draws_of_the_victim(small: Images) -> 
     for row in range(3):
         shown = replay(draws, batch.images, row, batch.images[[row, 0]])
         assert torch.equal(shown[0], used[row])
+        candidates = small.images[10:15].float() / 255
+        one_by_one = replay(lambda images: draws(images), batch.images, row, candidates)
+        assert torch.equal(replay(draws, batch.images, row, candidates), one_by_one)
     alone = replay(defense.reveal(batch.images[:1], generator(4)), batch.images[:1], 0, used)
     assert alone.shape == used.shape
 

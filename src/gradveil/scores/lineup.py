@@ -176,13 +176,14 @@ def replay(
     """Put every candidate (N, C, H, W) in the place of image `row` of the victim's batch.
 
     `transform` is what the defense did to the batch (B, C, H, W), its draws included; None where
-    it changes no images. Returns what it makes of the candidates there, (N, C, H, W).
+    it changes no images. Returns what it makes of the candidates there, (N, C, H, W). One that can
+    repeat the draws of a row (`again`) changes each image by itself, and takes all of them at once.
     """
     if transform is None:
         return candidates
-    beside = getattr(transform, "beside", None)
-    if beside is not None and len(batch) == 1:
-        together: Tensor = beside([transform] * (len(candidates) - 1))(candidates)
+    again = getattr(transform, "again", None)
+    if again is not None:
+        together: Tensor = again(row, len(candidates))(candidates)
         return together
     made = []
     for candidate in candidates:

@@ -59,6 +59,12 @@ class Drawn:
         whole = exact.to(images.dtype) / 255
         return whole if soft is None else whole + (soft - soft.detach()) / 255
 
+    def again(self, row: int, count: int) -> "Drawn":
+        """Return the draws of the image in this row for so many images."""
+        rows = torch.full((count,), row, device=self.member.device)
+        source = None if self.source is None else self.source[rows.to(self.source.device)]
+        return Drawn(self.policy, self.member[rows], self.signs[rows.to(self.signs.device)], source)
+
     def beside(self, others: Sequence["Drawn"]) -> "Drawn":
         """Join the draws of one policy: for these images and then those of the others."""
         every = (self, *others)
