@@ -69,7 +69,7 @@ def test_json_is_one_object_and_the_policies_it_found_defend_other_commands(grad
         outcome.status == 0
         and len(result["trials"]) == 4
         and len(result["kept"]) == 3
-        and len(result["words"]) == 3
+        and len(result["words"]) == 5
     )
     assert all(Path(path).is_file() for path in result["files"].values()) and "4/4" in outcome.said
     audit = f"audit {MODEL} --attack closed-form --images 1 --json"
