@@ -55,7 +55,7 @@ from gradveil.search.confirm import (
 from gradveil.search.confirm import confirmation as confirmed
 from gradveil.search.engine import LocalEngine
 from gradveil.search.loop import qualified
-from gradveil.search.run import accuracy_note, job_notes, threshold_note
+from gradveil.search.run import accuracy_note, job_notes, knowledge_note, threshold_note
 from gradveil.search.space import FinishedTrial
 from gradveil.stats import holm_cutoff
 from gradveil.transforms import Policy
@@ -823,6 +823,18 @@ def test_a_table_has_the_controls_of_its_line_ups_where_it_is_wide_enough(
     assert original[4:8] == ["1/32", "0/64", "3/32", "32/32"]
     narrow = shown(75)[0].split()
     assert narrow[1:4] == used[1:4] and "1/32" not in narrow
+
+
+def test_a_search_whose_attack_does_not_know_the_policy_says_so_with_the_command(
+    job: SearchJob, whole: SearchResult
+) -> None:
+    (note,) = knowledge_note(job)
+    assert note.startswith("the attack that confirms, closed-form, was not told the policy")
+    assert "`gradveil audit ... --defense OUT/policies.toml --attack auto`" in note
+    assert note in whole.notes and f"Note: {note}." in search_in_words(whole)
+    assert note in json.loads((whole.out / "search.json").read_text())["notes"]
+    assert knowledge_note(replace(job, attack=find("transform-known"))) == ()
+    assert knowledge_note(replace(job, attack=find("transform-guessed"))) == ()
 
 
 def test_only_images_that_both_audits_reconstructed_are_compared(whole: SearchResult) -> None:
