@@ -35,6 +35,7 @@ from gradveil.models.accuracy import measure_accuracy
 from gradveil.models.checkpoints import load_checkpoint, save_checkpoint
 from gradveil.papers.records import read_case
 from gradveil.report.search import confirmation_table, search_in_words, search_tables
+from gradveil.report.write import write_report
 from gradveil.search import SearchJob, SearchResult, run_search, search_policies, setup
 from gradveil.search.confirm import (
     FEWEST,
@@ -826,13 +827,17 @@ def test_a_table_has_the_controls_of_its_line_ups_where_it_is_wide_enough(
 
 
 def test_a_search_whose_attack_does_not_know_the_policy_says_so_with_the_command(
-    job: SearchJob, whole: SearchResult
+    job: SearchJob, whole: SearchResult, tmp_path: Path
 ) -> None:
+    """Its page says so too, and has the controls of the line-ups."""
     (note,) = knowledge_note(job)
     assert note.startswith("the attack that confirms, closed-form, was not told the policy")
     assert "`gradveil audit ... --defense OUT/policies.toml --attack auto`" in note
     assert note in whole.notes and f"Note: {note}." in search_in_words(whole)
     assert note in json.loads((whole.out / "search.json").read_text())["notes"]
+    page = html.unescape(write_report(whole.out, out=tmp_path / "page").page.read_text())
+    controls = [line for line in whole.words if "controls with rank 1 (none, random, " in line]
+    assert note in page and len(controls) == 2 and all(line in page for line in controls)
     assert knowledge_note(replace(job, attack=find("transform-known"))) == ()
     assert knowledge_note(replace(job, attack=find("transform-guessed"))) == ()
 
