@@ -1,6 +1,7 @@
 """gradveil search: one JSON object, tables for people, every kind of bad input as one line."""
 
 import os
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 import pytest
 
 from gradveil.cli import run
+from gradveil.cli.search import RACE
+from gradveil.stats import clopper_pearson
 
 SOURCE = """
 from torch import nn
@@ -17,6 +20,7 @@ from torch import nn
 def linear(classes, size, channels):
     return nn.Sequential(nn.Flatten(), nn.Linear(channels * size * size, classes))
 """
+ROOT = Path(__file__).parents[2]
 MODEL = "--data fashion-mnist-mini --model own_cli_nets:linear"
 QUICK = (
     f"search {MODEL} --checkpoint trained/model.safetensors --attack closed-form "
@@ -69,7 +73,7 @@ def test_json_is_one_object_and_the_policies_it_found_defend_other_commands(grad
         outcome.status == 0
         and len(result["trials"]) == 4
         and len(result["kept"]) == 3
-        and len(result["words"]) == 3
+        and len(result["words"]) == 5
     )
     assert all(Path(path).is_file() for path in result["files"].values()) and "4/4" in outcome.said
     audit = f"audit {MODEL} --attack closed-form --images 1 --json"
@@ -139,3 +143,38 @@ def test_a_threshold_that_nothing_passes_ends_and_says_what_to_do(gradveil: Any)
         in said
         and "lower --threshold" in said
     )
+
+
+def test_help_says_which_images_the_audits_attack_and_what_a_race_saved(
+    gradveil: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    said = " ".join(gradveil("search --help").shown.replace("│", " ").split())
+    assert "drawn over the classes by the seed, none that a score has used" in said
+    assert "first of the test split" not in said
+    assert "29 of 1,500 policies were dropped, 1.2% of the work" in said
+
+
+def test_the_error_rate_of_a_race_is_said_wherever_it_is_offered() -> None:
+    """With no error in 50 races, the exact bound of their share at 95% is 5.8%."""
+    bound = clopper_pearson(0, 50, level=0.9)[1]
+    assert bound == pytest.approx(0.058, abs=0.001)
+    for text in (
+        RACE,
+        (ROOT / "README.md").read_text(),
+        (ROOT / "docs/tutorials/search.md").read_text(),
+    ):
+        said = " ".join(text.split()).lower()
+        assert "--race" in said or text == RACE
+        assert re.search(r"none of 50 simulated \w+ erred", said)
+        assert f"so at most {100 * bound:.0f}% do, 95% confidence" in said
+        assert "with normal values" in said
+
+
+def test_the_figures_of_recorded_races_in_the_help_are_those_of_the_records(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    from results import searches
+
+    assert all(part in RACE for part in searches.race_words())

@@ -1,6 +1,7 @@
 """A whole search on the embedded images: its files, its audits, its joint runs, its refusals."""
 
 import html
+import io
 import json
 import os
 import pickle
@@ -32,7 +33,9 @@ from gradveil.data import load
 from gradveil.models import build
 from gradveil.models.accuracy import measure_accuracy
 from gradveil.models.checkpoints import load_checkpoint, save_checkpoint
-from gradveil.report.search import search_in_words, search_tables
+from gradveil.papers.records import read_case
+from gradveil.report.search import confirmation_table, search_in_words, search_tables
+from gradveil.report.write import write_report
 from gradveil.search import SearchJob, SearchResult, run_search, search_policies, setup
 from gradveil.search.confirm import (
     FEWEST,
@@ -50,9 +53,10 @@ from gradveil.search.confirm import (
     verdict,
     verdicts,
 )
+from gradveil.search.confirm import confirmation as confirmed
 from gradveil.search.engine import LocalEngine
 from gradveil.search.loop import qualified
-from gradveil.search.run import accuracy_note, job_notes, threshold_note
+from gradveil.search.run import accuracy_note, job_notes, knowledge_note, threshold_note
 from gradveil.search.space import FinishedTrial
 from gradveil.stats import holm_cutoff
 from gradveil.transforms import Policy
@@ -66,6 +70,7 @@ def linear(classes, size, channels):
 """
 Start = Callable[..., BaseProcess]
 ROWS = ("none", "random", "single", "hybrid")
+RECORDS = Path(__file__).parents[2] / "benchmarks/results/reproduce"
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +187,7 @@ def test_notes_say_what_the_settings_leave_open(job: SearchJob, whole: SearchRes
 def test_no_test_can_reject_on_fewer_images_than_the_note_says() -> None:
     """All comparisons are as clear as they can be, and all tests of the audits clearer."""
     for n, can in ((FEWEST - 1, False), (FEWEST, True)):
-        clear = Comparison("over_blind", n, 0.0, 1.0, 0.5**n, 1.0)
+        clear = Comparison("lineup", n, 0.0, 1.0, 0.5**n, 1.0)
         family = [*([clear.less, clear.more] * (TESTS // 2)), *[0.05**n] * 68]
         assert (verdict([clear], holm_cutoff(family)) == "less") == can
 
@@ -326,7 +331,7 @@ def test_every_row_is_audited_on_both_models(whole: SearchResult) -> None:
         assert {record.image for record in audit.of("attack")} == attacked and audit.of("blind")
     positive = [case for case, audit in folders.items() if audit.of("positive")]
     assert positive == [("semi-trained", "none")]  # it depends on neither
-    assert len(whole.words) == 3
+    assert len(whole.words) == 5  # two for each model, and one on the tests
 
 
 def test_audits_are_read_back_by_model_and_row(whole: SearchResult) -> None:
@@ -360,9 +365,13 @@ def test_tests_of_the_audits_count_in_the_verdict_on_a_policy(whole: SearchResul
         rows = {"none": none, "random": none, "single": confirmation(0.0, 0.0, 10)}
         return verdicts(dict.fromkeys(MODELS, rows))
 
-    assert all("leaks less than none" in line for line in said(())[:2])
-    assert all("was not shown to leak less" in line for line in said((0.9,) * 40)[:2])
-    assert all("leaks less than none" in line for line in said((1e-9,) * 40)[:2])
+    for p_values, says in (
+        ((), "leaks less than none"),
+        ((0.9,) * 40, "was not shown to leak less"),
+        ((1e-9,) * 40, "leaks less than none"),
+    ):
+        lines = [line for line in said(p_values) if "against the images used" in line]
+        assert len(lines) == 2 and all(says in line for line in lines)
 
 
 def test_a_search_that_is_done_is_read_back(
@@ -403,13 +412,14 @@ def test_people_are_told_what_was_found_and_what_was_less_than_usual(
     console.file.close()
     shown, words = console.export_text(), "\n".join(search_in_words(whole))
     (head,) = {line.strip() for line in shown.splitlines() if "95%" in line}
-    assert head.split() == ["n", "up", "95%", "PSNR", "dB", "dB", "blind", "SSIM"]
+    controls = ["sham", "draws", "truth", "dients"]
+    assert head.split() == ["n", "up", "95%", *controls, "PSNR", "dB", "dB", "blind", "SSIM"]
     for part in (
         "Policies kept",
         str(whole.best),
         "semi-trained",
         "untrained",
-        "against the originals",
+        "against originals",
         "blind: class mean",
         "n 8",
         "n 10",
@@ -708,10 +718,13 @@ def test_the_random_row_is_ten_policies_of_another_stream(
     assert [path.name for _, path in audits] == ["semi-trained-none", "untrained-none"]
 
 
-def confirmation(by: float, hit: float, count: int = 16) -> Confirmation:
+def confirmation(
+    by: float, hit: float, count: int = 16, like: float = 0.5, lineups: bool = True
+) -> Confirmation:
     """An audit of so many images, whose scores are `by` and a tenth of the image's number."""
+    rank = {"lineup": hit} if lineups else {}
     scores = {
-        image: {"used": {"over_blind": by + image / 10, "ssim": 0.5, "lineup": hit}}
+        image: {"used": {"over_blind": by + image / 10, "ssim": like + image / 1000} | rank}
         for image in range(count)
     }
     return Confirmation("toy", "none", (), scores)
@@ -729,9 +742,104 @@ def test_a_difference_is_claimed_only_where_a_test_finds_it() -> None:
     assert in_words(nothing, "none", 0.001).startswith(
         "was not shown to leak less than none (n = 16: "
     )
-    mixed = compare(confirmation(0.0, 1.0), confirmation(1.0, 0.0))
-    assert verdict(mixed, 0.001) == "mixed"
-    assert "less than random by one measure and more by another" in in_words(mixed, "random", 0.001)
+
+
+def test_rank_1_alone_decides_what_leaks_less() -> None:
+    """Its direction counts, whatever dB over blind and SSIM say; they are told beside it."""
+    against = compare(confirmation(0.0, 1.0, like=0.1), confirmation(1.0, 0.0))
+    assert [test.less <= 0.001 for test in against] == [False, True, True]
+    assert verdict(against, 0.001) == "more"
+    assert in_words(against, "random", 0.001).startswith("leaks more than random (n = 16: rank 1 ")
+    alone = compare(confirmation(0.0, 0.5, like=0.1), confirmation(0.0, 0.5))
+    assert verdict(alone, 0.001) == "open"
+    assert in_words(alone, "random", 0.001).startswith(
+        "was not shown to leak less than random: it resembles less (SSIM), but is picked out as "
+        "often (n = 16: rank 1 50.0% against 50.0%, p = 1 for less; beside it dB over blind "
+    )
+    more = in_words(compare(confirmation(2.0, 0.5), confirmation(0.0, 0.5)), "none", 0.001)
+    assert "it resembles more (dB over blind), but is picked out as often" in more
+    assert "leaks" not in more
+
+
+def test_where_nearly_all_images_have_rank_1_it_is_said_to_separate_nothing() -> None:
+
+    def said(missed: int) -> str:
+        few, all_ = confirmation(0.0, 0.0, missed), confirmation(0.0, 1.0, 40)
+        found = replace(all_, scores={**all_.scores, **few.scores})
+        return in_words(compare(found, all_), "none", 0.001)
+
+    says = "less than none: rank 1 is saturated and separates nothing at this setting (n = 40: "
+    assert says in said(0) and says in said(2)
+    assert said(3).startswith("was not shown to leak less than none (n = 40: rank 1 92.5%")
+    assert said(40).startswith("leaks less than none")
+
+
+def test_without_line_ups_nothing_is_decided() -> None:
+    low, high = (confirmation(by, 0, like=by / 9, lineups=False) for by in (0.0, 5.0))
+    found = compare(low, high)
+    assert [test.n for test in found] == [0, 16, 16] and found[1].less < 0.001
+    says = in_words(found, "none", 0.001)
+    assert "since there are no line-ups" in says and "(n = 16: no line-up; beside it" in says
+    assert "leaks" not in says and "rank 1" not in says
+
+
+@pytest.fixture(scope="module")
+def recorded() -> dict[str, dict[str, Confirmation]]:
+    """The audits of the recorded search on Fashion-MNIST, as its command reads them."""
+    (folder,) = RECORDS.glob("search-fashion-mnist-lenet-probe-*")
+    cells = json.loads((folder / "cell.json").read_text())["result"]["cases"]
+    return {
+        model: {row: confirmed(read_case(folder / "confirm" / f"{model}-{row}")) for row in rows}
+        for model, rows in cells.items()
+    }
+
+
+def test_a_recorded_policy_that_is_picked_out_as_often_is_not_said_to_leak_less(
+    recorded: dict[str, dict[str, Confirmation]],
+) -> None:
+    """All images of the untrained model have rank 1, under random policies too."""
+    semi, semi_controls, untrained, untrained_controls, family = verdicts(recorded)
+    assert "rank 1 100.0% against 100.0%, p = 1 for less" in untrained
+    assert untrained.count("rank 1 is saturated and separates nothing") == 2
+    assert "it resembles less (dB over blind), but is picked out as often" in untrained
+    assert semi.count("rank 1 is saturated") == 1  # against random, not against none
+    for line in (semi, untrained):
+        assert " leaks " not in line
+    assert "sham 0/32, 0/32, 0/32, 0/32; guess that knows the draws 1/64, 0/64" in semi_controls
+    assert "gradient line-up 32/32, 32/32, 32/32, 32/32" in untrained_controls
+    assert family.startswith("Rank 1 alone decides") and "all 92 tests together (Holm)" in family
+
+
+def test_a_table_has_the_controls_of_its_line_ups_where_it_is_wide_enough(
+    recorded: dict[str, dict[str, Confirmation]],
+) -> None:
+    def shown(width: int) -> list[str]:
+        console = Console(width=width, file=io.StringIO())
+        with console.capture() as printed:
+            console.print(confirmation_table("untrained lenet", recorded["untrained"]))
+        return [line for line in printed.get().splitlines() if line.startswith("hybrid")]
+
+    used, original = (line.split() for line in shown(100))
+    assert used[1:8] == ["64", "64/64", "94-100%", "1/32", "0/64", "32/32", "32/32"]
+    assert original[4:8] == ["1/32", "0/64", "3/32", "32/32"]
+    narrow = shown(75)[0].split()
+    assert narrow[1:4] == used[1:4] and "1/32" not in narrow
+
+
+def test_a_search_whose_attack_does_not_know_the_policy_says_so_with_the_command(
+    job: SearchJob, whole: SearchResult, tmp_path: Path
+) -> None:
+    """Its page says so too, and has the controls of the line-ups."""
+    (note,) = knowledge_note(job)
+    assert note.startswith("the attack that confirms, closed-form, was not told the policy")
+    assert "`gradveil audit ... --defense OUT/policies.toml --attack auto`" in note
+    assert note in whole.notes and f"Note: {note}." in search_in_words(whole)
+    assert note in json.loads((whole.out / "search.json").read_text())["notes"]
+    page = html.unescape(write_report(whole.out, out=tmp_path / "page").page.read_text())
+    controls = [line for line in whole.words if "controls with rank 1 (none, random, " in line]
+    assert note in page and len(controls) == 2 and all(line in page for line in controls)
+    assert knowledge_note(replace(job, attack=find("transform-known"))) == ()
+    assert knowledge_note(replace(job, attack=find("transform-guessed"))) == ()
 
 
 def test_only_images_that_both_audits_reconstructed_are_compared(whole: SearchResult) -> None:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
+from gradveil.papers.beyond import Searches
 from gradveil.papers.catalog import EXPERIMENTS
 from gradveil.papers.cells import Audited, Workspace
 from gradveil.papers.claims import decide_all
@@ -25,6 +26,7 @@ from gradveil.papers.tables import compare
 from gradveil.papers.verdicts import INFEASIBLE, MISSING, POINT
 from gradveil.scores.lineup import FAR
 from gradveil.stats import holm
+from results import searches
 from results.records import RECORDS, ROOT, mcnemar, ranked_first, table
 
 LEVEL = 0.05
@@ -109,11 +111,12 @@ def _experiment(experiment: Experiment, ways: dict[str, Part], records: Records)
     head, body = compare(ways, records)
     if not body:
         return []
+    shown = table(head, body)
+    if isinstance(experiment, Searches):
+        shown = searches.confirmed(ways["ours"], records)
     title = experiment.claim if experiment.table is None else table_title(experiment.table)
     title = title.rstrip(".")
-    text = (
-        f"**{experiment.id}**: {title}. Agreeing means: {experiment.agrees}\n\n{table(head, body)}"
-    )
+    text = f"**{experiment.id}**: {title}. Agreeing means: {experiment.agrees}\n\n{shown}"
     if find_drawing(ways["ours"], records) is not None:
         text += f"\n\n![{experiment.id}, as it should be]({FIGURES}/{experiment.id}-ours.png)"
     if isinstance(experiment, DefenseTable):

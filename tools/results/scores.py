@@ -1,6 +1,7 @@
 """Which score of a policy foretells what a long attack recovers."""
 
 import sys
+from collections.abc import Sequence
 
 import numpy as np
 from scipy.stats import spearmanr
@@ -33,6 +34,7 @@ STUDIES = {
 _LEAST_R = 0.74  # |Spearman's r| of 8 pairs that is rarer than 5% by chance, two-sided
 DEFAULT = ("probe 400", "ssim")  # what a search ranks by unless told otherwise
 S_PRI = ("privacy", "privacy")
+WRITTEN = ("privacy as written", "privacy")
 WORDS = {
     "lineup": "line-up",
     "ssim": "SSIM",
@@ -96,6 +98,24 @@ def foretold() -> dict[tuple[str, str], list[float]]:
         for item in records.scores():
             r = correlation(records.values(*item).mean(1), wanted)
             found.setdefault(item, []).append(r)
+    return found
+
+
+def costs(item: tuple[str, str]) -> list[float]:
+    """Return the seconds of a score over those of the default, on each of the models."""
+    studies = [Records(RECORDS / path) for path in STUDIES.values()]
+    return [study.seconds(item[0]) / study.seconds(DEFAULT[0]) for study in studies]
+
+
+def intervals(stage: str, items: Sequence[tuple[str, str]]) -> list[tuple[float, float]]:
+    """Return the 95% intervals of scores' r with the full attack's line-up rate on a model."""
+    records = Records(RECORDS / STUDIES[stage])
+    full = records.values(FULL, "lineup")
+    found = []
+    for item in items:
+        rng = np.random.default_rng(records.facts["seed"])
+        low, high = interval(records.values(*item), full, rng)
+        found.append((float(low), float(high)))
     return found
 
 

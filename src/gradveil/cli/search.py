@@ -21,9 +21,11 @@ EXAMPLES = examples(
     "--defense runs/search/policies.toml --out runs/a",
 )
 RACE = (
-    "Drop policies that are clearly worse after a few images. Of simulated races, all 50 at the "
-    "default confidence of 0.999 kept the ten policies of a search without a race, and saved 57% "
-    "of the work; at 0.99 at least 18 of 20 did (tests/search/test_race.py)."
+    "Drop policies that are clearly worse after a few images. None of 50 simulated races erred at "
+    "the default confidence of 0.999 (so at most 6% do, 95% confidence, with normal values), and "
+    "they saved 57% of the work; at 0.99 at least 18 of 20 kept the same ten policies "
+    "(tests/search/test_race.py). Recorded: by the probe on 20 images of Fashion-MNIST 29 of 1,500 "
+    "policies were dropped, 1.2% of the work; by S_pri on 100 of CIFAR-100 1,267, 64%."
 )
 
 
@@ -94,7 +96,11 @@ def search_command(
         typer.Option(help="Trials scored together. Default: as suits sampler, race and machine."),
     ] = None,
     audit_images: Annotated[
-        int, typer.Option(help="Images of the confirming audits, the first of the test split.")
+        int,
+        typer.Option(
+            help="Images of the confirming audits: of the test split, drawn over the classes by "
+            "the seed, none that a score has used."
+        ),
     ] = 32,
     audit_steps: Annotated[
         int | None, typer.Option(help="Iterations of the confirming audits. Default: as published.")

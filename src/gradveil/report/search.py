@@ -9,11 +9,26 @@ from gradveil.audits.results import NO_BETTER
 from gradveil.report.audit import chosen_blind, number, spread
 from gradveil.report.layout import Fitted
 from gradveil.search import SearchResult, TriedPolicy
-from gradveil.search.confirm import Confirmation, read_audits
+from gradveil.search.confirm import CONTROLS, Confirmation, control, read_audits
 from gradveil.search.results import HEADS, policy_cells
 
-COLUMNS = ("", "n", "line-\nup", "95%", "PSNR dB", "blind\ndB", "over\nblind", "SSIM", "")
-TRUTHS = {"used": "against the images used", "original": "against the originals"}
+COLUMNS = (
+    "",
+    "n",
+    "line-\nup",
+    "95%",
+    "sham",
+    "knows\ndraws",
+    "noisy\ntruth",
+    "gra-\ndients",
+    "PSNR dB",
+    "blind\ndB",
+    "over\nblind",
+    "SSIM",
+    "",
+)
+EXTRAS = (7, 6, 5, 4)  # the controls of the line-up, which stand in the sentences too
+TRUTHS = {"used": "against images used", "original": "against originals"}
 
 
 def search_tables(result: SearchResult) -> list[Table]:
@@ -46,18 +61,20 @@ def policies_table(title: str, policies: Sequence[TriedPolicy]) -> Table:
 def confirmation_table(model: str, audits: Mapping[str, Confirmation]) -> Table:
     """A table of the audits of one model, by the row's name.
 
-    Each attack stands beside the best blind guess at the same images; the last rows are the best
-    blind guess without a policy, and the positive control.
+    Each attack stands beside the best blind guess at the same images and, where there is room,
+    rank 1 of sham, of the guess that knows the draws, and of both ceilings. The last rows are the
+    best blind guess without a policy, and the positive control.
     """
     none = audits["none"]
     gives = {len(COLUMNS) - 1: 10, 0: 17}
-    made = Fitted(f"Confirmed by {none.attack}, {model}", COLUMNS, gives)
+    made = Fitted(f"Confirmed by {none.attack}, {model}", COLUMNS, gives, EXTRAS)
     for truth, words in TRUTHS.items():
         made.row(words, style="italic")
         for name, audit in audits.items():
             rows = [row for row in audit.rows if row.truth == truth]
             (attacked,) = (row for row in rows if row.kind == "attack")
-            made.row(*_cells(name, attacked, chosen_blind(rows)), style="bold")
+            shown = [control(audit, each, truth) for each in CONTROLS]
+            made.row(*_cells(name, attacked, chosen_blind(rows), shown), style="bold")
         blind = chosen_blind([row for row in none.rows if row.truth == truth])
         made.row(*_cells(blind.attack, blind, blind))
         if truth == "used":
@@ -94,13 +111,16 @@ def search_in_words(result: SearchResult) -> list[str]:
     return [*lines, *(f"Note: {note}." for note in result.notes), *result.words]
 
 
-def _cells(name: str, row: Row, blind: Row) -> list[str | Sequence[str]]:
+def _cells(
+    name: str, row: Row, blind: Row, controls: Sequence[Row | None] = ()
+) -> list[str | Sequence[str]]:
     flags = ["≤blind" if flag == NO_BETTER else flag for flag in row.flags]
     return [
         name,
         str(row.n),
         row.lineup,
         row.interval,
+        *(["-" if each is None else each.lineup for each in controls] or [""] * len(CONTROLS)),
         spread(row.psnr),
         number(blind.psnr.mean),
         number(row.over_blind.mean, "+.2f"),

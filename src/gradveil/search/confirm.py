@@ -17,7 +17,7 @@ from torch import nn
 from gradveil.audits import AuditJob, AuditResult, Case, CaseResult, Row, run_audit
 from gradveil.audits.job import shortened
 from gradveil.audits.prepare import foreseen_seconds
-from gradveil.audits.stage import run_attack
+from gradveil.audits.stage import GRADIENTS, NOISY, SHAM, UNDER_DRAWS, run_attack
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import derived, generator
@@ -35,7 +35,20 @@ MODELS = (SEMI_TRAINED, "untrained")
 RANDOM = 10  # policies of the random row, as in the paper
 
 LEVEL = 0.05
-MEASURES = {"lineup": "rank 1", "over_blind": "dB over blind", "ssim": "SSIM"}
+HEADLINE = "lineup"
+MEASURES = {HEADLINE: "rank 1", "over_blind": "dB over blind", "ssim": "SSIM"}
+"""Rank 1 decides whether a policy leaks less. The others stand beside it: a policy changes what a
+guess scores by them too."""
+
+SATURATED = 0.95  # share of images with rank 1 from which on it cannot tell two policies apart
+CONTROLS = {
+    SHAM: SHAM,
+    UNDER_DRAWS: "guess that knows the draws",
+    NOISY: f"ceiling by the {NOISY}",
+    GRADIENTS: f"ceiling by the {GRADIENTS}",
+}
+"""Controls of a line-up: names of their rows, and what sentences call them."""
+
 AGAINST = ("none", "random")
 TESTS = 2 * len(MEASURES) * len(AGAINST) * len(MODELS)
 """Comparisons of a search: 3 measures in 2 directions against 2 other rows on 2 models. These and
@@ -207,7 +220,8 @@ def confirmation(case: CaseResult) -> Confirmation:
         case.rows,
         {
             record.image: {
-                truth: dict(scores) | {"lineup": float(scores.get("rank") == 1)}
+                truth: dict(scores)
+                | ({HEADLINE: float(scores["rank"] == 1)} if "rank" in scores else {})
                 for truth, scores in record.scores.items()
             }
             for record in case.of("attack")
@@ -219,9 +233,10 @@ def confirmation(case: CaseResult) -> Confirmation:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One measure on the n images that both audits reconstructed; higher leaks more.
+    """One measure on the n images that both audits reconstructed; higher means closer to them.
 
-    `ours` and `theirs` are means; `less` and `more` are one-sided p-values.
+    `ours` and `theirs` are means; `less` and `more` are one-sided p-values. Without line-ups n of
+    rank 1 is 0.
     """
 
     measure: str
@@ -237,11 +252,11 @@ def compare(ours: Confirmation, theirs: Confirmation, truth: str = "used") -> li
     both = sorted(ours.scores.keys() & theirs.scores.keys())
     made = []
     for measure in MEASURES:
-        first, second = (
-            [side.scores[image][truth][measure] for image in both] for side in (ours, theirs)
-        )
+        pairs = [[side.scores[image][truth] for side in (ours, theirs)] for image in both]
+        known = [pair for pair in pairs if all(measure in scores for scores in pair)]
+        first, second = ([pair[side][measure] for pair in known] for side in (0, 1))
         differences = [a - b for a, b in zip(first, second, strict=True)]
-        test = sign_test if measure == "lineup" else signed_rank
+        test = sign_test if measure == HEADLINE else signed_rank
         n = len(differences)
         means = (sum(first) / n, sum(second) / n) if n else (0.0, 0.0)
         made.append(
@@ -276,30 +291,57 @@ def _p_values(compared: Mapping[str, Mapping[str, Sequence[Comparison]]]) -> lis
 
 
 def verdict(compared: Sequence[Comparison], cutoff: float) -> str:
-    """less, more, mixed where the measures disagree, or open where no test rejects.
+    """less, more, or open where the test of rank 1 does not reject; no other measure decides.
 
     Tests reject whose p-value is at most the `cutoff`.
     """
-    less, more = (
-        any(getattr(test, side) <= cutoff for test in compared) for side in ("less", "more")
-    )
-    return "mixed" if less and more else "less" if less else "more" if more else "open"
+    return _side(_headline(compared), cutoff) or "open"
+
+
+def _headline(compared: Sequence[Comparison]) -> Comparison:
+    return next(test for test in compared if test.measure == HEADLINE)
+
+
+def _side(test: Comparison, cutoff: float) -> str:
+    """Name the side on which a test rejects; empty where it does on none."""
+    return "less" if test.less <= cutoff else "more" if test.more <= cutoff else ""
+
+
+def saturated(test: Comparison) -> bool:
+    """Tell whether nearly all images of both audits have rank 1, so that it separates nothing."""
+    return test.n > 0 and min(test.ours, test.theirs) >= SATURATED
 
 
 def in_words(compared: Sequence[Comparison], other: str, cutoff: float) -> str:
     """The verdict with the figures of every test, such as `leaks less than none (...)`."""
-    figures = ", ".join(_figure(test) for test in compared)
+    decided, *beside = sorted(compared, key=lambda test: test.measure != HEADLINE)
     says = {
         "less": f"leaks less than {other}",
         "more": f"leaks more than {other}",
-        "mixed": f"leaks less than {other} by one measure and more by another",
-        "open": f"was not shown to leak less than {other}",
+        "open": f"was not shown to leak less than {other}{_because(decided, beside, cutoff)}",
     }[verdict(compared, cutoff)]
-    return f"{says} (n = {compared[0].n}: {figures})"
+    figures = ", ".join(_figure(test) for test in beside)
+    first = _figure(decided) if decided.n else "no line-up"
+    return f"{says} (n = {beside[0].n}: {first}; beside it {figures})"
+
+
+def _because(decided: Comparison, beside: Sequence[Comparison], cutoff: float) -> str:
+    """Say why rank 1 leaves it open where it had no chance, and where other measures reject."""
+    if not decided.n:
+        return ", since there are no line-ups, and nothing else decides it"
+    parts = []
+    if saturated(decided):
+        parts.append("rank 1 is saturated and separates nothing at this setting")
+    for side in ("less", "more"):
+        if named := [MEASURES[test.measure] for test in beside if _side(test, cutoff) == side]:
+            often = f"was not shown to be picked out {side} often"
+            often = "is picked out as often" if decided.ours == decided.theirs else often
+            parts.append(f"it resembles {side} ({', '.join(named)}), but {often}")
+    return "".join(f"{start}{part}" for start, part in zip((": ", "; ", "; "), parts, strict=False))
 
 
 def _figure(test: Comparison) -> str:
-    form = {"over_blind": "+.2f", "ssim": ".3f", "lineup": ".1%"}[test.measure]
+    form = {"over_blind": "+.2f", "ssim": ".3f", HEADLINE: ".1%"}[test.measure]
     side = "less" if test.less <= test.more else "more"
     return (
         f"{MEASURES[test.measure]} {test.ours:{form}} against {test.theirs:{form}}, "
@@ -310,7 +352,7 @@ def _figure(test: Comparison) -> str:
 def verdicts(audits: Mapping[str, Mapping[str, Confirmation]]) -> list[str]:
     """Say for each model whether the policy found leaks less than none and than random policies.
 
-    The last line says how many tests were made.
+    A line on the controls of the line-up follows each. The last says how many tests were made.
     """
     compared = compare_all(audits)
     family = _p_values(compared)
@@ -326,11 +368,31 @@ def verdicts(audits: Mapping[str, Mapping[str, Confirmation]]) -> list[str]:
             f"{model} model, against the images used: the {row} {rows[row].defense} {against}."
             f"{_doubt(rows['none'])}"
         )
+        lines += _control_words(model, rows)
     return [
         *lines,
-        f"These comparisons and what is no better than blind are decided at 5% over all "
-        f"{len(family)} tests together (Holm).",
+        f"Rank 1 alone decides what leaks less. These comparisons and what is no better than "
+        f"blind are decided at 5% over all {len(family)} tests together (Holm); each p is that of "
+        "its own test, before this correction.",
     ]
+
+
+def control(audit: Confirmation, name: str, truth: str = "used") -> Row | None:
+    """Return a row of `CONTROLS`; None where the audit has none."""
+    found = (row for row in audit.rows if (row.attack, row.truth) == (name, truth))
+    return next((row for row in found if row.kind in ("sham", "bar", "ceiling")), None)
+
+
+def _control_words(model: str, rows: Mapping[str, Confirmation]) -> list[str]:
+    """Say how often the controls have rank 1, in the order of the rows; nothing without any."""
+    said = []
+    for name, words in CONTROLS.items():
+        found = [control(audit, name) for audit in rows.values()]
+        if any(found):
+            said.append(f"{words} {', '.join('-' if row is None else row.lineup for row in found)}")
+    if not said:
+        return []
+    return [f"{model} model, controls with rank 1 ({', '.join(rows)}): {'; '.join(said)}."]
 
 
 def _doubt(none: Confirmation) -> str:

@@ -59,9 +59,10 @@ class SearchJob:
     S_pri (`score` privacy), computed by the `rule` of its code or of its text.
 
     `race` drops a policy as soon as it is clearly worse than the last that would be kept; see
-    `gradveil.search.loop` for how often that changes the result. `at_once` trials are drawn and
+    `gradveil.search.trials` for how often that changes the result. `at_once` trials are drawn and
     scored together. The best policy and a hybrid of up to `hybrid` policies are then confirmed by
-    audits of the first `audit_images` test images, with `audit_steps` iterations of the attack.
+    audits of `audit_images` other test images, drawn over the classes, with `audit_steps`
+    iterations of the attack.
     `attack_name` is what files and tables call the attack; None takes the preset's name.
     """
 

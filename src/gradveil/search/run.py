@@ -32,6 +32,7 @@ from gradveil.search.confirm import (
 )
 from gradveil.search.job import FOLDER, RESULT, SearchJob
 from gradveil.search.loop import Loop, TriedTrial, on_front, qualified, saving
+from gradveil.search.results import POLICIES as FOUND
 from gradveil.search.results import SearchResult, TriedPolicy
 from gradveil.search.services import (
     check_engine,
@@ -49,7 +50,8 @@ if TYPE_CHECKING:  # it imports Optuna
 
 JOURNAL = "study.journal"
 CALM = 60.0  # seconds of speed that the time left is reckoned from: groups of trials end together
-SURE = 0.999  # confidence of a race that kept the same ten policies, as `loop` has measured
+SURE = 0.999  # confidence of a race that kept the same ten policies, as `trials` has measured
+TOLD = ("transform", "policy")  # what an attack needs that knows the policy
 
 
 @public
@@ -268,6 +270,7 @@ def _result(
             *job_notes(job, len(kept)),
             *idle_note(order[: len(kept)], setup.test.channels),
             *hybrid_note(order, len(kept), hybrid, job.race),
+            *knowledge_note(job),
         ),
         *study,
         confirmed,
@@ -325,6 +328,18 @@ def idle_note(kept: Sequence[Policy], channels: int = 3) -> tuple[str, ...]:
     """Name kept policies that change no image: such images may leak least, without a defense."""
     idle = [str(policy) for policy in kept if not any(functions(policy, channels))]
     return (f"kept, but no defense, since it changes no image: {', '.join(idle)}",) if idle else ()
+
+
+def knowledge_note(job: SearchJob) -> tuple[str, ...]:
+    """Say so where the attack that confirms a policy is not told of it, and how to audit one."""
+    if {*TOLD} & {*job.attack.needs}:
+        return ()
+    return (
+        f"the attack that confirms, {job.attack_title}, was not told the policy, so that policies "
+        "may look better here than they are: audit them with the attacks that know them, `gradveil "
+        f"audit ... --defense OUT/{FOUND} --attack auto`, where OUT is the folder of this "
+        "search",
+    )
 
 
 def hybrid_note(
