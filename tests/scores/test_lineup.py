@@ -137,6 +137,7 @@ def test_every_candidate_goes_through_the_draws_of_the_victim(small: Images) -> 
     defense = parse(POLICY)
     batch = Batch(small.images[:3].float() / 255, small.labels[:3])
     draws = defense.reveal(batch.images, generator(4, "draw"))
+    assert draws is not None
     used = defense.protect_batch(batch, generator(4, "draw")).images
     for row in range(3):
         shown = replay(draws, batch.images, row, batch.images[[row, 0]])
