@@ -62,6 +62,7 @@ from gradveil.papers.verdicts import (
     welch,
 )
 from gradveil.scores.lineup import FAR
+from gradveil.search.confirm import saturated
 from gradveil.search.job import SEMI_TRAINED
 from gradveil.stats import difference, mean_interval, sign_test, summary
 
@@ -364,7 +365,10 @@ def search_finds(evidence: Evidence) -> Decision:
             f"{other} {test.theirs:.0%} (p = {test.less:.2g})" for other, test in tests.items()
         )
         ours = tests["none"].ours
-        figures.append(f"{entry.row}: `{rows[name].defense}` {ours:.0%} with rank 1, {told}")
+        flat = "; saturated: it separates nothing" if any(map(saturated, tests.values())) else ""
+        figures.append(f"{entry.row}: `{rows[name].defense}` {ours:.0%} with rank 1, {told}{flat}")
+    if figures:
+        figures.append("the attack does not know the policy, and p is not corrected")
     return Decision("searches", experiment.claim, together(verdicts), "; ".join(figures))
 
 
@@ -521,6 +525,7 @@ def precode_grid(evidence: Evidence) -> Decision:
         _, low, high = accuracy_loss([usual], [value], tested)
         parts.append(HOLDS if low > 0 else FAILS if high < POINT else UNTOLD)
     figures = ", ".join(f"{row} {value:.1%}" for row, value in right.items())
+    figures += "; one training each"
     return Decision("PRECODE's settings", text, together(parts), f"accuracies: {figures}")
 
 
