@@ -185,6 +185,20 @@ def test_the_loss_of_accuracy_needs_both_models_and_is_decided_by_its_bounds() -
     assert itself.loss is not None and itself.loss.high == 0 and itself.accurate
 
 
+def test_the_baselines_own_weights_do_not_show_what_a_defense_costs() -> None:
+    result = made([record("a", i, 3.0) for i in range(4)])
+    asked = Threshold("psnr", 15, gamma=0.1)
+    plain = ModelFacts(0.9, 10_000, "none", None, "test", "2" * 64)
+    relabeled = replace(plain, under="3-1-7")
+    found = certify(result, asked, trained=relabeled, baseline=plain)
+    assert found.same_weights and found.plain()["same_weights"]
+    assert (found.loss, found.accurate) == (None, None)
+    itself = certify(result, asked, trained=plain, baseline=plain)
+    assert not itself.same_weights and itself.accurate
+    other = replace(relabeled, weights_sha256="1" * 64)
+    assert not certify(result, asked, trained=other, baseline=plain).same_weights
+
+
 def test_the_bound_on_delta_is_too_low_in_at_most_one_case_of_twenty() -> None:
     rng = np.random.default_rng(3)
     for share, n in ((0.05, 20), (0.3, 16), (0.5, 64)):

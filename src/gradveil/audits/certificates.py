@@ -121,8 +121,9 @@ class Certificate:
     blind: Claim  # the control that reaches epsilon most often, of equal ones that with the most dB
     strongest: str
     overall: Bound
-    loss: Difference | None  # of accuracy; None where one of the two is unknown
+    loss: Difference | None  # of accuracy; None where it was not measured
     cases: int = 1
+    same_weights: bool = False  # those of the defense are the baseline's, so no loss was measured
 
     @property
     def each(self) -> float:
@@ -211,8 +212,8 @@ def certify(
     """Bound the share of images that reach the threshold, and the loss of accuracy.
 
     The loss is that of the model `trained`, which was audited, against the `baseline`, a model
-    trained without a defense; it is unknown without both. The bounds hold together with those of
-    all `cases`, by default the cases of the audit.
+    trained without a defense; it is unknown without both, and where both have the same weights. The
+    bounds hold together with those of all `cases`, by default the cases of the audit.
     """
     attacks = result.of("attack")
     if not attacks:
@@ -228,14 +229,16 @@ def certify(
     claims = tuple(
         _claim(name, records, threshold, result.truths, each) for name, records in _by_name(attacks)
     )
+    loss, same_weights = _loss(trained, baseline, each)
     return Certificate(
         threshold,
         claims,
         _best_blind(result, threshold, each),
         result.strongest.attack,
         bound(_by_update(attacks, _reaches(threshold, result.truths)), each),
-        _loss(trained, baseline, each),
+        loss,
         count,
+        same_weights,
     )
 
 
@@ -258,14 +261,21 @@ def bound(updates: Sequence[Sequence[bool | None]], each: float) -> Bound:
 
 def _loss(
     trained: ModelFacts | None, baseline: ModelFacts | None, each: float
-) -> Difference | None:
-    """Return baseline less trained; exactly 0 for a model against itself."""
+) -> tuple[Difference | None, bool]:
+    """Return baseline less trained, and whether it is unknown because the weights are the same.
+
+    It is exactly 0 for the baseline itself. Weights that are the baseline's, with a file that names
+    a defense, do not show what training under it costs.
+    """
     if trained is None or baseline is None:
-        return None
-    same = trained.weights_sha256 is None or trained.weights_sha256 == baseline.weights_sha256
-    if same and trained == baseline:
-        return Difference(0.0, 0.0, 0.0)
-    return difference(baseline.hits, baseline.tested, trained.hits, trained.tested, each)
+        return None, False
+    known = trained.weights_sha256 is not None
+    if known and trained.weights_sha256 == baseline.weights_sha256:
+        itself = trained.under == baseline.under
+        return (Difference(0.0, 0.0, 0.0), False) if itself else (None, True)
+    if not known and trained == baseline:
+        return Difference(0.0, 0.0, 0.0), False
+    return difference(baseline.hits, baseline.tested, trained.hits, trained.tested, each), False
 
 
 def _best_blind(result: CaseResult, threshold: Threshold, each: float) -> Claim:

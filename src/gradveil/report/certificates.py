@@ -11,9 +11,14 @@ from gradveil.report.audit import ATTACKER, DEFENSE
 from gradveil.report.layout import Fitted
 from gradveil.report.markup import Html, breakable, element, joined
 
+UNKNOWN = "unknown"
 UNKNOWN_LOSS = (
     "Gamma is unknown where the accuracy of the model, or of one trained without a defense and "
     "audited beside it, is not known."
+)
+SAME_WEIGHTS = (
+    "Gamma was not measured where the weights are those of the model without a defense, bit for "
+    "bit (equal digests): they do not show what training under the defense costs."
 )
 CLAIMED = (
     "The accuracies were measured on the weights audited; that these were trained under the "
@@ -94,8 +99,10 @@ def certificates_in_words(certificates: Mapping[str, Certificate], case: CaseRes
     joint = next(iter(certificates.values())).joint
     if joint is not None:
         lines.append(joint)
-    if any(made.loss is None for made in certificates.values()):
+    if any(made.loss is None and not made.same_weights for made in certificates.values()):
         lines.append(UNKNOWN_LOSS)
+    if any(made.same_weights for made in certificates.values()):
+        lines.append(SAME_WEIGHTS)
     if any(made.loss is not None for made in certificates.values()):
         lines.append(CLAIMED)
     lines += _scored_words(case)
@@ -123,7 +130,7 @@ def _certificate_words(certificate: Certificate) -> str:
     )
     if bound.upper_failed is not None:
         reached += f" (<= {bound.upper_failed:.3g} if the {bound.failed} failed count as reached)"
-    lost = "unknown"
+    lost = "not measured, the weights being the baseline's" if certificate.same_weights else UNKNOWN
     if loss is not None:
         side = f"each side {percent(certificate.each)}"
         lost = f"{loss.value:+.1%} ({loss.low:+.1%} to {loss.high:+.1%}, {side})"
@@ -271,7 +278,7 @@ def _page_row(name: str, certificate: Certificate) -> Html:
     high = bound.upper if bound.upper_failed is None else bound.upper_failed
     failed = f", {bound.failed} failed" if bound.failed else ""
     blind = max(certificate.blind.bounds.values(), key=lambda found: found.hits)
-    lost = "not known"
+    lost = "not measured" if certificate.same_weights else "not known"
     if loss is not None:
         exact = loss.low == loss.value == loss.high  # the model that others are compared with
         lost = "0%" if exact else f"{loss.value:+.1%} ({loss.low:+.1%} to {loss.high:+.1%})"
