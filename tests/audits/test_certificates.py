@@ -4,12 +4,13 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from gradveil.audits import AuditResult, CaseResult, Record, Threshold, certify
+from gradveil.audits import AuditResult, CaseResult, Certificate, Record, Threshold, certify
 from gradveil.audits.certificates import bound, level_of_each, percent
 from gradveil.audits.model import ModelFacts
 from gradveil.core import GradveilError
@@ -45,10 +46,22 @@ def record(
     )
 
 
-def made(records: Sequence[Record], *, changes_images: bool = True) -> CaseResult:
+def made(
+    records: Sequence[Record], *, changes_images: bool = True, controls: Sequence[str] = "ab"
+) -> CaseResult:
+    """Return a case; `controls` are the attacks that worked on their positive controls."""
     blind = [record("blind: gray", image, 10.0, kind="blind") for image in range(4)]
+    works = [each for attack in controls for each in positive(attack, psnr=30.0, rank=1)]
     settings = {"defense": "3-1-7", "changes_images": changes_images}
-    return CaseResult(Path("run"), settings, (*records, *blind), None)
+    return CaseResult(Path("run"), settings, (*records, *blind, *works), None)
+
+
+def positive(attack: str, *, psnr: float, rank: int, count: int = 4) -> list[Record]:
+    found = [record(attack, image, psnr, psnr, kind="positive") for image in range(count)]
+    return [
+        replace(each, scores={truth: {**some, "rank": rank} for truth, some in each.scores.items()})
+        for each in found
+    ]
 
 
 def test_each_attack_is_counted_against_both_truths_and_all_together_once() -> None:
@@ -71,7 +84,7 @@ def test_images_that_are_used_as_they_are_have_one_truth() -> None:
         made([record("a", i, 20.0, 20.0) for i in range(4)], changes_images=False), PSNR15
     )
     assert (
-        list(found.claims[0].bounds) == ["used"]
+        list(found.claims[0].bounds) == ["original"]
         and found.overall.hits == 4
         and found.overall.upper == 1
     )
@@ -183,6 +196,104 @@ def test_the_loss_of_accuracy_needs_both_models_and_is_decided_by_its_bounds() -
     )
     itself = certify(result, asked, trained=plain, baseline=plain)
     assert itself.loss is not None and itself.loss.high == 0 and itself.accurate
+
+
+BOTH = Threshold("psnr", 15, delta=0.05, gamma=0.1)
+TRAINED = ModelFacts(0.9, 10_000, "3-1-7", None, "test", "1" * 64)
+PLAIN = ModelFacts(0.9, 10_000, "none", None, "test", "2" * 64)
+
+
+def decided(result: CaseResult, asked: Threshold = BOTH, **facts: Any) -> Certificate:
+    return certify(result, asked, **({"trained": TRAINED, "baseline": PLAIN} | facts))
+
+
+def unreached(attack: str = "a") -> list[Record]:
+    return [record(attack, i, 3.0) for i in range(100)]
+
+
+@pytest.mark.parametrize(
+    "control",
+    [
+        pytest.param([], id="without a control"),
+        pytest.param(positive("a", psnr=8.0, rank=7), id="fails"),
+        pytest.param(positive("a", psnr=14.0, rank=1), id="never comes to epsilon"),
+        pytest.param(positive("a", psnr=30.0, rank=1, count=1), id="too few to tell"),
+        pytest.param(positive("b", psnr=30.0, rank=1), id="that of another attack"),
+    ],
+)
+def test_an_attack_that_was_not_shown_to_work_shows_no_privacy(control: list[Record]) -> None:
+    rows = [replace(each, candidates=2) if len(control) == 1 else each for each in control]
+    found = decided(made([*unreached(), *rows], controls=""))
+    assert found.overall.upper < 0.05 and found.accurate and found.working == ()
+    assert (found.verdict, found.private, found.bounded) == ("cannot be told", None, None)
+    assert {row.verdict for row in found.rows} == {"cannot be told"}
+    assert decided(made(unreached())).verdict == "private"
+
+
+def test_an_attack_that_was_not_shown_to_work_still_shows_a_leak() -> None:
+    records = [record("a", i, 20.0) for i in range(100)]
+    found = decided(made(records, controls=""))
+    assert (found.verdict, found.private, found.bounded) == ("not private", False, False)
+    lossy = decided(made(unreached(), controls=""), trained=replace(TRAINED, accuracy=0.5))
+    assert lossy.verdict == "not private" and lossy.bounded is None
+
+
+def test_one_attack_that_works_is_enough_and_the_others_are_told() -> None:
+    failing = positive("b", psnr=8.0, rank=7)
+    found = decided(made([*unreached("a"), *unreached("b"), *failing], controls="a"))
+    assert found.verdict == "private" and found.working == ("a",)
+    words = {row.attack: row.verdict for row in found.rows if row.kind == "attack"}
+    assert words == {"a": "private", "b": "cannot be told"}
+    told = found.plain()["controls"]
+    assert told["b"] == {"n": 4, "reached": 0, "doubt": "no better than blind"}
+    assert found.plain()["verdict"] == "private"
+
+
+def test_the_control_may_stand_in_another_case_of_the_audit() -> None:
+    alone = made(unreached(), controls="")
+    assert decided(alone).verdict == "cannot be told"
+    assert decided(alone, beside=[made(unreached())]).verdict == "private"
+
+
+def test_the_baselines_own_weights_do_not_show_what_a_defense_costs() -> None:
+    relabeled = replace(PLAIN, under="3-1-7")
+    found = decided(made(unreached()), trained=relabeled)
+    assert found.same_weights and found.plain()["same_weights"]
+    assert (found.loss, found.accurate, found.verdict) == (None, None, "undecided")
+    itself = decided(made(unreached()), trained=PLAIN)
+    assert not itself.same_weights and itself.accurate and itself.verdict == "private"
+    assert not decided(made(unreached())).same_weights
+
+
+def test_each_method_and_truth_the_strongest_and_any_attacker_have_a_row() -> None:
+    first = [record("a", i, 20.0 if i < 3 else 1.0, 1.0) for i in range(100)]
+    second = [record("b", i, 1.0, 20.0 if i >= 60 else 1.0) for i in range(100)]
+    found = decided(made([*first, *second]), Threshold("psnr", 15, delta=0.2, gamma=0.1))
+    shown = [(r.kind, r.attack, r.against, r.bound.hits, r.verdict) for r in found.rows]
+    assert shown == [
+        ("attack", "a", "used", 3, "private"),
+        ("attack", "a", "original", 0, "private"),
+        ("attack", "b", "used", 0, "private"),
+        ("attack", "b", "original", 40, "not private"),
+        ("strongest", "a", "used", 3, "private"),
+        ("strongest", "b", "original", 40, "not private"),
+        ("any attacker", None, "any truth", 43, "not private"),
+    ]
+    assert found.verdict == "not private"
+    rows = found.plain()["rows"]
+    assert [row["kind"] for row in rows[-3:]] == ["strongest", "strongest", "any attacker"]
+    assert rows[-1]["bound"]["hits"] == 43 and json.dumps(rows)
+
+
+def test_the_strongest_is_chosen_after_looking_so_its_lower_bound_is_corrected() -> None:
+    attacks = [
+        record(name, i, 20.0 if i < hits else 1.0)
+        for name, hits in (("a", 5), ("b", 7))
+        for i in range(20)
+    ]
+    found = certify(made(attacks), PSNR15).strongest["used"]
+    assert found.attack == "b" and found.bound.upper == upper_bound(7, 20, 0.975)
+    assert found.bound.lower == lower_bound(7, 20, 1 - 0.025 / 2) < lower_bound(7, 20, 0.975)
 
 
 def test_the_bound_on_delta_is_too_low_in_at_most_one_case_of_twenty() -> None:

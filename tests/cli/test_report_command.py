@@ -56,6 +56,11 @@ def test_a_certificate_that_is_asked_for_is_said_and_not_in_the_page_alone(
         name: {case: one["overall"]["hits"] for case, one in made.items()}
         for name, made in found.items()
     }
+    rows = found["run"]["none"]["rows"]
+    assert [(row["kind"], row["attack"]) for row in rows[-2:]] == [
+        ("strongest", "dlg"),
+        ("any attacker", None),
+    ]
     assert hits == {"run": {"none": 6, "prune:0.99": 1}, "other": {"none": 2}}
     assert "The upper bounds of all 2 cases" in said
     for made in found.values():

@@ -1,5 +1,6 @@
 """Folders of audits made in a moment: settings, records and pictures, without any attack."""
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -97,6 +98,7 @@ def make_case(
     folder.mkdir(parents=True)
     count = len(images)
     changes = defense[:1].isdecimal()
+    weights = hashlib.sha256(defense.encode()).hexdigest() if defense != "none" else "0" * 64
     more = {
         "defense": defense,
         "clean": False,
@@ -107,7 +109,7 @@ def make_case(
         "knows": dict.fromkeys(hits, "labels"),
         "left_out": {"closed-form": "the first layer is of type Conv2d"},
         "class_names": {str(label): f"{kinds} {label}" for label in range(10)} if kinds else None,
-        "weights_sha256": "0" * 64,
+        "weights_sha256": weights,
         "images_sha256": "1" * 64,
         "versions": {"gradveil": "0.1.0", "torch": "2.6"},
         "device": "cpu",
@@ -116,7 +118,7 @@ def make_case(
     facts = None
     if accuracy is not None:
         number = None if step is None else int(step)
-        facts = ModelFacts(accuracy, 500, defense, number, "test", "0" * 64)
+        facts = ModelFacts(accuracy, 500, defense, number, "test", weights)
     save_facts(folder, facts)
     used = images.flip(-1) if changes else images
     path = folder / "records.jsonl"

@@ -474,21 +474,50 @@ EACH_OF_FIVE = 1 - 0.05 / 10
 
 
 def cells_of(parsed: Parsed, name: str) -> list[str]:
-    """Return the texts of the row of the certificates that begins with a name."""
+    """Return the texts of the certificates from a name on."""
     texts = parsed.texts[parsed.texts.index("accuracy lost") :]
-    return texts[texts.index(name) :][:5]
+    return texts[texts.index(name) :]
 
 
 def test_certificates_bound_the_share_of_all_such_pictures(five: Path) -> None:
     _, parsed = page(five)
-    assert cells_of(parsed, "no defense") == [
-        "no defense", "12 of 16", f"{upper_bound(12, 16, EACH_OF_FIVE):.1%}", "0 of 16", "0%",
-    ]  # fmt: skip
-    assert cells_of(parsed, "gaussian:")[3] == f"{upper_bound(1, 16, EACH_OF_FIVE):.1%}"
+    high = f"{upper_bound(12, 16, EACH_OF_FIVE):.1%}"
+    assert cells_of(parsed, "no defense")[:2] == ["no defense", "0%"]
+    rows = cells_of(parsed, "no defense")[2:22]
+    assert [rows[start : start + 4] for start in (0, 8, 12)] == [
+        [name, "original", "12 of 16", high]
+        for name in ("adam-cosine", "strongest: adam-cosine", "any attacker")
+    ]
+    assert rows[4:7] == ["dlg", "original", "7 of 16"]
+    assert rows[16:19] == ["blind: class mean", "original", "0 of 16"]
+    assert cells_of(parsed, "gaussian:")[6] == f"{upper_bound(1, 16, EACH_OF_FIVE):.1%}"
     assert (
         "with 99.5% certainty. It says nothing of other attacks. The upper bounds of all 5 cases"
         in parsed.words
     )
+
+
+def test_a_page_decides_each_row_and_says_what_it_cannot_rest_on(tmp_path: Path) -> None:
+    hits = {"none": {"dlg": 5}, "prune:0.9": {"dlg": 0, "masked": 0}}
+    run = make_audit(tmp_path / "run", hits, 64, accuracies={"none": 0.9, "prune:0.9": 0.9})
+    second = run / "prune-0.9/records.jsonl"  # the controls of an audit stand in its first case
+    lines = second.read_text().splitlines(keepends=True)
+    second.write_text("".join(line for line in lines if '"positive"' not in line))
+    asked = Threshold("lineup", delta=0.2, gamma=0.2)
+    words = Parsed(write_report(run, certify=asked).page.read_text())
+    cells = cells_of(words, "prune:")
+    assert cells[3:8] == ["dlg", "original", "0 of 64", cells[6], "private"]
+    assert cells[8:13] == ["masked", "original", "0 of 64", cells[6], "cannot be told"]
+    assert cells[18:23] == ["any attacker", "original", "0 of 64", cells[6], "private"]
+    assert "Shown to work: dlg. Not shown to work: masked: no positive control." in words.words
+    path = run / "prune-0.9/model.json"
+    path.write_text(
+        path.read_text().replace(json.loads(path.read_text())["weights_sha256"], "0" * 64)
+    )
+    words = Parsed(write_report(run, certify=asked).page.read_text())
+    assert cells_of(words, "prune:")[2] == "not measured"
+    assert "undecided: delta 0.2 holds, gamma 0.2 not tested." in words.words
+    assert "bit for bit (equal digests)" in words.words
 
 
 def test_certificates_of_two_runs_on_a_page_hold_at_once(tmp_path: Path) -> None:

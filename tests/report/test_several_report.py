@@ -2,6 +2,7 @@
 
 import io
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -86,11 +87,13 @@ def part(
         "knows": knows,
         "left_out": {"closed-form": "the first layer is of type Conv2d"},
     }
-    rows = (
+    rows = [
         *records("blind", "blind: class mean", 0, 0.0),
         *(record for attack in attacks for record in attack),
-    )
-    return CaseResult(Path("run") / slug(defense), SETTINGS | more, rows, trained)
+    ]
+    if not more["changes_images"]:
+        rows = [replace(r, scores=dict.fromkeys(r.scores, r.scores["used"])) for r in rows]
+    return CaseResult(Path("run") / slug(defense), SETTINGS | more, tuple(rows), trained)
 
 
 @pytest.fixture
@@ -275,23 +278,38 @@ def test_words_name_what_a_reader_would_not_expect(result: AuditResult) -> None:
 def test_a_certificate_shows_counts_bounds_and_what_is_open(result: AuditResult) -> None:
     asked = Threshold("psnr", 15, delta=0.05, gamma=0.05)
     found = {
-        one.defense: certify(one, asked, trained=one.trained_so, baseline=result.baselines[None])
+        one.defense: certify(
+            one,
+            asked,
+            trained=one.trained_so,
+            baseline=result.baselines[None],
+            beside=result.cases,
+        )
         for one in result.cases
     }
     text = shown([certificate_table(found)])
-    assert max(map(len, text.splitlines())) <= 80 and "16/16" in line(
-        text, "transform-known", "original"
-    )
-    assert "0.206" in line(text, "masked") and "16/16" in line(text, "any of them", "either")
+    assert max(map(len, text.splitlines())) <= 80
+    assert "16/16" in line(text, "transform-known", "original", "not private")
+    wide = shown([certificate_table(found)], 120)
+    assert "16/16" in line(wide, "strongest: transform-known", "original", "not private")
+    assert "0/16" in line(wide, "strongest: transform-known", "used", "cannot be told")
+    assert "0.206" in line(text, "strongest: masked", "cannot be told")
+    assert "16/16" in line(text, "any attacker", "any truth", "not private")
     lines = certificates_in_words(found, result.cases[0])
     pruned = line("\n".join(lines), "prune:0.95: ")
     assert (
         "0 of n = 16 images reached psnr=15" in pruned
         and "undecided: delta 0.05 undecided at n = 16, gamma 0.05 holds" in pruned
     )
-    assert "not private: delta 0.05 does not hold, gamma 0.05 not tested" in line(
-        "\n".join(lines), "3-1-7+43-18-18: "
+    assert pruned.endswith(
+        "Shown to work: adam-cosine. Not shown to work: masked: no positive control."
     )
+    policy = line("\n".join(lines), "3-1-7+43-18-18: ")
+    assert "not private: delta 0.05 does not hold, gamma 0.05 not tested" in policy
+    assert "by any attack here, against the image used or the original, so the share" in policy
+    chain = line("\n".join(lines), "gaussian:0.001,then,prune:0.9: ")
+    assert "cannot be told: delta 0.05 cannot be told" in chain
+    assert "No attack here was shown to work, so few images reached say nothing." in chain
     assert (
         lines[-1].startswith("Not tested: other attacks")
         and "the 16 of fashion-mnist-mini test" in lines[-1]
@@ -321,6 +339,26 @@ def test_only_delta_and_gamma_together_decide_on_privacy(
     (said, *_) = certificates_in_words({"none": found}, one)
     assert says in said and ("private" in said) == (delta is not None and gamma is not None)
     assert certificates_in_words({"none": found}, one)[0].endswith(says)
+
+
+@pytest.mark.parametrize(
+    ("hits", "over", "psnr", "says"),
+    [
+        (0, -5.0, 5, "its positive control fails (psnr=5 in 4 of 4 images, no better than blind)"),
+        (4, 3.0, 20, "its positive control does not show it (psnr=20 in 0 of 4 images)"),
+    ],
+)
+def test_a_certificate_says_why_an_attack_shows_nothing(
+    hits: int, over: float, psnr: float, says: str
+) -> None:
+    control = records("positive", "dlg", hits, over, 4)
+    case = part("none", [control, records("attack", "dlg", 0, -12.0, 100)])
+    found = certify(case, Threshold("psnr", psnr, delta=0.2))
+    assert found.bounded is None and found.overall.upper < 0.2
+    (said, *_) = certificates_in_words({"none": found}, case)
+    assert "delta 0.2 cannot be told; gamma was not asked for. No attack here was shown" in said
+    assert f"say nothing. dlg: {says}." in said
+    assert "cannot be told" in line(shown([certificate_table({"none": found})]), "any attacker")
 
 
 def test_a_threshold_that_a_guess_reaches_is_flagged(result: AuditResult) -> None:

@@ -1,17 +1,19 @@
 """Exact statements on all images, from those that were reconstructed beyond a threshold.
 
 By Definition 2 of the paper a defense is (epsilon, delta, gamma)-private if
-Pr[PSNR >= epsilon] <= delta and training under it loses less than gamma of accuracy.
+Pr[PSNR >= epsilon] <= delta and training under it loses less than gamma of accuracy. That few
+images were reached shows this only where the attack was shown to work, by its positive control.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from gradveil.audits.model import ModelFacts
 from gradveil.audits.records import Record
 from gradveil.audits.results import CaseResult
+from gradveil.controls import TRUTHS
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.text import read_number
 from gradveil.stats import Difference, bounds_over_updates, difference
@@ -20,7 +22,11 @@ LEVEL = 0.95  # of the bounds on delta and gamma together, of all cases of a com
 LINEUP = "lineup"
 METRICS = ("psnr", "ssim", LINEUP)
 SPELLINGS = ("psnr=NUMBER", "ssim=NUMBER", LINEUP)
-ANY = "any of them"
+STRONGEST, ANY = "strongest", "any attacker"
+EITHER = "any truth"
+PRIVATE, NOT_PRIVATE = "private", "not private"
+UNDECIDED, CANNOT = "undecided", "cannot be told"
+USED, ORIGINAL = TRUTHS
 
 
 @dataclass(frozen=True)
@@ -108,21 +114,69 @@ class Claim:
 
 
 @dataclass(frozen=True)
+class Strongest:
+    """The attack that reached epsilon most often against one truth.
+
+    It is chosen after looking, so its lower bound is corrected for the number of attacks; its upper
+    bound, the highest of all, needs no correction.
+    """
+
+    attack: str
+    bound: Bound
+
+
+@dataclass(frozen=True)
+class PositiveControl:
+    """How an attack did where it is known to work: of n images it brought `reached` to epsilon.
+
+    `doubt` is that of its row, such as `NO_BETTER`; n is 0 where the audit has no such control.
+    """
+
+    n: int = 0
+    reached: int = 0
+    doubt: str | None = None
+
+    @property
+    def works(self) -> bool:
+        """Whether the attack was shown to work, and to come to epsilon at all."""
+        return bool(self.reached) and self.doubt is None
+
+
+@dataclass(frozen=True)
+class DecidedRow:
+    """A row of a certificate: one attack, the strongest, or any attacker, against one truth or any.
+
+    `bounded` tells whether delta holds and `verdict` whether both delta and gamma do, each None as
+    in the certificate.
+    """
+
+    kind: str  # attack, strongest or any attacker
+    attack: str | None  # None for any attacker
+    against: str
+    bound: Bound
+    works: bool  # whether the attack, or any of them, was shown to work
+    bounded: bool | None
+    verdict: str | None
+
+
+@dataclass(frozen=True)
 class Certificate:
     """The bounds of every attack, of the best control, and of all attacks together.
 
     `overall` counts an image that any attack brought to epsilon against either truth, so that no
-    attack is chosen after looking. The upper bounds of delta, by any attack, and of gamma hold at
-    once for as many `cases`.
+    attack is chosen after looking; it decides. The upper bounds of delta, by any attack, and of
+    gamma hold at once for as many `cases`.
     """
 
     threshold: Threshold
     claims: tuple[Claim, ...]
     blind: Claim  # the control that reaches epsilon most often, of equal ones that with the most dB
-    strongest: str
+    strongest: dict[str, Strongest]  # by truth
     overall: Bound
-    loss: Difference | None  # of accuracy; None where one of the two is unknown
+    loss: Difference | None  # of accuracy; None where it was not measured
     cases: int = 1
+    controls: Mapping[str, PositiveControl] = field(default_factory=dict)  # of every attack
+    same_weights: bool = False  # those of the defense are the baseline's, so no loss was measured
 
     @property
     def each(self) -> float:
@@ -140,28 +194,76 @@ class Certificate:
         )
 
     @property
-    def private(self) -> bool | None:
-        """Whether both delta and gamma hold, as in Definition 2.
+    def working(self) -> tuple[str, ...]:
+        """The attacks that were shown to work, by their positive controls."""
+        return tuple(attack for attack, control in self.controls.items() if control.works)
 
-        None where that is undecided, or not both were asked for.
+    @property
+    def rows(self) -> tuple[DecidedRow, ...]:
+        """A row for each attack and truth, for the strongest by truth, and for any attacker."""
+        made = [
+            self._row("attack", claim.attack, truth, found)
+            for claim in self.claims
+            for truth, found in claim.bounds.items()
+        ]
+        made += [
+            self._row(STRONGEST, each.attack, truth, each.bound)
+            for truth, each in self.strongest.items()
+        ]
+        truths = [*self.strongest]
+        against = EITHER if len(truths) > 1 else truths[0]
+        return (*made, self._row(ANY, None, against, self.overall))
+
+    def _row(self, kind: str, attack: str | None, against: str, found: Bound) -> DecidedRow:
+        works = bool(self.working) if attack is None else attack in self.working
+        bounded = self._bounded(found, works)
+        return DecidedRow(
+            kind, attack, against, found, works, bounded, self._verdict(bounded, works)
+        )
+
+    @property
+    def verdict(self) -> str | None:
+        """Whether both delta and gamma hold: private, not private, undecided or cannot be told.
+
+        It cannot be told where no attack was shown to work. None where not both were asked for.
         """
-        if self.threshold.delta is None or self.threshold.gamma is None:
-            return None
-        decided = {self.bounded, self.accurate}
-        if False in decided:
-            return False
-        return None if None in decided else True
+        return self.rows[-1].verdict
+
+    @property
+    def private(self) -> bool | None:
+        """Whether both delta and gamma hold.
+
+        None where that is undecided or cannot be told, or not both were asked for.
+        """
+        return {PRIVATE: True, NOT_PRIVATE: False}.get(self.verdict or "")
 
     @property
     def bounded(self) -> bool | None:
-        """Whether delta holds: None where it is undecided at this n, or was not asked for."""
-        bound, delta = self.overall, self.threshold.delta
+        """Whether delta holds.
+
+        None where it is undecided at this n or cannot be told, or was not asked for.
+        """
+        return self.rows[-1].bounded
+
+    def _bounded(self, found: Bound, works: bool) -> bool | None:
+        """Tell whether delta holds; that it does not hold is shown by any attack."""
+        delta = self.threshold.delta
         if delta is None:
             return None
-        high = bound.upper if bound.upper_failed is None else bound.upper_failed
-        if high <= delta:
-            return True
-        return False if bound.lower > delta else None
+        if found.lower > delta:
+            return False
+        high = found.upper if found.upper_failed is None else found.upper_failed
+        return True if works and high <= delta else None
+
+    def _verdict(self, bounded: bool | None, works: bool) -> str | None:
+        if self.threshold.delta is None or self.threshold.gamma is None:
+            return None
+        decided = {bounded, self.accurate}
+        if False in decided:
+            return NOT_PRIVATE
+        if not works:
+            return CANNOT
+        return UNDECIDED if None in decided else PRIVATE
 
     @property
     def accurate(self) -> bool | None:
@@ -179,6 +281,8 @@ class Certificate:
     def plain(self) -> dict[str, Any]:
         """Return the certificate as JSON has it."""
         return asdict(self) | {
+            "rows": [asdict(row) for row in self.rows],
+            "verdict": self.verdict,
             "private": self.private,
             "bounded": self.bounded,
             "accurate": self.accurate,
@@ -207,12 +311,14 @@ def certify(
     trained: ModelFacts | None = None,
     baseline: ModelFacts | None = None,
     cases: int | None = None,
+    beside: Iterable[CaseResult] = (),
 ) -> Certificate:
     """Bound the share of images that reach the threshold, and the loss of accuracy.
 
     The loss is that of the model `trained`, which was audited, against the `baseline`, a model
-    trained without a defense; it is unknown without both. The bounds hold together with those of
-    all `cases`, by default the cases of the audit.
+    trained without a defense; it is unknown without both, and where both have the same weights. The
+    bounds hold together with those of all `cases`, by default the cases of the audit. Positive
+    controls are looked for in the case, and in those of the same audit `beside` it.
     """
     attacks = result.of("attack")
     if not attacks:
@@ -225,17 +331,22 @@ def certify(
         raise GradveilError(f"certify {threshold}: {result.out} has no line-up: {reason}")
     count = result.cases if cases is None else cases
     each = level_of_each(count)
+    truths = _truths(result)
+    named = _by_name(attacks)
     claims = tuple(
-        _claim(name, records, threshold, result.truths, each) for name, records in _by_name(attacks)
+        _claim(name, records, threshold, truths, each) for name, records in named.items()
     )
+    loss, same_weights = _loss(trained, baseline, each)
     return Certificate(
         threshold,
         claims,
         _best_blind(result, threshold, each),
-        result.strongest.attack,
-        bound(_by_update(attacks, _reaches(threshold, result.truths)), each),
-        _loss(trained, baseline, each),
+        {truth: _strongest(result, claims, threshold, truth, each) for truth in truths},
+        bound(_by_update(attacks, _reaches(threshold, truths)), each),
+        loss,
         count,
+        _controls(named, [result, *beside], threshold),
+        same_weights,
     )
 
 
@@ -256,28 +367,70 @@ def bound(updates: Sequence[Sequence[bool | None]], each: float) -> Bound:
     return Bound(len(images), images.count(True), failed, lower, upper, high, len(updates))
 
 
+def _truths(result: CaseResult) -> tuple[str, ...]:
+    """Return both truths where the defense changes images, else the original, which was used."""
+    return result.truths if len(result.truths) > 1 else (ORIGINAL,)
+
+
+def _strongest(
+    result: CaseResult, claims: Sequence[Claim], threshold: Threshold, truth: str, each: float
+) -> Strongest:
+    """Return the attack that reached epsilon most often, of equal ones the audit's strongest."""
+
+    def rank(claim: Claim) -> tuple[float, bool]:
+        found = claim.bounds[truth]
+        return found.hits / found.n, claim.attack == result.strongest.attack
+
+    name = max(claims, key=rank).attack
+    updates = _by_update(result.of("attack", name), _reaches(threshold, (truth,)))
+    corrected = 1 - (1 - each) / len(claims)
+    return Strongest(name, replace(bound(updates, each), lower=bound(updates, corrected).lower))
+
+
+def _controls(
+    attacks: Iterable[str], cases: Iterable[CaseResult], threshold: Threshold
+) -> dict[str, PositiveControl]:
+    """Return how each attack did on its positive control, which stands in one of the cases."""
+    found: dict[str, PositiveControl] = {}
+    for case in cases:
+        for row in case.rows:
+            if (row.kind, row.truth) == ("positive", USED) and row.attack not in found:
+                reaches = _reaches(threshold, (USED,))
+                reached = sum(map(reaches, case.of("positive", row.attack)))
+                found[row.attack] = PositiveControl(row.n, reached, row.doubt)
+    return {attack: found.get(attack, PositiveControl()) for attack in attacks}
+
+
 def _loss(
     trained: ModelFacts | None, baseline: ModelFacts | None, each: float
-) -> Difference | None:
-    """Return baseline less trained; exactly 0 for a model against itself."""
+) -> tuple[Difference | None, bool]:
+    """Return baseline less trained, and whether it is unknown because the weights are the same.
+
+    It is exactly 0 for the baseline itself. Weights that are the baseline's, with a file that names
+    a defense, do not show what training under it costs.
+    """
     if trained is None or baseline is None:
-        return None
-    same = trained.weights_sha256 is None or trained.weights_sha256 == baseline.weights_sha256
-    if same and trained == baseline:
-        return Difference(0.0, 0.0, 0.0)
-    return difference(baseline.hits, baseline.tested, trained.hits, trained.tested, each)
+        return None, False
+    known = trained.weights_sha256 is not None
+    if known and trained.weights_sha256 == baseline.weights_sha256:
+        itself = trained.under == baseline.under
+        return (Difference(0.0, 0.0, 0.0), False) if itself else (None, True)
+    if not known and trained == baseline:
+        return Difference(0.0, 0.0, 0.0), False
+    return difference(baseline.hits, baseline.tested, trained.hits, trained.tested, each), False
 
 
 def _best_blind(result: CaseResult, threshold: Threshold, each: float) -> Claim:
     """Return the control that reaches the threshold most often, of equal ones the highest in dB."""
     levels: dict[str, float] = {}
+    truths = _truths(result)
     for row in result.rows:
-        if row.kind == "blind" and row.truth in result.truths:
+        if row.kind == "blind" and row.truth in truths:
             level = -math.inf if row.psnr.mean is None else row.psnr.mean
             levels[row.attack] = levels.get(row.attack, 0.0) + level
     claims = [
-        _claim(name, records, threshold, result.truths, each)
-        for name, records in _by_name(result.of("blind"))
+        _claim(name, records, threshold, truths, each)
+        for name, records in _by_name(result.of("blind")).items()
     ]
 
     def rank(claim: Claim) -> tuple[int, float]:
@@ -323,8 +476,8 @@ def _reaches(threshold: Threshold, truths: Sequence[str]) -> Callable[[Record], 
     )
 
 
-def _by_name(records: Iterable[Record]) -> list[tuple[str, list[Record]]]:
+def _by_name(records: Iterable[Record]) -> dict[str, list[Record]]:
     found: dict[str, list[Record]] = {}
     for record in records:
         found.setdefault(record.attack, []).append(record)
-    return list(found.items())
+    return found

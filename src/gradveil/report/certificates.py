@@ -1,19 +1,35 @@
 """Certificates of an audit as a table, in sentences, and as a section of the page."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 
 from rich.table import Table
 
 from gradveil.audits import AuditResult, CaseResult, Certificate, Threshold, certify
-from gradveil.audits.certificates import ANY, LEVEL, LINEUP, Bound, percent
+from gradveil.audits.certificates import (
+    ANY,
+    CANNOT,
+    LEVEL,
+    LINEUP,
+    STRONGEST,
+    UNDECIDED,
+    Bound,
+    DecidedRow,
+    PositiveControl,
+    percent,
+)
+from gradveil.audits.results import NO_BETTER
 from gradveil.report.audit import ATTACKER, DEFENSE
 from gradveil.report.layout import Fitted
 from gradveil.report.markup import Html, breakable, element, joined
 
+UNKNOWN = "unknown"
 UNKNOWN_LOSS = (
     "Gamma is unknown where the accuracy of the model, or of one trained without a defense and "
     "audited beside it, is not known."
+)
+SAME_WEIGHTS = (
+    "Gamma was not measured where the weights are those of the model without a defense, bit for "
+    "bit (equal digests): they do not show what training under the defense costs."
 )
 CLAIMED = (
     "The accuracies were measured on the weights audited; that these were trained under the "
@@ -32,26 +48,29 @@ def certify_cases(
     audited without a defense. The bounds hold at once for as many `cases` as a command shows, by
     default those of the audit.
     """
-    return [
-        (
-            case,
-            certify(
-                case,
-                threshold,
-                trained=case.trained_so,
-                baseline=result.baselines.get(case.asked_step),
-                cases=result.count if cases is None else cases,
-            ),
-        )
-        for case in result.cases
-    ]
+    count = result.count if cases is None else cases
+    return [(case, _certified(case, result, threshold, count)) for case in result.cases]
+
+
+def _certified(
+    case: CaseResult, result: AuditResult, threshold: Threshold, count: int
+) -> Certificate:
+    """Return the certificate of a case, with the baseline and positive controls of its audit."""
+    return certify(
+        case,
+        threshold,
+        trained=case.trained_so,
+        baseline=result.baselines.get(case.asked_step),
+        cases=count,
+        beside=result.cases,
+    )
 
 
 def certificate_table(certificates: Mapping[str, Certificate]) -> Table:
     """Make a table of certificates, by the names of their cases.
 
-    A case has its attacks, the strongest in bold, all of them together, and the blind guess that
-    reaches epsilon most often.
+    A case has a row for each attack, then the strongest, any attacker, and the blind guess that
+    reaches epsilon most often. What was asked for is decided in each.
     """
     first = next(iter(certificates.values()))
     threshold = first.threshold
@@ -62,20 +81,44 @@ def certificate_table(certificates: Mapping[str, Certificate]) -> Table:
         f"Share of images that reached {level}; delta: {kind}, one-sided {percent(first.each)}, "
         f"so that {together} hold together at {LEVEL:.0%}"
     )
-    made = Fitted(title, CERTIFICATE_COLUMNS, {0: DEFENSE, 1: ATTACKER, 2: 8})
+    decided = _decided_head(threshold)
+    columns = CERTIFICATE_COLUMNS if decided is None else (*CERTIFICATE_COLUMNS, decided)
+    gives = {0: DEFENSE, 1: ATTACKER, 2: 9} | ({} if decided is None else {5: 9})
+    made = Fitted(title, columns, gives)
     for name, certificate in certificates.items():
         names = iter([name])
-        for claim in certificate.claims:
-            style = "bold" if claim.attack == certificate.strongest else ""
-            for truth, bound in claim.bounds.items():
-                made.row(next(names, ""), claim.attack, truth, *_bound_cells(bound), style=style)
-        blind = certificate.blind
-        against = "either" if len(blind.bounds) > 1 else next(iter(blind.bounds))
-        made.row("", ANY, against, *_bound_cells(certificate.overall))
-        for truth, bound in blind.bounds.items():
-            made.row("", blind.attack, truth, *_bound_cells(bound), style="dim")
+        for row in certificate.rows:
+            style = "bold" if row.kind == STRONGEST else ""
+            cells = *_bound_cells(row.bound), *_decided(row, threshold)
+            made.row(next(names, ""), row_name(row), row.against, *cells, style=style)
+        for truth, bound in certificate.blind.bounds.items():
+            cells = *_bound_cells(bound), *([] if decided is None else [""])
+            made.row("", certificate.blind.attack, truth, *cells, style="dim")
         made.add_section()
     return made
+
+
+def row_name(row: DecidedRow) -> str:
+    """Write whose row it is: an attack, `strongest: NAME` or any attacker."""
+    if row.attack is None:
+        return ANY
+    return f"{STRONGEST}: {row.attack}" if row.kind == STRONGEST else row.attack
+
+
+def _decided_head(asked: Threshold) -> str | None:
+    """Return the heading of the column of decisions; None where delta was not asked for."""
+    if asked.delta is None:
+        return None
+    return f"delta {asked.delta:g}" if asked.gamma is None else "verdict"
+
+
+def _decided(row: DecidedRow, asked: Threshold) -> list[str]:
+    """Return what is decided in a row: a cell, or none where delta was not asked for."""
+    if asked.delta is None:
+        return []
+    if row.verdict is not None:
+        return [row.verdict]
+    return [_holds(row.bounded, UNDECIDED if row.works else CANNOT)]
 
 
 def _bound_cells(bound: Bound) -> tuple[str, list[str]]:
@@ -94,8 +137,10 @@ def certificates_in_words(certificates: Mapping[str, Certificate], case: CaseRes
     joint = next(iter(certificates.values())).joint
     if joint is not None:
         lines.append(joint)
-    if any(made.loss is None for made in certificates.values()):
+    if any(made.loss is None and not made.same_weights for made in certificates.values()):
         lines.append(UNKNOWN_LOSS)
+    if any(made.same_weights for made in certificates.values()):
+        lines.append(SAME_WEIGHTS)
     if any(made.loss is not None for made in certificates.values()):
         lines.append(CLAIMED)
     lines += _scored_words(case)
@@ -115,22 +160,24 @@ def _scored_words(case: CaseResult) -> list[str]:
 
 
 def _certificate_words(certificate: Certificate) -> str:
-    """State Definition 2 of the paper with n, decided where that was asked for."""
+    """State the bounds with n, decided where that was asked for, and what they rest on."""
     bound, loss, asked = certificate.overall, certificate.loss, certificate.threshold
     level = "rank 1 in the line-up" if asked.metric == LINEUP else str(asked)
+    either = ", against the image used or the original" if len(certificate.strongest) > 1 else ""
     reached = (
         f"{bound.hits} of n = {bound.n} images{_updates(bound)} reached {level} by any attack "
-        f"here, so at most {bound.upper:.3g} of such images do (delta, {percent(certificate.each)})"
+        f"here{either}, so the share of such images is at most {bound.upper:.3g} (delta, "
+        f"{percent(certificate.each)})"
     )
     if bound.upper_failed is not None:
         reached += f" (<= {bound.upper_failed:.3g} if the {bound.failed} failed count as reached)"
-    lost = "unknown"
+    lost = "not measured, the weights being the baseline's" if certificate.same_weights else UNKNOWN
     if loss is not None:
         side = f"each side {percent(certificate.each)}"
         lost = f"{loss.value:+.1%} ({loss.low:+.1%} to {loss.high:+.1%}, {side})"
     return (
         f"{reached}; accuracy loss gamma {lost}."
-        f"{_decision(certificate)}{_reached_blindly(certificate)}"
+        f"{_decision(certificate)}{_control_words(certificate)}{_reached_blindly(certificate)}"
     )
 
 
@@ -148,17 +195,17 @@ def _decision(certificate: Certificate) -> str:
     """Say whether delta and gamma hold; the defense is private only if both were asked for."""
     asked = certificate.threshold
     bound = certificate.overall
-    delta = _holds(certificate.bounded, f"undecided at n = {bound.n}{_updates(bound)}")
-    gamma = _holds(certificate.accurate, "undecided" if certificate.loss else "not tested")
+    open_delta = f"{UNDECIDED} at n = {bound.n}{_updates(bound)}"
+    delta = _holds(certificate.bounded, open_delta if certificate.working else CANNOT)
+    gamma = _holds(certificate.accurate, UNDECIDED if certificate.loss else "not tested")
     if asked.delta is None and asked.gamma is None:
         return ""
     if asked.gamma is None:
         return f" delta {asked.delta:g} {delta}; gamma was not asked for."
     if asked.delta is None:
         return f" gamma {asked.gamma:g} {gamma}; delta was not asked for."
-    private = {True: "private", False: "not private", None: "undecided"}[certificate.private]
     return (
-        f" ({asked}, {asked.delta:g}, {asked.gamma:g}): {private}: "
+        f" ({asked}, {asked.delta:g}, {asked.gamma:g}): {certificate.verdict}: "
         f"delta {asked.delta:g} {delta}, gamma {asked.gamma:g} {gamma}."
     )
 
@@ -167,6 +214,34 @@ def _holds(decided: bool | None, otherwise: str) -> str:
     if decided is None:
         return otherwise
     return "holds" if decided else "does not hold"
+
+
+def _control_words(certificate: Certificate) -> str:
+    """Name the attacks that were not shown to work: that they reach few images shows nothing."""
+    reasons: dict[str, list[str]] = {}
+    for attack, control in certificate.controls.items():
+        if not control.works:
+            reasons.setdefault(_doubt(control, certificate.threshold), []).append(attack)
+    if not reasons:
+        return ""
+    said = "; ".join(f"{', '.join(attacks)}: {reason}" for reason, attacks in reasons.items())
+    if certificate.working:
+        return f" Shown to work: {', '.join(certificate.working)}. Not shown to work: {said}."
+    if certificate.bounded is False:
+        return f" Not shown to work otherwise: {said}."
+    return f" No attack here was shown to work, so few images reached say nothing. {said}."
+
+
+def _doubt(control: PositiveControl, asked: Threshold) -> str:
+    """Say why a positive control does not show that its attack works."""
+    if not control.n:
+        return "no positive control"
+    level = "rank 1" if asked.metric == LINEUP else str(asked)
+    reached = f"{level} in {control.reached} of {control.n} images"
+    if control.doubt == NO_BETTER:
+        return f"its positive control fails ({reached}, {NO_BETTER})"
+    doubt = "" if control.doubt is None else f", {control.doubt}"
+    return f"its positive control does not show it ({reached}{doubt})"
 
 
 def _reached_blindly(certificate: Certificate) -> str:
@@ -200,11 +275,11 @@ def _untested(case: CaseResult, certificate: Certificate) -> str:
 
 # The page
 
-HEADS = ("defense", "reached", "at most", "best blind guess", "accuracy lost")
+HEADS = ("defense", "accuracy lost", "attacker", "against", "reached", "at most")
 REACHED = {
-    "lineup": "A picture counts as reached if any attack brought it to rank 1 in its line-up.",
-    "psnr": "A picture counts as reached if any attack came as close as {:g} dB PSNR.",
-    "ssim": "A picture counts as reached if any attack came to an SSIM of {:g}.",
+    "lineup": "A picture counts as reached if an attack brought it to rank 1 in its line-up.",
+    "psnr": "A picture counts as reached if an attack came as close as {:g} dB PSNR.",
+    "ssim": "A picture counts as reached if an attack came to an SSIM of {:g}.",
 }
 
 
@@ -225,11 +300,13 @@ def certificate_section(
         threshold = Threshold(LINEUP)
     if not cases:
         return None
-    found = certify_cases(replace(result, cases=cases), threshold, count)
+    found = [(case, _certified(case, result, threshold, count)) for case in cases]
     first = found[0][1]
     together = f", and together with the most accuracy lost with {LEVEL:.0%}"
     intro = (
-        f"{REACHED[threshold.metric].format(threshold.epsilon)} From the pictures attacked here "
+        f"{REACHED[threshold.metric].format(threshold.epsilon)} Each attack has a row, and so has "
+        f'the strongest; "{ANY}" counts a picture that any of them reached, and decides. '
+        "From the pictures attacked here "
         'follows a bound for all pictures of their kind: "at most" is the largest share of them '
         f"that these attacks would reach, with {percent(first.each)} certainty"
         f"{together if first.joint is None else ''}. It says nothing of other attacks."
@@ -238,12 +315,13 @@ def certificate_section(
     if _in_batches(first.overall):
         intro += " Pictures of one update are not independent, so the bounds are over updates."
     intro += f" Attacked here: {cases[0].classes_in_full}."
-    rows = [_page_row(name_of(case), made) for case, made in found]
-    heads = [element("th", head, scope="col") for head in HEADS]
+    decided = _decided_head(threshold)
+    columns = HEADS if decided is None else (*HEADS, decided)
+    heads = [element("th", head, scope="col") for head in columns]
     table = element(
         "table",
         element("thead", element("tr", *heads)),
-        element("tbody", *rows),
+        *(element("tbody", *_page_rows(name_of(case), made)) for case, made in found),
         class_="bounds",
     )
     region = element(
@@ -254,8 +332,8 @@ def certificate_section(
         role="region",
         aria_label="Table of certificates",
     )
-    names = [(name_of(case), _decision(made).strip()) for case, made in found]
-    words = [element("li", f"{name}: {said}") for name, said in names if said]
+    notes = [(name_of(case), _page_words(made)) for case, made in found]
+    words = [element("li", f"{name}: {said}") for name, said in notes if said]
     lines = element("ul", *words, class_="lines") if words else None
     warned = [element("p", line) for line in _scored_words(cases[0])]
     return joined([element("p", intro), *warned, region, lines])
@@ -267,23 +345,45 @@ def _has_ranks(case: CaseResult) -> bool:
     return bool(first and first[0].candidates and first[0].chance is None)
 
 
-def _page_row(name: str, certificate: Certificate) -> Html:
-    bound, loss = certificate.overall, certificate.loss
+def _page_words(certificate: Certificate) -> str:
+    """Return what is decided and what it rests on; nothing where there is nothing to say."""
+    same = f" {SAME_WEIGHTS}" if certificate.same_weights else ""
+    return f"{_decision(certificate)}{_control_words(certificate)}{same}".strip()
+
+
+def _page_rows(name: str, certificate: Certificate) -> list[Html]:
+    """Return the rows of a case, the first with its name and its accuracy."""
+    asked = certificate.threshold
+    lines = [
+        [row_name(row), row.against, *_page_cells(row.bound), *_decided(row, asked)]
+        for row in certificate.rows
+    ]
+    empty = [] if asked.delta is None else [""]
+    blind = certificate.blind
+    lines += [
+        [blind.attack, truth, *_page_cells(found), *empty] for truth, found in blind.bounds.items()
+    ]
+    over = str(len(lines))
+    heads = [
+        element("th", breakable(name), scope="rowgroup", rowspan=over),
+        element("td", _lost(certificate), rowspan=over),
+    ]
+    return [
+        element("tr", *(heads if number == 0 else []), *(element("td", cell) for cell in line))
+        for number, line in enumerate(lines)
+    ]
+
+
+def _page_cells(bound: Bound) -> list[str]:
     high = bound.upper if bound.upper_failed is None else bound.upper_failed
     failed = f", {bound.failed} failed" if bound.failed else ""
-    blind = max(certificate.blind.bounds.values(), key=lambda found: found.hits)
-    lost = "not known"
-    if loss is not None:
-        exact = loss.low == loss.value == loss.high  # the model that others are compared with
-        lost = "0%" if exact else f"{loss.value:+.1%} ({loss.low:+.1%} to {loss.high:+.1%})"
-    cells = [
-        f"{bound.hits} of {bound.n}{_updates(bound)}{failed}",
-        f"{high:.1%}",
-        f"{blind.hits} of {blind.n}",
-        lost,
-    ]
-    return element(
-        "tr",
-        element("th", breakable(name), scope="row"),
-        *(element("td", cell) for cell in cells),
-    )
+    return [f"{bound.hits} of {bound.n}{_updates(bound)}{failed}", f"{high:.1%}"]
+
+
+def _lost(certificate: Certificate) -> str:
+    loss = certificate.loss
+    if loss is None:
+        return "not measured" if certificate.same_weights else "not known"
+    if loss.low == loss.value == loss.high:  # the model that others are compared with
+        return "0%"
+    return f"{loss.value:+.1%} ({loss.low:+.1%} to {loss.high:+.1%})"
