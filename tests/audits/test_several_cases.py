@@ -32,6 +32,7 @@ from gradveil.core import GradveilError
 from gradveil.core.locks import alone
 from gradveil.core.progress import Bar
 from gradveil.defenses import parse
+from gradveil.report.audit import several_in_words
 
 DEFENSES = ("none", "prune:0.95", "precode:k=16", "3-1-7")
 
@@ -72,6 +73,20 @@ def test_each_defense_meets_the_standard_attack_and_its_own_breakers(whole: Audi
         "3-1-7": standard | policy | {"raced+transform-known"},
     }
     assert {folder.name for folder in whole.out.iterdir()} == {*attacks, "settings.json"}
+
+
+def test_restarts_and_steps_of_each_attack_stand_in_the_records_and_below_the_table(
+    whole: AuditResult,
+) -> None:
+    policy = whole.cases[-1]
+    searches = policy.settings["searches"]
+    assert {*searches} == policy.settings["attacks"].keys() - {"closed-form"}
+    assert searches["adam-cosine"] == searches["transform-known"] == "2 x 2"
+    assert searches["raced"] == "32 x 1, 8 x 1, 2 x 2"
+    said = [line for line in several_in_words(whole) if "restarts x steps of an image: " in line]
+    assert len(said) == len({repr(case.settings["searches"]) for case in whole.cases}) == 4
+    (ours,) = (line for line in said if line.startswith("3-1-7: "))
+    assert "adam-cosine" in ours and "transform-known" in ours and ": 2 x 2;" in ours
 
 
 def test_attacks_that_do_not_suit_are_left_out_with_the_reason(whole: AuditResult) -> None:

@@ -10,8 +10,7 @@ from gradveil.attacks import Attack, GradientMatching
 from gradveil.attacks.distances import Distance, cosine
 from gradveil.attacks.linear import LinearInversion
 from gradveil.attacks.policy_views import Itself
-from gradveil.attacks.presets import find
-from gradveil.audits.attackers import automatic, on_equal_terms
+from gradveil.audits.attackers import automatic, find_automatic, on_equal_terms
 from gradveil.core.errors import GradveilError
 from gradveil.defenses import Defense
 
@@ -23,7 +22,7 @@ def automatic_attacks(
 ) -> dict[str, Attack]:
     """Return the attacks that `auto` means for updates of so many images, on equal terms."""
     names = [name for size in sizes for name in automatic(defense, model, train_mode, size)]
-    return on_equal_terms({name: find(name) for name in dict.fromkeys(names)})
+    return on_equal_terms(find_automatic(dict.fromkeys(names)))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,13 @@ from torch import nn
 from gradveil.attacks import Attack, GradientMatching, find, names
 from gradveil.attacks.base import check_attack, not_an_attack
 from gradveil.attacks.presets import is_file, split_name
-from gradveil.audits.attackers import AUTO, LONGEST, automatic, on_equal_terms
+from gradveil.audits.attackers import (
+    AUTO,
+    LONGEST,
+    automatic,
+    find_automatic,
+    on_equal_terms,
+)
 from gradveil.clients import Client
 from gradveil.core.boundary import check_fields, check_shown
 from gradveil.core.errors import GradveilError, unknown
@@ -191,18 +197,19 @@ class AuditJob:
         """Return the attacks on this case by name, with the job's steps and restarts.
 
         Those of `auto` come first, on equal terms; with a `model` they also undo the draws of its
-        layers.
+        layers. One that is named too is the same attack, unless it has settings of its own.
         """
-        chosen: dict[str, Attack] = {}
+        chosen, own, drawn = dict(self.attacks), set(self.attacks), tuple[str, ...]()
         if self.auto:
             drawn = automatic(case.acting, model, self.protocol.train_mode, self.batch_size)
-            chosen = on_equal_terms(
-                {name: find(name) for name in drawn if name not in self.attacks}
-            )
-        chosen |= self.attacks
+            own -= {name for name in drawn if self.attacks.get(name) == find(name)}
+            named = {name: attack for name, attack in self.attacks.items() if name in own}
+            chosen = find_automatic(drawn) | named
         for setting in CHANGEABLE:
             if (value := getattr(self, setting)) is not None:
                 chosen = _changed(chosen, setting, value)
+        if self.auto:
+            chosen = on_equal_terms(chosen, own, beside=own - {*drawn})
         return chosen if self.share is None else shorter(chosen, self.share)
 
     @property

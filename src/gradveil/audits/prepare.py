@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from gradveil import __version__
-from gradveil.attacks import Attack
+from gradveil.attacks import Attack, GradientMatching
 from gradveil.audits.job import AuditJob, Case, shorter
 from gradveil.audits.results import AUDIT, CASE, FORMAT
 from gradveil.audits.stage import Stage, make_stage, positive_stages
@@ -31,9 +31,9 @@ from gradveil.data import Images, load
 from gradveil.data.images import as_images
 from gradveil.defenses import Defense
 
-KEPT = ("left_out", "knows", "protected", "class_names", "passed_over")
-"""Settings of a case that are taken from its folder: the first three are known only after its
-attacks were tried out, and folders of older versions lack the others."""
+KEPT = ("left_out", "knows", "protected", "searches", "class_names", "passed_over")
+"""Settings of a case that are taken from its folder: the first four are known only after its
+attacks were tried out, and folders of older versions lack the last three."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -152,7 +152,7 @@ def fitted_to(prepared: Prepared, minutes: float) -> Prepared:
     cases = []
     for case in prepared.cases:
         stage = case.stage.with_attacks(shorter(case.stage.attacks, share))
-        settings = case.settings | {"share": share, "attacks": _written(stage.attacks)}
+        settings = case.settings | {"share": share, **_described(stage.attacks)}
         cases.append(replace(case, stage=stage, settings=settings))
     settings = prepared.settings | {"share": share}
     return replace(prepared, job=job, cases=tuple(cases), settings=settings, costs=costs)
@@ -208,7 +208,7 @@ def _prepare_case(
         return PreparedCase(case, stage, kept)
     stage, left_out = stage.fitted()
     tried = {
-        "attacks": _written(stage.attacks),
+        **_described(stage.attacks),
         "left_out": left_out,
         "knows": stage.knows(),
         "protected": stage.client.protected,
@@ -219,6 +219,19 @@ def _prepare_case(
 def _written(attacks: Mapping[str, Attack]) -> dict[str, str]:
     """Return the attacks' settings as text."""
     return {name: repr(attack) for name, attack in attacks.items()}
+
+
+def _described(attacks: Mapping[str, Attack]) -> dict[str, dict[str, str]]:
+    """Return the attacks' settings, and the restarts and steps of those that search."""
+    searches = {
+        name: ", ".join(
+            f"{rows} x {steps:,}"
+            for rows, steps in attack.race.stages(attack.restarts, attack.steps)
+        )
+        for name, attack in attacks.items()
+        if isinstance(attack, GradientMatching)
+    }
+    return {"attacks": _written(attacks), "searches": searches}
 
 
 @contextmanager

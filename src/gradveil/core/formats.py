@@ -73,6 +73,7 @@ class CaseSettings(Asked, frozen=True, kw_only=True):
     changes_images: bool
     knows: dict[str, str]
     left_out: dict[str, str]
+    searches: dict[str, str] | None = None  # restarts x steps of each attack that has them
     protected: bool = False
     candidates: Count | UnsetType = UNSET
     no_lineup: str = ""

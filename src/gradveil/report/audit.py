@@ -178,6 +178,7 @@ def case_in_words(case: CaseResult) -> list[str]:
         *_victim_words(case),
         *lines,
         *_control_words(case),
+        *(f"{line[0].upper()}{line[1:]}" for line in _search_words(case)),
         *(f"{attack} was told: {told}." for attack, told in knows.items() if told != "labels"),
         *(f"Left out: {line}" for line in _left_out(case)),
     ]
@@ -324,6 +325,15 @@ def certain_words(row: Row) -> str:
         return ""
     wrong = f", {row.certain_wrong} of them wrongly" if row.certain_wrong else ""
     return f"; exact: {row.certain} of {row.n}, certain without the truth{wrong}"
+
+
+def _search_words(case: CaseResult) -> list[str]:
+    """Say how many restarts and steps the attacks have, heats first; nothing of older records."""
+    groups: dict[str, list[str]] = {}
+    for attack, search in (case.settings.get("searches") or {}).items():
+        groups.setdefault(search, []).append(attack)
+    said = "; ".join(f"{', '.join(attacks)}: {search}" for search, attacks in groups.items())
+    return [f"restarts x steps of an image: {said}."] if said else []
 
 
 def _left_out(case: CaseResult) -> list[str]:
@@ -507,4 +517,5 @@ def _unusual(case: CaseResult) -> list[str]:
             lines.append(f"{row.attack}: {row.failures}; they count as tested.")
         if row.certain is not None and (row.kind, row.truth) == ("attack", USED):
             lines.append(f"{row.attack}{certain_words(row).replace(';', ':', 1)}.")
+    lines += _search_words(case)
     return lines + [f"left out: {line}" for line in _left_out(case)]
