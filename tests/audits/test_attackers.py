@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from gradveil.attacks import PRESETS, Attack, GradientMatching, adam_cosine, find, raced
+from gradveil.attacks.priors import TotalVariation
 from gradveil.audits.attackers import (
     PUBLIC,
     ROUNDS,
@@ -254,7 +255,7 @@ def test_a_named_attack_keeps_settings_of_its_own_and_the_others_have_the_most_o
     job = AuditJob("lenet", "fashion-mnist-mini", {"adam-cosine": longer}, auto=True)
     assert {*terms(job.attacks_on(policy)).values()} == {(5, 6_000)}
     assert job.attacks_on(policy)["adam-cosine"] is longer
-    short = replace(adam_cosine, steps=300, prior=replace(adam_cosine.prior, weight=1e-2))
+    short = replace(adam_cosine, steps=300, prior=TotalVariation(1e-2))
     attacks = replace(job, attacks={"adam-cosine": short}).attacks_on(policy)
     assert attacks["adam-cosine"] is short
     assert attacks["adam-cosine-equal"] == replace(short, steps=4_800, restarts=4)

@@ -103,7 +103,11 @@ class Defense:
 
     @property
     def control(self) -> "Defense | None":
-        """What comes with it and protects nobody by itself, to stand beside it in an audit."""
+        """What is left of it without what is to protect, to stand beside it in an audit.
+
+        For a policy that is crop and flip alone, for a chain that in place of the policy. None:
+        nothing.
+        """
         return None
 
     def protect_model(self, model: nn.Module, image_shape: ImageShape | None = None) -> nn.Module:
