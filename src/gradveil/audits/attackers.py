@@ -105,6 +105,38 @@ def _with_most(attack: GradientMatching, others: Sequence[GradientMatching]) -> 
     return replace(attack, steps=steps, restarts=restarts)
 
 
+def mildly_defended(
+    attack: Attack, defense: Defense, model: nn.Module, train_mode: bool
+) -> Defense | None:
+    """Return the defense of the attack's positive control: none where it undoes none.
+
+    It is what the attack undoes of this defense, and of what the model draws by itself, at the mild
+    settings that are declared. None: something has no such setting.
+    """
+    needs = {*attack.needs} - {*PUBLIC}
+    if not needs:
+        return Defense()
+    found: list[Defense] = []
+    parts: list[Defense | type[Defense]] = [*defense.parts()]
+    parts += _drawing_like(model, train_mode)
+    for part in parts:
+        undone = {need for name in part.breakers for need in find(name).needs}
+        if needs & undone:
+            mild: object = _mild(part)
+            if not isinstance(mild, Defense):
+                return None
+            found += [] if mild in found else [mild]
+    return chain(found) if found else None
+
+
+def _mild(part: Defense | type[Defense]) -> object:
+    """Return the mild setting of a part; None where a user's own class fails to say it."""
+    try:
+        return part.mild()
+    except RAISED:
+        return None
+
+
 def unbroken(defense: Defense) -> tuple[Defense, ...]:
     """Return the parts of a defense for which no breaker is known."""
     return tuple(part for part in defense.parts() if not part.breakers)

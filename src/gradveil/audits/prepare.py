@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 
 from gradveil import __version__
 from gradveil.attacks import Attack, GradientMatching
+from gradveil.audits.attackers import mildly_defended
 from gradveil.audits.job import AuditJob, Case, shorter
 from gradveil.audits.results import AUDIT, CASE, FORMAT
 from gradveil.audits.stage import Stage, make_stage, positive_stages
@@ -55,35 +57,52 @@ class Prepared:
     settings: dict[str, Any]
     cases: tuple[PreparedCase, ...]
     plain: Controls  # of images that no defense changes
+    public: Images | None
     costs: Costs = field(default_factory=Costs)  # of attacks that were timed already
 
     @property
     def positives(self) -> list[Stage]:
-        """The stages of the positive control, which depends on neither model nor defense.
+        """The stages of the positive control, which depends on neither model nor weights.
 
         The first case has it, with the attacks of all cases, each once; another case has none.
         """
         job, first = self.job, self.cases[0]
         if not job.positive or first.case is not job.cases[0]:
             return []
-        return positive_stages(job, first.stage, self.plain, self._attacks_of_all())
+        return positive_stages(job, first.stage, self._controls_of, self._attacks_of_all())
 
-    def _attacks_of_all(self) -> dict[str, Attack]:
-        """Return the attacks of all cases; where several have one of a name, the first's.
+    @cached_property
+    def _controls(self) -> dict[str, Controls]:
+        return {str(Defense()): self.plain}
 
-        Of cases that other machines prepare it is not known yet which attacks suit them: those are
-        taken that were not left out of the first.
+    def _controls_of(self, defense: Defense) -> Controls:
+        """Return the controls of single images under a defense, made once."""
+        if not defense.changes("batch"):
+            return self.plain
+        if str(defense) not in self._controls:
+            made = Controls.of(self.public, defense, 1, self.job.seed)
+            self._controls[str(defense)] = made
+        return self._controls[str(defense)]
+
+    def _attacks_of_all(self) -> dict[str, tuple[Attack, Defense]]:
+        """Return the attacks of all cases, each with the mild defense of its positive control.
+
+        Where several cases have one of a name, the first's counts. Of cases that other machines
+        prepare it is not known yet which attacks suit them: those are taken that were not left out
+        of the first, and those that it tells too little.
         """
-        first = self.cases[0]
-        prepared = {case.case.folder: case.stage.attacks for case in self.cases}
-        found: dict[str, Attack] = {}
+        first, train_mode = self.cases[0], self.job.protocol.train_mode
+        prepared = {case.case.folder: case.stage for case in self.cases}
+        found: dict[str, tuple[Attack, Defense]] = {}
         for case in self.job.cases:
-            attacks = prepared.get(case.folder)
-            if attacks is None:
-                every = self.job.attacks_on(case, first.stage.client.model)
-                left_out = first.settings["left_out"]
-                attacks = {name: each for name, each in every.items() if name not in left_out}
-            found = {**found, **{name: each for name, each in attacks.items() if name not in found}}
+            stage = prepared.get(case.folder)
+            model = (first.stage if stage is None else stage).client.model
+            attacks = self.job.attacks_on(case, model) if stage is None else stage.attacks
+            for name, attack in attacks.items():
+                mild = mildly_defended(attack, case.acting, model, train_mode)
+                unsuited = stage is None and name in first.settings["left_out"]
+                if name not in found and mild is not None and not (unsuited and mild == Defense()):
+                    found[name] = attack, mild
         return found
 
 
@@ -117,7 +136,7 @@ def prepare(
             stage = make_stage(job, case, split, victims, guesses[str(before)], device)
             cases.append(_prepare_case(job, case, stage, device, out / case.folder))
     plain = guesses.get("none") or Controls.of(public, Defense(), 1, job.seed)
-    return Prepared(job, device, test, settings, tuple(cases), plain)
+    return Prepared(job, device, test, settings, tuple(cases), plain, public)
 
 
 def refuse_too_few(job: AuditJob, root: Path | None) -> None:

@@ -91,6 +91,14 @@ class Defense:
             )
         cls.acts_on = changed[0]
 
+    @classmethod
+    def mild(cls) -> "Defense | None":
+        """Return a setting at which its breakers are known to work: their positive control.
+
+        None: no such setting is known.
+        """
+        return None
+
     @property
     def random(self) -> bool:
         """Whether two shares of one batch differ."""
