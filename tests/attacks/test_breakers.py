@@ -331,7 +331,7 @@ def test_transforms_of_any_kind_are_taken_victim_by_victim() -> None:
 def test_a_search_from_class_means_starts_there() -> None:
     batch = fashion(COUNT)
     means = torch.rand(CLASSES, 1, 12, 12, generator=generator(4))
-    found = shortened("class-mean", steps=1, frames=1, restarts=2)(
+    found = shortened("class-mean", steps=1, frames=1)(
         observe(MODEL, batch, means=means), generator(0)
     )
     for one, label in zip(found, batch.labels, strict=True):

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from gradveil.attacks.starts import ClassMean, Given, Normal, Patterned, Start
+from gradveil.attacks.starts import AWAY, ClassMean, Given, Normal, Patterned, Start
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Knowledge, Observation
 from gradveil.engine.gradients import cross_entropy
@@ -117,6 +117,16 @@ def test_class_means_are_those_of_the_labels() -> None:
     assert means is not None
     labels = torch.arange(10).view(5, 2) % CLASSES
     torch.testing.assert_close(pixels(bind(ClassMean())), means[labels])
+
+
+def test_further_restarts_from_a_class_mean_start_at_other_images_around_it() -> None:
+    means = victims(1)[0].knowledge.means
+    assert means is not None
+    labels = torch.arange(12).view(6, 2) % CLASSES
+    away = (pixels(bind(ClassMean(), rows=6, restarts=3)) - means[labels]).view(2, 3, -1)
+    torch.testing.assert_close(away[:, 0], torch.zeros_like(away[:, 0]))
+    assert ((away[:, 1:].std(dim=2) - AWAY).abs() < 0.05).all()
+    assert len(away[:, 1:].flatten(0, 1).unique(dim=0)) == 4
 
 
 def test_a_start_can_be_changed_without_harm_to_the_images_given() -> None:

@@ -1,11 +1,13 @@
 """Which attacks a defense meets, and that each of them is told what it needs and no more."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
 import pytest
 import torch
 
-from gradveil.attacks import PRESETS, GradientMatching, find
+from gradveil.attacks import PRESETS, Attack, GradientMatching, adam_cosine, find, raced
+from gradveil.attacks.priors import TotalVariation
 from gradveil.audits.attackers import (
     PUBLIC,
     ROUNDS,
@@ -218,18 +220,74 @@ def test_an_error_names_the_defenses_under_which_a_need_is_known() -> None:
     }
 
 
-def test_the_standard_attack_searches_as_much_as_the_breakers_beside_it() -> None:
+TERMS = ("none", 1), ("3-1-7+43-18-18", 4), ("gaussian:0.1", 4), ("prune:0.9", 1)
+
+
+def terms(attacks: Mapping[str, Attack], races: bool = False) -> dict[str, tuple[int, int]]:
+    """Return the restarts and steps of the searches with or without a race."""
+    return {
+        name: (attack.restarts, attack.steps)
+        for name, attack in attacks.items()
+        if isinstance(attack, GradientMatching) and bool(attack.race.heats) == races
+    }
+
+
+@pytest.mark.parametrize("named", [(), ("adam-cosine",), ("transform-known", "likelihood")])
+@pytest.mark.parametrize(("defense", "restarts"), TERMS)
+def test_all_searches_of_auto_have_equal_restarts_and_steps_also_those_that_are_named_too(
+    defense: str, restarts: int, named: tuple[str, ...]
+) -> None:
+    given = {name: find(name) for name in named if name in automatic(parse(defense))}
+    job = AuditJob("lenet", "fashion-mnist-mini", given, auto=True)
+    attacks = job.attacks_on(Case(parse(defense)))
+    assert {*terms(attacks)} | {*terms(attacks, races=True)} >= {"adam-cosine", "raced"}
+    assert {*terms(attacks).values()} == {(restarts, 4_800)}
+    assert {*terms(attacks, races=True).values()} == {(2, 2_400)}
+    races = {a.race for a in attacks.values() if isinstance(a, GradientMatching) and a.race.heats}
+    assert races == {raced.race}
+    assert {*attacks} == {*automatic(parse(defense))}
+    shorter = replace(job, share=0.1).attacks_on(Case(parse(defense)))
+    assert {*terms(shorter).values()} == {(restarts, 480)}
+
+
+def test_a_named_attack_keeps_settings_of_its_own_and_the_others_have_the_most_of_all() -> None:
+    policy, longer = Case(parse("3-1-7")), replace(adam_cosine, steps=6_000, restarts=5)
+    job = AuditJob("lenet", "fashion-mnist-mini", {"adam-cosine": longer}, auto=True)
+    assert {*terms(job.attacks_on(policy)).values()} == {(5, 6_000)}
+    assert job.attacks_on(policy)["adam-cosine"] is longer
+    short = replace(adam_cosine, steps=300, prior=TotalVariation(1e-2))
+    attacks = replace(job, attacks={"adam-cosine": short}).attacks_on(policy)
+    assert attacks["adam-cosine"] is short
+    assert attacks["adam-cosine-equal"] == replace(short, steps=4_800, restarts=4)
+    others = {name: found for name, found in terms(attacks).items() if name != "adam-cosine"}
+    assert {*others.values()} == {(4, 4_800)} and "transform-known" in others
+    same = replace(job, attacks={"adam-cosine": short}, steps=9, restarts=6).attacks_on(policy)
+    assert {*terms(same).values()} == {(6, 9)} and "adam-cosine-equal" not in same
+
+
+def test_a_race_of_a_user_s_own_is_the_race_of_all_where_it_has_more_work() -> None:
+    more = replace(raced, restarts=3)
+    job = AuditJob("lenet", "fashion-mnist-mini", {"raced": more}, auto=True)
+    attacks = job.attacks_on(Case(parse("prune:0.9")))
+    assert terms(attacks, races=True) == {"raced": (3, 2_400), "raced+masked": (3, 2_400)}
+    less = replace(job, attacks={"raced": replace(raced, restarts=1)})
+    assert terms(less.attacks_on(Case(parse("prune:0.9"))), races=True) == {
+        "raced": (1, 2_400),
+        "raced+masked": (2, 2_400),
+        "raced-equal": (2, 2_400),
+    }
+
+
+def test_attacks_that_auto_does_not_have_take_no_part_in_its_terms() -> None:
+    named = {"lbfgs-cosine": find("lbfgs-cosine"), "dlg": find("dlg")}
+    job = AuditJob("lenet", "fashion-mnist-mini", named, auto=True)
+    attacks = job.attacks_on(Case())
+    assert terms(attacks)["adam-cosine"] == (1, 4_800)
+    assert {name: attacks[name] for name in named} == named
+
+
+def test_an_audit_s_steps_and_restarts_are_those_of_all_attacks_of_auto() -> None:
     job = AuditJob("lenet", "fashion-mnist-mini", {}, auto=True)
-    for defense, restarts in (("none", 1), ("3-1-7", 8), ("gaussian:0.1", 8), ("prune:0.9", 1)):
-        attacks = job.attacks_on(Case(parse(defense)))
-        searches = [
-            a for a in attacks.values() if isinstance(a, GradientMatching) and not a.race.heats
-        ]
-        assert attacks["raced"] == find("raced")
-        assert {attack.steps for attack in searches} == {4_800}
-        standard = attacks["adam-cosine"]
-        assert isinstance(standard, GradientMatching) and standard.restarts == restarts
-        assert restarts == max(attack.restarts for attack in searches)
     few = replace(job, restarts=2, steps=5).attacks_on(Case(parse("3-1-7")))
     assert {getattr(a, "steps", 5) for a in few.values()} == {5}
     assert {getattr(a, "restarts", 2) for a in few.values()} == {2}

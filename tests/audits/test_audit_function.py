@@ -355,6 +355,28 @@ def test_wrong_input_is_one_line_and_writes_nothing(
         assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_crop_and_flip_alone_are_audited_beside_a_policy_unless_they_are_not_wanted(
+    model: nn.Module, images: Tensor, labels: Tensor, tmp_path: Path
+) -> None:
+    for control, expected in (True, ["3-1-7", "policy:none"]), (False, ["3-1-7"]):
+        result = audit(
+            model,
+            images,
+            labels,
+            defenses=["3-1-7"],
+            attacks=["closed-form"],
+            sham=False,
+            control=control,
+            out=tmp_path / f"{control}",
+            **QUICK,
+        )
+        assert [case.defense for case in result.cases] == expected
+    with_it = AuditResult.read(tmp_path / "True")
+    assert [case.name for case in with_it.cases] == ["3-1-7", "policy:none, control of 3-1-7"]
+    digests = {case.settings["weights_sha256"] for case in with_it.cases}
+    assert len(digests) == 1
+
+
 def test_a_table_for_pandas_has_a_line_for_each_case_attack_and_truth(
     model: nn.Module,
     images: Tensor,

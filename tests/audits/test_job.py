@@ -9,7 +9,7 @@ import torch
 
 from gradveil.attacks import Attack, GradientMatching, find
 from gradveil.audits import AuditJob, Case, make_cases, name_attacks
-from gradveil.audits.job import shortened
+from gradveil.audits.job import controls_in_words, shortened, with_controls
 from gradveil.core import GradveilError
 from gradveil.data import load
 from gradveil.defenses import Defense, parse
@@ -291,3 +291,63 @@ def test_auto_of_a_defense_that_no_registry_knows_is_standard_raced_and_closed_f
     asked = job("auto", cases=(Case(Rounding()),))
     found: dict[str, Attack] = asked.attacks_on(asked.cases[0])
     assert list(found) == ["adam-cosine", "raced", "closed-form"]
+
+
+@pytest.mark.parametrize(
+    ("defenses", "added"),
+    [
+        (("3-1-7",), {"policy:none": "3-1-7"}),
+        (("none", "3-1-7", "43-18-18"), {"policy:none": "3-1-7"}),
+        (("random:count=2", "prune:0.9"), {"policy:none": "random:2"}),
+        (("policy:none", "3-1-7"), {}),
+        (("policy:none",), {}),
+        (("none", "policy:3-1-7,augment=no"), {}),
+        (("none", "prune:0.9"), {}),
+        (("3-1-7,then,prune:0.9",), {"policy:none,then,prune:0.9": "3-1-7,then,prune:0.9"}),
+        (("policy:none,then,prune:0.9",), {}),
+    ],
+)
+def test_crop_and_flip_alone_are_added_beside_a_policy_that_comes_with_them(
+    defenses: tuple[str, ...], added: dict[str, str]
+) -> None:
+    asked = cases(*defenses)
+    found = with_controls(asked)
+    assert found[: len(asked)] == asked
+    assert {str(case.defense): case.control for case in found[len(asked) :]} == added
+    assert bool(controls_in_words(found, "--no-control")) == bool(added)
+    assert with_controls(found) == found
+
+
+def test_a_control_has_the_weights_and_the_step_of_the_case_it_stands_beside() -> None:
+    policies = [parse("3-1-7"), parse("43-18-18")]
+    shared = with_controls(make_cases(policies, checkpoints={"": Path("a")}))
+    assert [(case.weights, case.folder) for case in shared[2:]] == [(Path("a"), "policy-none")]
+    checkpoints = {"3-1-7": Path("a"), "43-18-18": Path("b")}
+    apart = with_controls(make_cases(policies, checkpoints=checkpoints))
+    assert [(case.weights, case.folder) for case in apart[2:]] == [
+        (Path("a"), "policy-none-beside-3-1-7"),
+        (Path("b"), "policy-none-beside-43-18-18"),
+    ]
+    at = [Case(policies[0], Path(step), step=step) for step in ("0", "end")]
+    assert [(case.weights, case.step) for case in with_controls(at)[2:]] == [
+        (Path("0"), "0"),
+        (Path("end"), "end"),
+    ]
+    assert controls_in_words(apart, "--no-control") == (
+        "added as control: policy:none beside 3-1-7, policy:none beside 43-18-18 "
+        "(without: --no-control)"
+    )
+
+
+def test_the_clean_gradient_of_a_chain_has_a_control_with_the_clean_gradient() -> None:
+    both = with_controls(cases("3-1-7,then,prune:0.9", clean="both"))
+    assert [(str(case.defense), case.clean) for case in both[2:]] == [
+        ("policy:none,then,prune:0.9", True),
+        ("policy:none,then,prune:0.9", False),
+    ]
+    AuditJob("lenet", "fashion-mnist-mini", auto=True, cases=both)
+
+
+def test_a_case_that_is_no_control_is_written_as_before() -> None:
+    (policy, control) = with_controls(cases("3-1-7"))
+    assert "control" not in policy.plain() and control.plain()["control"] == "3-1-7"

@@ -20,7 +20,12 @@ from gradveil.defenses import Defense, PolicyDefense, Pruning, chain, parse
 from gradveil.report.audit import audit_in_words
 from gradveil.transforms import Policy
 
-QUICK: dict[str, Any] = {"attacks": ["closed-form"], "sham": False, "progress": False}
+QUICK: dict[str, Any] = {
+    "control": False,
+    "attacks": ["closed-form"],
+    "sham": False,
+    "progress": False,
+}
 
 
 @pytest.fixture(scope="module")

@@ -32,6 +32,7 @@ from gradveil.core import GradveilError
 from gradveil.core.locks import alone
 from gradveil.core.progress import Bar
 from gradveil.defenses import parse
+from gradveil.report.audit import several_in_words
 
 DEFENSES = ("none", "prune:0.95", "precode:k=16", "3-1-7")
 
@@ -72,6 +73,20 @@ def test_each_defense_meets_the_standard_attack_and_its_own_breakers(whole: Audi
         "3-1-7": standard | policy | {"raced+transform-known"},
     }
     assert {folder.name for folder in whole.out.iterdir()} == {*attacks, "settings.json"}
+
+
+def test_restarts_and_steps_of_each_attack_stand_in_the_records_and_below_the_table(
+    whole: AuditResult,
+) -> None:
+    policy = whole.cases[-1]
+    searches = policy.settings["searches"]
+    assert {*searches} == policy.settings["attacks"].keys() - {"closed-form"}
+    assert searches["adam-cosine"] == searches["transform-known"] == "2 x 2"
+    assert searches["raced"] == "32 x 1, 8 x 1, 2 x 2"
+    said = [line for line in several_in_words(whole) if "restarts x steps of an image: " in line]
+    assert len(said) == len({repr(case.settings["searches"]) for case in whole.cases}) == 4
+    (ours,) = (line for line in said if line.startswith("3-1-7: "))
+    assert "adam-cosine" in ours and "transform-known" in ours and ": 2 x 2;" in ours
 
 
 def test_attacks_that_do_not_suit_are_left_out_with_the_reason(whole: AuditResult) -> None:
@@ -157,17 +172,21 @@ def positives(case: CaseResult) -> set[str]:
     return {record.attack for record in case.of("positive")}
 
 
-def test_the_first_case_has_a_positive_control_of_every_attack_that_can_have_one(
-    whole: AuditResult,
-) -> None:
+def test_the_first_case_has_a_positive_control_of_every_attack(whole: AuditResult) -> None:
     """`early-step` and `class-mean` are attacks on the policy alone, the last case."""
     named = {name for case in whole.cases for name in case.settings["attacks"]}
-    able = {name for name in named if {*find(name).needs} <= {"labels", "means"}}
     first, *others = whole.cases
-    assert {"early-step", "class-mean"} <= able - first.settings["attacks"].keys()
-    assert positives(first) == able and not any(map(positives, others))
+    assert {"early-step", "class-mean"} <= named - first.settings["attacks"].keys()
+    assert positives(first) == named and not any(map(positives, others))
     keys = [(record.key, record.image) for record in first.of("positive")]
     assert len(keys) == len({*keys})
+    said = "\n".join(several_in_words(whole))
+    for name, place in {
+        "adam-cosine": "lenet, one image",
+        "raced+masked": "lenet, what it undoes at a mild setting, one image",
+        "joint-noise": "mlp, what it undoes at a mild setting, one image",
+    }.items():
+        assert f"Positive control: {name} on an untrained {place}" in said
 
 
 def test_a_folder_without_the_later_attacks_controls_is_completed(
@@ -202,15 +221,19 @@ def test_a_folder_without_the_later_attacks_controls_is_completed(
 def test_a_machine_that_has_the_first_case_alone_makes_the_same_controls(
     job: AuditJob, whole: AuditResult, tmp_path: Path
 ) -> None:
+    """And those of breakers that suit no model here, which it cannot know without their case."""
     device = torch.device("cpu")
     names = [
-        sorted(name for stage in made.positives for name in stage.attacks)
+        {name for stage in made.positives for name in stage.attacks}
         for made in (
             prepare(job, tmp_path / "run", None, device, only=0),
             prepare(job, whole.out, None, device),
         )
     ]
-    assert names[0] == names[1] == sorted(positives(whole.cases[0]))
+    unsuited = {name for case in whole.cases for name in case.settings["left_out"]}
+    assert names[1] == positives(whole.cases[0])
+    assert names[0] - names[1] == {"without-random-layers", "raced+without-random-layers"}
+    assert names[1] <= names[0] <= names[1] | unsuited
 
 
 def test_controls_that_another_process_made_of_other_attacks_are_left_as_they_are(

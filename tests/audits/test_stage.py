@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from gradveil.attacks import find
 from gradveil.attacks.blind import find_means
 from gradveil.audits import AuditJob, Case
+from gradveil.audits.attackers import mildly_defended
 from gradveil.audits.stage import Stage, Victim, make_stage, positive_stages
 from gradveil.audits.victims import find_victims
 from gradveil.clients import Client
@@ -17,7 +18,7 @@ from gradveil.controls import Controls
 from gradveil.core import GradveilError
 from gradveil.core.types import Protocol
 from gradveil.data import Images, load
-from gradveil.defenses import parse
+from gradveil.defenses import Defense, parse
 
 
 @pytest.fixture(scope="module")
@@ -194,7 +195,9 @@ def test_attacks_that_were_named_must_suit_a_single_case_and_may_be_left_out_of_
     assert optional("prune:0.9", "none") == {*drawn, "dlg"}
 
 
-def test_positive_controls_are_of_attacks_that_need_no_defense(split: Images) -> None:
+def test_positive_controls_are_on_easy_models_under_what_each_attack_undoes_set_mildly(
+    split: Images,
+) -> None:
     names = ("dlg", "masked", "closed-form")
     job = AuditJob(
         "mlp",
@@ -205,8 +208,17 @@ def test_positive_controls_are_of_attacks_that_need_no_defense(split: Images) ->
         victims_at_once=6,
     )
     proper = staged(job, split)
-    easy = positive_stages(job, proper, proper.controls, proper.attacks)
-    assert [list(one.attacks) for one in easy] == [["dlg"], ["closed-form"]]
+    acting, model = proper.client.acting, proper.client.model
+    milds = {
+        name: (attack, mildly_defended(attack, acting, model, train_mode=False) or Defense())
+        for name, attack in proper.attacks.items()
+    }
+    easy = positive_stages(job, proper, lambda _: proper.controls, milds)
+    assert [list(one.attacks) for one in easy] == [["dlg"], ["closed-form"], ["masked"]]
+    assert [str(one.client.defense) for one in easy] == ["none", "none", "prune:0.5"]
     for one in easy:
         assert one.kind == "positive" and [len(chunk) for chunk in one.chunks] == [4]
-        assert str(one.client.defense) == "none"
+    told_too_little = positive_stages(
+        job, proper, lambda _: proper.controls, {"masked": (find("masked"), Defense())}
+    )
+    assert told_too_little == []

@@ -1,7 +1,7 @@
 """Each check speaks where something is wrong, and is silent where nothing is."""
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -20,7 +20,7 @@ from gradveil.checks.attack import ScaledCrossEntropy
 from gradveil.clients import Client
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Protocol
-from gradveil.defenses import parse
+from gradveil.defenses import Defense, parse
 from gradveil.engine.gradients import cross_entropy
 from gradveil.models.base import Normalize
 
@@ -368,12 +368,45 @@ def test_an_attack_is_compared_with_blind_guesses() -> None:
     assert attack_checks.no_better_than_blind(subject(small(nn.ReLU()), attack=exact)) is None
     alone = fired(attack_checks.no_better_than_blind, subject(attack=still), "warning")
     assert "dB over the best blind guess" in alone.means and "line-ups" not in alone.means
+    assert "no line-up: there are no test images" in alone.means
     many = fired(
         attack_checks.no_better_than_blind,
         subject(attack=still, labels="inferred", test=others(), public=others()),
         "warning",
     )
     assert "of 4 line-ups of 20" in many.means
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("defense", ["policy:none", "2-13", "policy:2,augment=no,then,prune:0.5"])
+def test_under_a_policy_the_line_up_has_every_candidate_under_the_victim_s_draws(
+    defense: str, batch: int
+) -> None:
+    """Policies that leave something of images of 8 x 8 pixels."""
+    still = GradientMatching(optimizer=Adam(1e-9), steps=1)
+    around = {"test": others(), "public": others()}
+    one = subject(None, private(8 // batch, batch), attack=still, defense=parse(defense), **around)
+    found = fired(attack_checks.no_better_than_blind, one, "warning")
+    assert "of 4 line-ups of 20" in found.means
+    used = [shared.batch for shared in one.shared[: 4 // batch]]
+    truths = [each.images.cpu().float() for each in used]
+    exact = attack_checks._line_up(one, used, truths, truths, ["used"] * len(used))
+    assert not isinstance(exact, str) and exact[0].hits == 4
+
+
+@dataclass(frozen=True)
+class Silent(Defense):
+    """Flip images, and does not tell."""
+
+    def protect_batch(self, batch: Batch, rng: torch.Generator) -> Batch:
+        return replace(batch, images=batch.images.flip(-1))
+
+
+def test_a_defense_that_does_not_tell_what_it_did_has_no_line_up_and_that_is_said() -> None:
+    still = GradientMatching(optimizer=Adam(1e-9), steps=1)
+    one = subject(attack=still, defense=Silent(), test=others())
+    found = fired(attack_checks.no_better_than_blind, one, "warning")
+    assert "no line-up: the defense does not tell what it did to the images" in found.means
 
 
 def test_a_batch_is_attacked_as_one_victim_and_scored_in_its_own_order() -> None:

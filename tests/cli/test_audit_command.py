@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from gradveil.audits import AuditResult
 from gradveil.cli import run
 from gradveil.cli.audit import parse_paths, parse_steps
 from gradveil.core import GradveilError
 from gradveil.defenses import parse
+from gradveil.report.provenance import command
 
 LENET = "audit --data fashion-mnist-mini --model lenet"
 QUICK = f"{LENET} --attack adam-cosine --steps 3 --images 2 --out run"
@@ -61,7 +63,7 @@ def error(outcome: Any) -> str:
 
 
 def test_json_is_one_object_and_the_files_it_names_are_there(gradveil: Any) -> None:
-    outcome = gradveil(f"{QUICK} --policy 3-1-7 --json")
+    outcome = gradveil(f"{QUICK} --policy 3-1-7 --no-control --json")
     result = outcome.result
     (case,) = result["cases"]
     rows = {(row["kind"], row["attack"], row["truth"]) for row in case["rows"]}
@@ -73,12 +75,28 @@ def test_json_is_one_object_and_the_files_it_names_are_there(gradveil: Any) -> N
         len(rows) == 24
         and result["settings"]["steps"] == 3
         and case["defense"] == "3-1-7"
-        and len(result["notes"]) == 10
+        and len(result["notes"]) == 11
     )
     assert all(Path(path).is_file() for path in result["pictures"]) and len(result["pictures"]) == 2
     assert (
         Path(result["out"]) / case["folder"] / "records.jsonl"
     ).is_file() and "adam-cosine" in outcome.said
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_crop_and_flip_alone_are_audited_beside_a_policy(gradveil: Any, tmp_path: Path) -> None:
+    limits = tmp_path / "limits.toml"
+    limits.write_text("[most]\nfailed = 0.5")
+    outcome = gradveil(f"{QUICK} --no-sham --policy 3-1-7 --thresholds {limits} --json")
+    assert "added as control: policy:none beside 3-1-7 (without: --no-control)" in outcome.said
+    policy, control = outcome.result["cases"]
+    assert (policy["defense"], policy["control"]) == ("3-1-7", None)
+    assert (control["defense"], control["control"]) == ("policy:none", "3-1-7")
+    assert control["strongest"]["n"] == policy["strongest"]["n"] == 2
+    verdict = json.loads((Path(outcome.result["out"]) / "verdict.json").read_text())
+    assert [check["case"] for check in verdict["checks"]] == ["3-1-7"]
+    again = command(AuditResult.read(outcome.result["out"])) or ""
+    assert "--defense 3-1-7 --steps 3" in again and "control" not in again
 
 
 @pytest.mark.usefixtures("undrawn")

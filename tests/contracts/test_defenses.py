@@ -14,12 +14,25 @@ from torch import Generator, Tensor, nn
 
 import toys
 from gradveil.attacks import find
-from gradveil.audits.attackers import automatic
+from gradveil.audits import AuditJob, Case
+from gradveil.audits.attackers import (
+    PUBLIC,
+    ROUNDS,
+    automatic,
+    check_told,
+    granted,
+    mildly_defended,
+)
+from gradveil.audits.outcomes import outcomes, ranked
+from gradveil.audits.prepare import prepare
+from gradveil.audits.stage import positive_model
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Gradients, Protocol
 from gradveil.defenses import REGISTRY, Defense, Moment, State, chain, parse
+from gradveil.models import build
+from gradveil.stats import EACH, above_chance
 from toys import SIZE
 
 
@@ -294,6 +307,63 @@ def test_every_defense_but_dp_works_with_several_local_steps_in_training_mode(
             torch.equal(value, other.gradients[name]) and bool(value.isfinite().all())
             for name, value in seen.gradients.items()
         )
+
+
+UNDONE = [
+    (kind, breaker)
+    for kind in REGISTRY.values()
+    for breaker in kind.breakers
+    if {*find(breaker).needs} - {*PUBLIC}
+]
+"""The breakers that need a defense to undo, with each defense that declares them."""
+
+
+@pytest.mark.parametrize(("kind", "breaker"), UNDONE)
+def test_every_breaker_has_a_positive_control_where_it_is_told_what_it_needs(
+    kind: type[Defense], breaker: str
+) -> None:
+    mild = kind.mild()
+    assert mild is not None and {*mild.parts()[0].breakers} >= {breaker}
+    attack = find(breaker)
+    found = mildly_defended(attack, chain([parse(kind.example)]), toys.mlp(), train_mode=False)
+    assert found == mild
+    model = build(positive_model(attack), channels=1, size=28, classes=10)
+    client = Client(model, classes=10, defense=mild)
+    batch = Batch(torch.rand(1, 1, 28, 28, generator=generator(0)), torch.tensor([3]))
+    ((seen, _),) = client.share_batches(
+        [batch], [generator(1)], tell_defense=True, tell_draws=True, rounds=ROUNDS
+    )
+    check_told(breaker, attack, [granted(seen, attack, None)])
+
+
+CONTROLLED = [
+    pytest.param(kind, breaker, marks=() if quick else pytest.mark.slow)
+    for kind, breaker in UNDONE
+    for quick in [(kind.name, breaker) in (("prune", "masked"), ("precode", "joint-noise"))]
+]
+
+
+@pytest.mark.parametrize(("kind", "breaker"), CONTROLLED)
+def test_the_positive_control_of_every_breaker_clears_chance_by_rank_1(
+    kind: type[Defense], breaker: str, tmp_path: Path
+) -> None:
+    job = AuditJob(
+        positive_model(find(breaker)),
+        "fashion-mnist-mini",
+        {breaker: find(breaker)},
+        cases=(Case(parse(kind.example)),),
+        images=4,
+        steps=300,
+        sham=False,
+    )
+    (stage,) = prepare(job, tmp_path / "run", None, torch.device("cpu")).positives
+    assert stage.client.defense == kind.mild()
+    victims = stage.lined_up(stage.share(stage.chunks[0]))
+    found = stage.attacks[breaker](stage.seen_by(stage.attacks[breaker], victims), generator(0))
+    made = ranked(outcomes(victims, found), generator(1))
+    first = sum(rank == 1 for each in made for rank in each.ranks["used"])
+    assert stage.victims.lineups is not None
+    assert above_chance(first, len(made), 1 / stage.victims.lineups.size) < EACH
 
 
 @pytest.mark.parametrize("name", REGISTRY)

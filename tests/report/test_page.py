@@ -205,6 +205,7 @@ def test_sections_say_what_was_given_not_tested_and_how_to_run_it_again(five: Pa
     (again,) = (text for text in parsed.texts if text.startswith("gradveil audit"))
     assert again == command(AuditResult.read(five)) and "--out NEW-FOLDER" in again
     assert "--defense none --defense prune:0.99 --defense 3-1-7" in again
+    assert "--no-control" in again  # it has none, and the command would add one
 
 
 @pytest.mark.parametrize(

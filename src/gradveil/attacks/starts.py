@@ -19,6 +19,8 @@ from gradveil.engine.gradients import Frame, pixel_frame
 BatchShape = tuple[int, int, int, int]
 """(B, C, H, W): the images of one victim."""
 
+AWAY = 0.25  # from a class mean: the deviation of a further restart's pixels, which are in [0, 1]
+
 
 @dataclass(frozen=True)
 class Start(ABC):
@@ -110,7 +112,10 @@ class Given(Start):
 
 @dataclass(frozen=True)
 class ClassMean(Start):
-    """The mean image of the label's class in public data."""
+    """The mean image of the label's class in public data; further restarts add noise to it.
+
+    Without it they would all be one search.
+    """
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -132,7 +137,11 @@ class ClassMean(Start):
                 raise GradveilError(
                     f"class means of shape {tuple(means.shape)}: expected {expected}"
                 )
-            starts.append(means.cpu()[rows])
+            chosen = means.cpu()[rows]
+            for restart in chosen[1:]:
+                drawn = torch.randn(restart.shape, generator=rng, device=rng.device)
+                restart += AWAY * drawn.to(restart)
+            starts.append(chosen)
         return Given(torch.cat(starts)).bind(seen, rng, restarts, labels)
 
 

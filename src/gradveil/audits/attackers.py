@@ -4,7 +4,7 @@ Nothing here knows a defense by its type: each declares its breakers, and an att
 needs to know.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -26,6 +26,9 @@ RACED = "raced"
 EXACT = "closed-form"
 EXACT_BATCH = "peeling"  # of several images
 LONGEST = 128  # letters of an attack's name
+MOST_RESTARTS = 4  # of an attack of `auto`: four of 4,800 steps are about the work of a race
+SEARCHED = ("steps", "restarts")
+EQUAL = "-equal"  # behind the name of a user's attack, of the same with as many restarts and steps
 ROUNDS = 4  # that a client shares of one batch, where rounds add up and an attack looks at several
 
 PUBLIC = ("labels", "means")
@@ -55,24 +58,83 @@ def automatic(
     return tuple(dict.fromkeys(names))
 
 
-def on_equal_terms(attacks: Mapping[str, Attack]) -> dict[str, Attack]:
-    """Return the attacks with as many steps as any has, the standard one with as many restarts.
+def find_automatic(names: Iterable[str]) -> dict[str, Attack]:
+    """Return the attacks of `auto` by name, without a race of at most `MOST_RESTARTS` restarts."""
+    found = {name: find(name) for name in names}
+    return {
+        name: replace(attack, restarts=min(attack.restarts, MOST_RESTARTS))
+        if isinstance(attack, GradientMatching) and not attack.race.heats
+        else attack
+        for name, attack in found.items()
+    }
 
-    A breaker that beats the standard attack shall not do so by having searched more. Attacks that
-    race search more by design, and are left as they are.
+
+def on_equal_terms(
+    attacks: Mapping[str, Attack], own: Collection[str] = (), beside: Collection[str] = ()
+) -> dict[str, Attack]:
+    """Return the attacks with equal restarts and steps, the most that any has; a race is one too.
+
+    No attack shall beat another by having searched more. Those that race have the race with the
+    most work, and those that match no gradients stay. `own` attacks have settings of a user's, and
+    keep them; where these are fewer, the attack stands there once more with `EQUAL` behind its
+    name. Attacks `beside` the others take no part.
     """
     searches = {
         name: attack
         for name, attack in attacks.items()
-        if isinstance(attack, GradientMatching) and not attack.race.heats
+        if isinstance(attack, GradientMatching) and name not in beside
     }
-    if STANDARD not in searches:
-        return dict(attacks)
-    steps = max(attack.steps for attack in searches.values())
-    equal = {name: replace(attack, steps=steps) for name, attack in searches.items()}
-    restarts = max(attack.restarts for attack in searches.values())
-    equal[STANDARD] = replace(equal[STANDARD], restarts=restarts)
-    return {name: equal.get(name, attack) for name, attack in attacks.items()}
+    found = dict(attacks)
+    for races in (False, True):
+        those = {name: each for name, each in searches.items() if bool(each.race.heats) == races}
+        for name, each in those.items():
+            equal = _with_most(each, [*those.values()])
+            if name in own and equal != each:
+                found[f"{name}{EQUAL}"] = equal
+            elif name not in own:
+                found[name] = equal
+    return found
+
+
+def _with_most(attack: GradientMatching, others: Sequence[GradientMatching]) -> GradientMatching:
+    """Return the attack with the most steps and restarts of these, which all race or do not."""
+    longest = max(others, key=lambda each: each.race.work(each.restarts, each.steps))
+    if longest.race.heats:
+        return replace(attack, race=longest.race, steps=longest.steps, restarts=longest.restarts)
+    steps, restarts = (max(getattr(each, name) for each in others) for name in SEARCHED)
+    return replace(attack, steps=steps, restarts=restarts)
+
+
+def mildly_defended(
+    attack: Attack, defense: Defense, model: nn.Module, train_mode: bool
+) -> Defense | None:
+    """Return the defense of the attack's positive control: none where it undoes none.
+
+    It is what the attack undoes of this defense, and of what the model draws by itself, at the mild
+    settings that are declared. None: something has no such setting.
+    """
+    needs = {*attack.needs} - {*PUBLIC}
+    if not needs:
+        return Defense()
+    found: list[Defense] = []
+    parts: list[Defense | type[Defense]] = [*defense.parts()]
+    parts += _drawing_like(model, train_mode)
+    for part in parts:
+        undone = {need for name in part.breakers for need in find(name).needs}
+        if needs & undone:
+            mild: object = _mild(part)
+            if not isinstance(mild, Defense):
+                return None
+            found += [] if mild in found else [mild]
+    return chain(found) if found else None
+
+
+def _mild(part: Defense | type[Defense]) -> object:
+    """Return the mild setting of a part; None where a user's own class fails to say it."""
+    try:
+        return part.mild()
+    except RAISED:
+        return None
 
 
 def unbroken(defense: Defense) -> tuple[Defense, ...]:

@@ -10,8 +10,7 @@ from gradveil.attacks import Attack, GradientMatching
 from gradveil.attacks.distances import Distance, cosine
 from gradveil.attacks.linear import LinearInversion
 from gradveil.attacks.policy_views import Itself
-from gradveil.attacks.presets import find
-from gradveil.audits.attackers import automatic, on_equal_terms
+from gradveil.audits.attackers import automatic, find_automatic, on_equal_terms
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Reconstruction
 from gradveil.defenses import Defense
@@ -21,8 +20,7 @@ def automatic_attacks(
     defense: Defense, model: nn.Module, size: int, train_mode: bool
 ) -> dict[str, Attack]:
     """Return the attacks that `auto` means for an update of so many images, on equal terms."""
-    names = automatic(defense, model, train_mode, size)
-    return on_equal_terms({name: find(name) for name in names})
+    return on_equal_terms(find_automatic(automatic(defense, model, train_mode, size)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from hashlib import sha256
@@ -14,7 +15,13 @@ from torch import nn
 from gradveil.attacks import Attack, GradientMatching, find, names
 from gradveil.attacks.base import check_attack, not_an_attack
 from gradveil.attacks.presets import is_file, split_name
-from gradveil.audits.attackers import AUTO, LONGEST, automatic, on_equal_terms
+from gradveil.audits.attackers import (
+    AUTO,
+    LONGEST,
+    automatic,
+    find_automatic,
+    on_equal_terms,
+)
 from gradveil.clients import Client
 from gradveil.core.boundary import check_fields, check_shown
 from gradveil.core.errors import GradveilError, unknown
@@ -46,7 +53,8 @@ class Case:
     `weights` is a checkpoint; None takes the model as it is, which is untrained where the model
     is given by name. `clean` leaves out what the defense does to gradients, as published
     evaluations did. `step` is the training step asked for, a number or `end`. `label` names the
-    case where defense and step do not tell it from another.
+    case where defense and step do not tell it from another. `control` is the text of the defense
+    whose control it is, where it was added as one.
     """
 
     defense: Defense = field(default_factory=Defense)
@@ -54,6 +62,7 @@ class Case:
     clean: bool = False
     step: str | None = None
     label: str = ""
+    control: str = ""
 
     @property
     def acting(self) -> Defense:
@@ -83,13 +92,14 @@ class Case:
 
     def plain(self) -> dict[str, Any]:
         """Return the case as JSON has it."""
-        return {
+        plain = {
             "defense": str(self.defense),
             "checkpoint": self.weights and str(self.weights),
             "clean": self.clean,
             "step": self.step,
             "folder": self.folder,
         }
+        return plain | ({"control": self.control} if self.control else {})
 
 
 @dataclass(frozen=True, eq=False)
@@ -194,18 +204,19 @@ class AuditJob:
         """Return the attacks on this case by name, with the job's steps and restarts.
 
         Those of `auto` come first, on equal terms; with a `model` they also undo the draws of its
-        layers.
+        layers. One that is named too is the same attack, unless it has settings of its own.
         """
-        chosen: dict[str, Attack] = {}
+        chosen, own, drawn = dict(self.attacks), set(self.attacks), tuple[str, ...]()
         if self.auto:
             drawn = automatic(case.acting, model, self.protocol.train_mode, self.batch_size)
-            chosen = on_equal_terms(
-                {name: find(name) for name in drawn if name not in self.attacks}
-            )
-        chosen |= self.attacks
+            own -= {name for name in drawn if self.attacks.get(name) == find(name)}
+            named = {name: attack for name, attack in self.attacks.items() if name in own}
+            chosen = find_automatic(drawn) | named
         for setting in CHANGEABLE:
             if (value := getattr(self, setting)) is not None:
                 chosen = _changed(chosen, setting, value)
+        if self.auto:
+            chosen = on_equal_terms(chosen, own, beside=own - {*drawn})
         return chosen if self.share is None else shorter(chosen, self.share)
 
     @property
@@ -399,6 +410,39 @@ def make_cases(
                 path = checkpoints.get(text, checkpoints.get(""))
                 found.append(Case(defense, path, cleaned))
     return tuple(found)
+
+
+def with_controls(cases: Sequence[Case]) -> tuple[Case, ...]:
+    """Return the cases, and last the controls of their defenses that are not among them.
+
+    A control has the weights of the case it stands beside, and serves all cases of these weights.
+    """
+    there = {(str(case.defense), case.step) for case in cases}
+    added: dict[tuple[str, str | None, bool, Path | None], Case] = {}
+    for case in cases:
+        control = case.defense.control
+        if control is None or (str(control), case.step) in there:
+            continue
+        clean = case.clean and str(control.without_gradients()) != str(control)
+        key = str(control), case.step, clean, case.weights
+        made = Case(control, case.weights, clean, case.step, control=str(case.defense))
+        added.setdefault(key, made)
+    several = Counter(key[:3] for key in added)
+    labelled = [
+        replace(case, label=f"{case.defense} beside {case.control}")
+        if several[key[:3]] > 1
+        else case
+        for key, case in added.items()
+    ]
+    return (*cases, *labelled)
+
+
+def controls_in_words(cases: Sequence[Case], left_out_by: str) -> str:
+    """Say which controls were added, and what leaves them out; empty without any."""
+    said = dict.fromkeys(f"{case.defense} beside {case.control}" for case in cases if case.control)
+    if not said:
+        return ""
+    return f"added as control: {', '.join(said)} (without: {left_out_by})"
 
 
 def saved(run: Path | None, defense: str, step: str) -> Path:

@@ -5,13 +5,15 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from gradveil import __version__
-from gradveil.attacks import Attack
+from gradveil.attacks import Attack, GradientMatching
+from gradveil.audits.attackers import mildly_defended
 from gradveil.audits.job import AuditJob, Case, shorter
 from gradveil.audits.results import AUDIT, CASE, FORMAT
 from gradveil.audits.stage import Stage, make_stage, positive_stages
@@ -31,8 +33,8 @@ from gradveil.data import Images, load
 from gradveil.data.images import as_images
 from gradveil.defenses import Defense
 
-KEPT = ("left_out", "knows", "protected", "class_names", "passed_over", "note")
-"""Settings of a case that are taken from its folder: the first three are known only after its
+KEPT = ("left_out", "knows", "protected", "searches", "class_names", "passed_over", "note")
+"""Settings of a case that are taken from its folder: the first four are known only after its
 attacks were tried out, and folders of older versions lack the others."""
 
 
@@ -55,35 +57,52 @@ class Prepared:
     settings: dict[str, Any]
     cases: tuple[PreparedCase, ...]
     plain: Controls  # of images that no defense changes
+    public: Images | None
     costs: Costs = field(default_factory=Costs)  # of attacks that were timed already
 
     @property
     def positives(self) -> list[Stage]:
-        """The stages of the positive control, which depends on neither model nor defense.
+        """The stages of the positive control, which depends on neither model nor weights.
 
         The first case has it, with the attacks of all cases, each once; another case has none.
         """
         job, first = self.job, self.cases[0]
         if not job.positive or first.case is not job.cases[0]:
             return []
-        return positive_stages(job, first.stage, self.plain, self._attacks_of_all())
+        return positive_stages(job, first.stage, self._controls_of, self._attacks_of_all())
 
-    def _attacks_of_all(self) -> dict[str, Attack]:
-        """Return the attacks of all cases; where several have one of a name, the first's.
+    @cached_property
+    def _controls(self) -> dict[str, Controls]:
+        return {str(Defense()): self.plain}
 
-        Of cases that other machines prepare it is not known yet which attacks suit them: those are
-        taken that were not left out of the first.
+    def _controls_of(self, defense: Defense) -> Controls:
+        """Return the controls of single images under a defense, made once."""
+        if not defense.changes("batch"):
+            return self.plain
+        if str(defense) not in self._controls:
+            made = Controls.of(self.public, defense, 1, self.job.seed)
+            self._controls[str(defense)] = made
+        return self._controls[str(defense)]
+
+    def _attacks_of_all(self) -> dict[str, tuple[Attack, Defense]]:
+        """Return the attacks of all cases, each with the mild defense of its positive control.
+
+        Where several cases have one of a name, the first's counts. Of cases that other machines
+        prepare it is not known yet which attacks suit them: those are taken that were not left out
+        of the first, and those that it tells too little.
         """
-        first = self.cases[0]
-        prepared = {case.case.folder: case.stage.attacks for case in self.cases}
-        found: dict[str, Attack] = {}
+        first, train_mode = self.cases[0], self.job.protocol.train_mode
+        prepared = {case.case.folder: case.stage for case in self.cases}
+        found: dict[str, tuple[Attack, Defense]] = {}
         for case in self.job.cases:
-            attacks = prepared.get(case.folder)
-            if attacks is None:
-                every = self.job.attacks_on(case, first.stage.client.model)
-                left_out = first.settings["left_out"]
-                attacks = {name: each for name, each in every.items() if name not in left_out}
-            found = {**found, **{name: each for name, each in attacks.items() if name not in found}}
+            stage = prepared.get(case.folder)
+            model = (first.stage if stage is None else stage).client.model
+            attacks = self.job.attacks_on(case, model) if stage is None else stage.attacks
+            for name, attack in attacks.items():
+                mild = mildly_defended(attack, case.acting, model, train_mode)
+                unsuited = stage is None and name in first.settings["left_out"]
+                if name not in found and mild is not None and not (unsuited and mild == Defense()):
+                    found[name] = attack, mild
         return found
 
 
@@ -117,7 +136,7 @@ def prepare(
             stage = make_stage(job, case, split, victims, guesses[str(before)], device)
             cases.append(_prepare_case(job, case, stage, device, out / case.folder))
     plain = guesses.get("none") or Controls.of(public, Defense(), 1, job.seed)
-    return Prepared(job, device, test, settings, tuple(cases), plain)
+    return Prepared(job, device, test, settings, tuple(cases), plain, public)
 
 
 def refuse_too_few(job: AuditJob, root: Path | None) -> None:
@@ -152,7 +171,7 @@ def fitted_to(prepared: Prepared, minutes: float) -> Prepared:
     cases = []
     for case in prepared.cases:
         stage = case.stage.with_attacks(shorter(case.stage.attacks, share))
-        settings = case.settings | {"share": share, "attacks": _written(stage.attacks)}
+        settings = case.settings | {"share": share, **_described(stage.attacks)}
         cases.append(replace(case, stage=stage, settings=settings))
     settings = prepared.settings | {"share": share}
     return replace(prepared, job=job, cases=tuple(cases), settings=settings, costs=costs)
@@ -209,7 +228,7 @@ def _prepare_case(
         return PreparedCase(case, stage, kept)
     stage, left_out = stage.fitted()
     tried = {
-        "attacks": _written(stage.attacks),
+        **_described(stage.attacks),
         "left_out": left_out,
         "knows": stage.knows(),
         "protected": stage.client.protected,
@@ -220,6 +239,19 @@ def _prepare_case(
 def _written(attacks: Mapping[str, Attack]) -> dict[str, str]:
     """Return the attacks' settings as text."""
     return {name: repr(attack) for name, attack in attacks.items()}
+
+
+def _described(attacks: Mapping[str, Attack]) -> dict[str, dict[str, str]]:
+    """Return the attacks' settings, and the restarts and steps of those that search."""
+    searches = {
+        name: ", ".join(
+            f"{rows} x {steps:,}"
+            for rows, steps in attack.race.stages(attack.restarts, attack.steps)
+        )
+        for name, attack in attacks.items()
+        if isinstance(attack, GradientMatching)
+    }
+    return {"attacks": _written(attacks), "searches": searches}
 
 
 @contextmanager

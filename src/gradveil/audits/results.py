@@ -157,6 +157,11 @@ class CaseResult:
         return str(self.settings["defense"])
 
     @property
+    def control(self) -> str:
+        """The defense that it is the control of, as text, where it was added as one."""
+        return str(self.settings.get("control", ""))
+
+    @property
     def clean(self) -> bool:
         """Whether the clean gradient was attacked, the defense acting in training only."""
         return bool(self.settings["clean"])
@@ -182,8 +187,9 @@ class CaseResult:
 
     @property
     def name(self) -> str:
-        """The case on one line: defense, clean gradient, step."""
-        parts = [self.defense, *(["clean gradient"] if self.clean else [])]
+        """The case on one line: defense, what it is a control of, clean gradient, step."""
+        parts = [self.defense, *([f"control of {self.control}"] if self.control else [])]
+        parts += ["clean gradient"] if self.clean else []
         if (asked := self.asked_step) is not None:
             known = "" if self.step is None else f" ({self.step})"
             parts.append(f"step {asked}" if asked.isdecimal() else f"last step{known}")
@@ -290,6 +296,7 @@ class CaseResult:
         return {
             "defense": self.defense,
             "checkpoint": self.settings["checkpoint"],
+            "control": self.control or None,
             "clean": self.clean,
             "step": self.asked_step,
             "folder": self.out.name,

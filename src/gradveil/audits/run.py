@@ -12,7 +12,7 @@ from torch import nn
 
 from gradveil.attacks import Attack
 from gradveil.audits.case_run import AUDITING, CaseRun
-from gradveil.audits.job import AuditJob, make_cases, name_attacks
+from gradveil.audits.job import AuditJob, controls_in_words, make_cases, name_attacks, with_controls
 from gradveil.audits.prepare import Prepared, PreparedCase, fitted_to, naming, prepare
 from gradveil.audits.records import (
     RECORDS,
@@ -66,6 +66,7 @@ def audit(
     clean: str = "no",
     classes: int | None = None,
     sham: bool = True,
+    control: bool = True,
     budget: float | None = None,
     seed: int = 0,
     out: str | Path | None = None,
@@ -80,7 +81,8 @@ def audit(
     name of a data set, whose test split is meant. `public` are images of the same kind that anyone
     may have, as a pair of tensors or in any of those forms: without them a blind guess is noise or
     gray. `victims` says how many images are attacked, drawn over all classes: all that are given,
-    or 8 of a named data set; `first` takes them from that image on. The result lies in `out`, a new
+    or 8 of a named data set; `first` takes them from that image on. With `control` what a policy
+    comes with, crop and flip, is audited alone beside it. The result lies in `out`, a new
     temporary folder by default; a folder with the same audit is gone on with. `gradveil audit
     --help` explains the rest.
     """
@@ -90,14 +92,19 @@ def audit(
     root = None if data_root is None else Path(data_root)
     data = _victims(images, labels, model, classes)
     others = _public(public, root)
+    cases = make_cases(
+        found, checkpoints={} if checkpoint is None else {"": Path(checkpoint)}, clean=clean
+    )
+    if control:
+        cases = with_controls(cases)
+        if said := controls_in_words(cases, "control=False"):
+            Bar(progress).say(said)
     job = AuditJob(
         model,
         data,
         named,
         auto,
-        make_cases(
-            found, checkpoints={} if checkpoint is None else {"": Path(checkpoint)}, clean=clean
-        ),
+        cases,
         _count(data, first, batch_size) if victims is None else victims,
         others,
         batch_size=batch_size,

@@ -294,6 +294,17 @@ class Stage:
         check_told(name, attack, seen)
         run_attack(shortened(attack), seen, generator(self.seed, "trial", name))
 
+    def tells(self, name: str) -> bool:
+        """Whether the attack is told all that it needs."""
+        attack = self.attacks[name]
+        if not {*attack.needs} - {*PUBLIC}:
+            return "means" not in attack.needs or self.controls.means is not None
+        try:
+            check_told(name, attack, self.seen_by(attack, self.sample))
+        except GradveilError:
+            return False
+        return True
+
     def fitted(self) -> tuple["Stage", dict[str, str]]:
         """Return the stage without the optional attacks that do not suit, and the reasons."""
         left_out: dict[str, str] = {}
@@ -408,40 +419,51 @@ def make_stage(
 
 
 def positive_stages(
-    job: AuditJob, proper: Stage, controls: Controls, attacks: Mapping[str, Attack]
+    job: AuditJob,
+    proper: Stage,
+    controls_of: Callable[[Defense], Controls],
+    attacks: Mapping[str, tuple[Attack, Defense]],
 ) -> list[Stage]:
-    """Put the attacks that need no defense on untrained models where they are known to work.
+    """Put each attack on an untrained model where it is known to work.
 
-    `controls` are those of images that no defense changes.
+    That is without a defense, or under the mild one that is given with the attack and that it
+    undoes. An attack that is not told enough there is left out. `controls_of` gives the controls of
+    images under a defense.
     """
-    told = {need for need in PUBLIC if need != "means" or controls.means is not None}
     few = (tuple(proper.victims.numbers[:POSITIVES].split(1)),)
+    device = next(proper.client.model.parameters()).device
+    places: dict[tuple[str, str], dict[str, Attack]] = {}
+    milds = {str(mild): mild for _, mild in attacks.values()}
+    for key, (attack, mild) in attacks.items():
+        places.setdefault((str(mild), positive_model(attack)), {})[key] = attack
     stages = []
-    for name in ("lenet", "mlp"):
-        chosen = {
-            key: attack
-            for key, attack in attacks.items()
-            if positive_model(attack) == name and set(attack.needs) <= told
-        }
-        if chosen:
-            device = next(proper.client.model.parameters()).device
-            easy = plain_model(name, proper.split, job.seed).to(device)
-            client = Client(easy, classes=len(proper.split.classes))
-            stages.append(
-                replace(
-                    proper,
-                    kind="positive",
-                    client=client,
-                    chunks=few,
-                    attacks=chosen,
-                    controls=controls,
-                    batch_size=1,
-                    trials={},
-                )
-            )
+    for (text, name), chosen in sorted(places.items(), key=_plain_first):
+        easy = plain_model(name, proper.split, job.seed).to(device)
+        stage = replace(
+            proper,
+            kind="positive",
+            client=Client(easy, classes=len(proper.split.classes), defense=milds[text]),
+            chunks=few,
+            attacks=chosen,
+            controls=controls_of(milds[text].without_gradients()),
+            batch_size=1,
+            trials={},
+        )
+        able = {key: attack for key, attack in chosen.items() if stage.tells(key)}
+        stages += [stage.with_attacks(able)] if able else []
     return stages
 
 
+def _plain_first(place: tuple[tuple[str, str], object]) -> tuple[bool, str, str]:
+    """Return a key that sorts places without a defense to the front."""
+    (defense, model), _ = place
+    return defense != str(Defense()), defense, model
+
+
 def positive_model(attack: Attack) -> str:
-    """Name the model on which this attack is known to work, untrained."""
-    return "mlp" if isinstance(attack, LinearInversion | Peeling) else "lenet"
+    """Name the model on which this attack is known to work, untrained.
+
+    Without the gradients that random layers change, those of lenet say too little of an image.
+    """
+    exact = isinstance(attack, LinearInversion | Peeling)
+    return "mlp" if exact or "random_layers" in attack.needs else "lenet"

@@ -20,7 +20,7 @@ from gradveil.core.types import Batch, Loss, Observation, Reconstruction
 from gradveil.data import Images
 from gradveil.engine.gradients import cross_entropy, per_sample
 from gradveil.scores import assign, over_blind
-from gradveil.scores.lineup import SHIFT, SMALL_SIZES, Shown, choose, distinct
+from gradveil.scores.lineup import SHIFT, SMALL_SIZES, Shown, choose, distinct, replay
 from gradveil.stats import EACH, Share, share_of_updates, signed_rank
 
 
@@ -139,12 +139,14 @@ def _slopes(loss: Loss, answers: Tensor, labels: Tensor) -> Tensor:
 
 
 IMAGES = 4  # that are attacked, unless one victim has more
+REPLAYED = 1e-3  # difference at most of a picture that the same draws made twice
 
 
 def no_better_than_blind(subject: Subject) -> Finding | None:
     """Find an attack that is no better than blind, by dB over a guess and by a line-up.
 
-    The guess is the best on public images. Where the defense changes images there is no line-up.
+    The guess is the best on public images. Where the defense changes images, the candidates of the
+    line-up go through the victim's own draws, as in an audit.
     """
     if subject.attack is None:
         return None
@@ -167,8 +169,10 @@ def no_better_than_blind(subject: Subject) -> Finding | None:
     if median(over) > 0 or signed_rank(over) < EACH:
         return None
     figures = f"median {median(over):+.1f} dB over the best blind guess on public images"
-    lined_up = None if acting.changes("batch") else _line_up(subject, attacked, truths, founds)
-    if lined_up is not None:
+    lined_up = _line_up(subject, attacked, truths, founds, aims)
+    if isinstance(lined_up, str):
+        figures += f"; no line-up: {lined_up}"
+    else:
         share, among = lined_up
         if share.p < EACH:
             return None
@@ -238,25 +242,47 @@ def _guess(attack: Blind, truth: Tensor, labels: Tensor, seed: int) -> Tensor:
 
 
 def _line_up(
-    subject: Subject, batches: Sequence[Batch], truths: Sequence[Tensor], founds: Sequence[Tensor]
-) -> tuple[Share, int] | None:
-    """Rank the true images among test images of their classes; None where these are too few.
+    subject: Subject,
+    batches: Sequence[Batch],
+    truths: Sequence[Tensor],
+    founds: Sequence[Tensor],
+    aims: Sequence[str],
+) -> tuple[Share, int] | str:
+    """Rank the true images among test images of their classes, or say why there is no line-up.
 
     Also returns the number of candidates of each line-up.
     """
-    if subject.test is None or min(truths[0].shape[2:]) <= 2 * SHIFT:
-        return None
-    images = torch.cat([*truths, subject.test.images.cpu().float()])
+    if subject.test is None:
+        return "there are no test images"
+    if min(truths[0].shape[2:]) <= 2 * SHIFT:
+        return "the images are too small"
+    originals = [batch.images.cpu().float() for batch in subject.few[: len(truths)]]
+    images = torch.cat([*originals, subject.test.images.cpu().float()])
     labels = torch.cat([*(batch.labels.cpu() for batch in batches), subject.test.labels.cpu()])
     victims = torch.arange(sum(map(len, truths))).split([len(truth) for truth in truths])
     allowed = distinct((images * 255).round().to(torch.uint8), labels)
     allowed[: sum(map(len, truths))] = True
     lineups = choose(labels, victims, allowed, subject.seed, sizes=SMALL_SIZES, spare=0)
     if lineups is None:
-        return None
+        return "the test images of a class are too few"
     lot, hits = generator(subject.seed, "checks", "lot"), []
-    for numbers, found in zip(victims, founds, strict=True):
-        candidates = images[lineups.candidates[numbers]]
-        ranks = Shown.of(candidates, lineups.true[numbers]).ranks(found, lot)
+    for number, (numbers, found) in enumerate(zip(victims, founds, strict=True)):
+        candidates, true = images[lineups.candidates[numbers]], lineups.true[numbers]
+        if aims[number] == "used" and subject.client.acting.changes("batch"):
+            candidates = _replayed(subject, number, originals[number], candidates)
+            ours = candidates[torch.arange(len(numbers)), true]
+            if float((ours - truths[number]).abs().max()) > REPLAYED:
+                return "the defense does not tell what it did to the images"
+        ranks = Shown.of(candidates, true).ranks(found, lot)
         hits.append([rank == 1 for rank in ranks])
     return share_of_updates(hits, 1 / lineups.size), lineups.size
+
+
+def _replayed(subject: Subject, number: int, batch: Tensor, candidates: Tensor) -> Tensor:
+    """Return the candidates (B, N, C, H, W) of a victim's images, put through its own draws."""
+    change, example = subject.changes[number], subject.example
+    rows = [
+        replay(change, batch.to(example), row, some.to(example)).detach().cpu().float()
+        for row, some in enumerate(candidates)
+    ]
+    return torch.stack(rows)

@@ -1,7 +1,7 @@
 """What a check looks at (a client, some batches and what is known around them) and what it says."""
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -160,7 +160,15 @@ class Subject:
         """What the client shares of the first batches."""
         return self.share(0)
 
-    def share(self, draw: int) -> list[Shared]:
+    @cached_property
+    def changes(self) -> list[Callable[[Tensor], Tensor] | None]:
+        """What the defense did to the images of each of the first batches, its draws included.
+
+        None where it changes none, or cannot tell.
+        """
+        return [shared.seen.knowledge.transform for shared in self.share(0, tell_draws=True)]
+
+    def share(self, draw: int, *, tell_draws: bool = False) -> list[Shared]:
         """Share the first batches, with other random numbers for each `draw`."""
         with quiet():
             return self.client.share_batches(
@@ -168,6 +176,7 @@ class Subject:
                 generator(self.seed, "checks", draw),
                 tell_labels=self.labels == "known",
                 tell_defense=True,
+                tell_draws=tell_draws,
             )
 
     @cached_property

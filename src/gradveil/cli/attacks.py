@@ -7,8 +7,9 @@ from gradveil.cli.options import Json, examples, listing, say
 app = typer.Typer(no_args_is_help=True, help="Look at the attacks.")
 
 AUTO = (
-    "--attack auto runs those that suit the defense. A+B is one search with the settings of both. "
-    "An attack of yours is written package.module:NAME."
+    "--attack auto runs those that suit the defense, all with equal restarts and steps: the most "
+    "that any has, at most 4 restarts; raced ones have one race. A+B is one search with "
+    "the settings of both. An attack of yours is written package.module:NAME."
 )
 
 

@@ -45,7 +45,7 @@ OF_A_RUN = (
 )
 """Options that the settings of a run of `gradveil federate` answer."""
 
-NOT_SPIED = ("checkpoint", "batch_size", "clean", "run", "at", "split", "first")
+NOT_SPIED = ("checkpoint", "batch_size", "clean", "run", "at", "split", "first", "control")
 """Options that say which weights and images are audited: a spy's files do."""
 
 SPIED = ("round", "client_images", "loss")
@@ -163,6 +163,14 @@ def audit_command(
             "without the victim's.",
         ),
     ] = True,
+    control: Annotated[
+        bool,
+        typer.Option(
+            "--control/--no-control",
+            help="Also audit what a policy comes with, crop and flip, alone, where no such case "
+            "is named.",
+        ),
+    ] = True,
     budget: Annotated[
         float | None,
         typer.Option(
@@ -190,7 +198,9 @@ def audit_command(
     --flower the updates are those that clients sent.
     """
     from gradveil.audits import AuditJob, make_cases, name_attacks
+    from gradveil.audits.job import controls_in_words, with_controls
     from gradveil.audits.run import run_audit  # scipy and matplotlib take a second to import
+    from gradveil.core.progress import Bar
     from gradveil.core.types import Protocol
     from gradveil.report.verdict import read_thresholds
 
@@ -242,18 +252,23 @@ def audit_command(
         )
     else:
         _refuse(given, SPIED, "is for --flower")
+        cases = make_cases(
+            defenses,
+            checkpoints=parse_paths(checkpoint or (), defenses, "checkpoint"),
+            runs=parse_paths(run or (), defenses, "run"),
+            at=parse_steps(at),
+            clean=clean,
+        )
+        if control:
+            cases = with_controls(cases)
+            if said := controls_in_words(cases, "--no-control"):
+                Bar(True).say(said)
         job = AuditJob(
             chosen,
             data,
             attacks,
             auto,
-            make_cases(
-                defenses,
-                checkpoints=parse_paths(checkpoint or (), defenses, "checkpoint"),
-                runs=parse_paths(run or (), defenses, "run"),
-                at=parse_steps(at),
-                clean=clean,
-            ),
+            cases,
             images,
             batch_size=batch_size,
             steps=steps,

@@ -24,6 +24,7 @@ class AuditCase(Struct, frozen=True, forbid_unknown_fields=True):
     step: str | None
     checkpoint: str | None
     folder: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_+-][A-Za-z0-9._+-]{0,99}$")]
+    control: str = ""  # the defense that it is the control of
 
 
 class Asked(Struct, frozen=True):
@@ -74,6 +75,8 @@ class CaseSettings(Asked, frozen=True, kw_only=True):
     changes_images: bool
     knows: dict[str, str]
     left_out: dict[str, str]
+    control: str = ""  # the defense that it is the control of
+    searches: dict[str, str] | None = None  # restarts x steps of each attack that has them
     protected: bool = False
     candidates: Count | UnsetType = UNSET
     no_lineup: str = ""

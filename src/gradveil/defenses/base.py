@@ -91,6 +91,14 @@ class Defense:
             )
         cls.acts_on = changed[0]
 
+    @classmethod
+    def mild(cls) -> "Defense | None":
+        """Return a setting at which its breakers are known to work: their positive control.
+
+        None: no such setting is known.
+        """
+        return None
+
     @property
     def random(self) -> bool:
         """Whether two shares of one batch differ."""
@@ -103,7 +111,11 @@ class Defense:
 
     @property
     def control(self) -> "Defense | None":
-        """What comes with it and protects nobody by itself, to stand beside it in an audit."""
+        """What is left of it without what is to protect, to stand beside it in an audit.
+
+        For a policy that is crop and flip alone, for a chain that in place of the policy. None:
+        nothing.
+        """
         return None
 
     def protect_model(self, model: nn.Module, image_shape: ImageShape | None = None) -> nn.Module:

@@ -54,6 +54,14 @@ class Chain(Defense):
     def scored_on(self) -> tuple[str, ...]:
         return tuple(digest for member in self.members for digest in member.scored_on)
 
+    @property
+    def control(self) -> Defense | None:
+        controls = [member.control for member in self.members]
+        if not any(controls):
+            return None
+        pairs = zip(self.members, controls, strict=True)
+        return Chain(tuple(member if control is None else control for member, control in pairs))
+
     def protect_model(self, model: nn.Module, image_shape: ImageShape | None = None) -> nn.Module:
         for member in self.members:
             model = protected_model(member, model, image_shape)

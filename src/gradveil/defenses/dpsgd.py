@@ -85,6 +85,10 @@ class DPSGD(Defense):
         if self.sample_rate is not None:
             _check_rate(self.sample_rate)
 
+    @classmethod
+    def mild(cls) -> Defense | None:
+        return cls(1.0, 1e-5)
+
     @property
     def random(self) -> bool:
         return True

@@ -45,6 +45,10 @@ class DropoutDefense(Defense):
         if not 0 <= self.p < 1:
             raise GradveilError(f"defense dropout: p {self.p:g}; it must be from 0 to below 1")
 
+    @classmethod
+    def mild(cls) -> Defense | None:
+        return cls(0.1)
+
     @property
     def random(self) -> bool:
         return self.p > 0

@@ -36,6 +36,10 @@ class Noise(Defense, ABC):
                 f"defense {self.name}: scale {self.scale:g}; it must be 0 or more, and finite"
             )
 
+    @classmethod
+    def mild(cls) -> Defense | None:
+        return cls(1e-6)
+
     @property
     def random(self) -> bool:
         return self.scale > 0

@@ -39,6 +39,11 @@ class Transforming(Defense, ABC):
     strongest: ClassVar[tuple[str, ...]] = ("transform-known",)
     instead: ClassVar[tuple[str | None, ...]] = (None,)  # for the images as they were used
 
+    @classmethod
+    def mild(cls) -> Defense | None:
+        """Return a rotation by 7 degrees to the left or the right, without crop and flip."""
+        return PolicyDefense(Policy.parse("2"), augment=False)
+
     @property
     def random(self) -> bool:
         members = self.preparation.policy.members

@@ -72,6 +72,10 @@ class Precode(Defense):
                 "its own"
             )
 
+    @classmethod
+    def mild(cls) -> Defense | None:
+        return cls()
+
     @property
     def random(self) -> bool:
         return True

@@ -39,6 +39,10 @@ class Pruning(Defense):
         check_fields(self)
         check_share(self.share, self.name)
 
+    @classmethod
+    def mild(cls) -> Defense | None:
+        return cls(0.5)
+
     def protect_gradients(
         self, gradients: Gradients, moment: Moment, state: State, rng: Generator
     ) -> tuple[Gradients, State]:

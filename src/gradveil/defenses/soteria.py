@@ -53,6 +53,10 @@ class Soteria(Defense):
         check_fields(self)
         check_share(self.share, self.name)
 
+    @classmethod
+    def mild(cls) -> Defense | None:
+        return cls(0.2)
+
     def protect_gradients(
         self, gradients: Gradients, moment: Moment, state: State, rng: Generator
     ) -> tuple[Gradients, State]:

@@ -54,7 +54,7 @@ def make_answer(result: AuditResult) -> Answer:
     worst = max(bare or cases, key=leakage)
     defended: dict[tuple[str, bool], CaseResult] = {}
     for case in cases:
-        if case.defense not in BARE:
+        if case.defense not in BARE and not case.control:
             key = case.defense, case.clean
             defended[key] = max(defended.get(key, case), case, key=leakage)
     others = [case for case in defended.values() if not case.clean or len(defended) == 1]

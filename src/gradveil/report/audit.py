@@ -167,7 +167,8 @@ def case_in_words(case: CaseResult) -> list[str]:
         rows = [row for row in case.rows if row.truth == truth]
         against = f" {AGAINST[truth]}" if len(case.truths) > 1 else ""
         lines += _blind_words(rows, against)
-        lines += map(_positive_words, positives.values()) if truth == USED else []
+        if truth == USED:
+            lines += [_positive_words(row, [case]) for row in positives.values()]
         attacks = [row for row in rows if row.kind == "attack"]
         for row in attacks:
             lines.append(_attack_words(row, positives.get(row.attack), against, _undoes(case, row)))
@@ -178,6 +179,7 @@ def case_in_words(case: CaseResult) -> list[str]:
         *_victim_words(case),
         *lines,
         *_control_words(case),
+        *(f"{line[0].upper()}{line[1:]}" for line in _search_words(case)),
         *(f"{attack} was told: {told}." for attack, told in knows.items() if told != "labels"),
         *(f"Left out: {line}" for line in _left_out(case)),
     ]
@@ -253,17 +255,21 @@ def _control_words(case: CaseResult) -> list[str]:
     return lines
 
 
-def _positive_words(row: Row) -> str:
-    model = "mlp" if row.attack in ("closed-form", "peeling") else "lenet"
+def _positive_words(row: Row, cases: Sequence[CaseResult]) -> str:
+    """Say how an attack did on the easy model; the cases tell whether it undoes a defense."""
+    undone = [case for case in cases if _undoes(case, row)]
+    random = any(MEANINGS["random_layers"].short in _told(case, row) for case in undone)
+    model = "mlp" if random or row.attack in ("closed-form", "peeling") else "lenet"
+    under = ", what it undoes at a mild setting" if undone else ""
     says = "it fails even there, so low scores of it say nothing about the model"
     if row.doubt is None:
         says = f"{_shown_by(row)}: the attack works"
     elif row.doubt == TOO_FEW:
         says = f"{row.n} among {row.candidates} candidates are {TOO_FEW} whether the attack works"
     return (
-        f"Positive control: {row.attack} on an untrained {model}, one image a victim and one "
-        f"gradient: {number(row.psnr.mean)} dB, {number(row.over_blind.mean, '+.2f')} dB over "
-        f"blind, {_lineup_words(row)}: {says}."
+        f"Positive control: {row.attack} on an untrained {model}{under}, one image a victim "
+        f"and one gradient: {number(row.psnr.mean)} dB, {number(row.over_blind.mean, '+.2f')} dB "
+        f"over blind, {_lineup_words(row)}: {says}."
     )
 
 
@@ -289,7 +295,7 @@ def _shown_by(row: Row) -> str:
 def _attack_words(row: Row, positive: Row | None, against: str, undoes: bool) -> str:
     """Say how an attack did; `positive` is the row of its positive control, None without any.
 
-    `undoes` tells whether the attack undoes a defense, and so can have no such control.
+    `undoes` tells whether the attack undoes a defense, and so needs one that is mild there.
     """
     low, high = row.identified_bounds
     failed = f", {row.failed} failed" if row.failed else ""
@@ -303,7 +309,7 @@ def _attack_words(row: Row, positive: Row | None, against: str, undoes: bool) ->
     because = ""
     if positive is None:
         because = ", and it has no positive control"
-        because += ": it needs a defense to undo" if undoes else ""
+        because += ": it undoes a defense that declares no mild setting" if undoes else ""
     elif positive.doubt == NO_BETTER:
         because = (
             ", and its positive control fails too: try more steps or another attack before "
@@ -314,9 +320,12 @@ def _attack_words(row: Row, positive: Row | None, against: str, undoes: bool) ->
 
 def _undoes(case: CaseResult, row: Row) -> bool:
     """Whether the attack is told more than anyone may know without a defense."""
-    public = ("labels", "labels it inferred", MEANINGS["means"].short)
-    told = str(case.settings.get("knows", {}).get(row.attack, "labels"))
-    return not {*told.split(", ")} <= {*public}
+    return not _told(case, row) <= {"labels", "labels it inferred", MEANINGS["means"].short}
+
+
+def _told(case: CaseResult, row: Row) -> set[str]:
+    """Return what the attack is told in this case, in words."""
+    return {*str(case.settings.get("knows", {}).get(row.attack, "labels")).split(", ")}
 
 
 def certain_words(row: Row) -> str:
@@ -325,6 +334,15 @@ def certain_words(row: Row) -> str:
         return ""
     wrong = f", {row.certain_wrong} of them wrongly" if row.certain_wrong else ""
     return f"; exact: {row.certain} of {row.n}, certain without the truth{wrong}"
+
+
+def _search_words(case: CaseResult) -> list[str]:
+    """Say how many restarts and steps the attacks have, heats first; nothing of older records."""
+    groups: dict[str, list[str]] = {}
+    for attack, search in (case.settings.get("searches") or {}).items():
+        groups.setdefault(search, []).append(attack)
+    said = "; ".join(f"{', '.join(attacks)}: {search}" for search, attacks in groups.items())
+    return [f"restarts x steps of an image: {said}."] if said else []
 
 
 def _left_out(case: CaseResult) -> list[str]:
@@ -468,7 +486,7 @@ def several_in_words(result: AuditResult) -> list[str]:
     ]
     for row in result.cases[0].rows:
         if (row.kind, row.truth) == ("positive", USED):
-            lines.append(_positive_words(row))
+            lines.append(_positive_words(row, result.cases))
     said: dict[str, list[str]] = {}
     for case in result.cases:
         for sentence in _unusual(case):
@@ -508,4 +526,5 @@ def _unusual(case: CaseResult) -> list[str]:
             lines.append(f"{row.attack}: {row.failures}; they count as tested.")
         if row.certain is not None and (row.kind, row.truth) == ("attack", USED):
             lines.append(f"{row.attack}{certain_words(row).replace(';', ':', 1)}.")
+    lines += _search_words(case)
     return lines + [f"left out: {line}" for line in _left_out(case)]

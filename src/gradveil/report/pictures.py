@@ -226,7 +226,8 @@ def _mark_steps(axis: "Axes", steps: Sequence[int]) -> None:
 def _by_defense(cases: Sequence[CaseResult]) -> dict[str, list[CaseResult]]:
     found: dict[str, list[CaseResult]] = {}
     for case in cases:
-        label = case.defense + (", clean gradient" if case.clean else "")
+        label = case.defense + (f", control of {case.control}" if case.control else "")
+        label += ", clean gradient" if case.clean else ""
         found.setdefault(label, []).append(case)
     return found
 

@@ -121,12 +121,15 @@ def command(result: AuditResult) -> str | None:
     words = ["gradveil", "audit", "--data", settings["data"], "--model", settings["model"]]
     for name in settings["attacks"]:
         words += ["--attack", name]
-    words += ["--images", settings["images"], *_cases(settings["cases"])]
+    asked = [case for case in settings["cases"] if not case.get("control")]
+    words += ["--images", settings["images"], *_cases(asked)]
     for key, usual in OPTIONS.items():
         if settings.get(key, usual) != usual:
             words += [f"--{key.replace('_', '-')}", settings[key]]
     words += ["--train-mode"] if settings.get("train_mode") else []
     words += [] if settings.get("sham", True) else ["--no-sham"]
+    if len(asked) == len(settings["cases"]) and any(len(case.truths) > 1 for case in result.cases):
+        words.append("--no-control")
     return shlex.join(str(word) for word in (*words, "--out", FOLDER))
 
 

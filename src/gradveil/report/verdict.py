@@ -79,7 +79,10 @@ def read_thresholds(path: Path) -> ThresholdsFile:
 
 
 def decide(results: Mapping[str, AuditResult], thresholds: ThresholdsFile | None) -> Decision:
-    """Hold every case of the audits, by the names of their runs, against the thresholds."""
+    """Hold every case of the audits, by the names of their runs, against the thresholds.
+
+    A control that was added protects nobody, and is held against none unless it is named there.
+    """
     if thresholds is None:
         return Decision(results, None, ())
     cases = [(run, case) for run, result in results.items() for case in attacked(result)]
@@ -89,6 +92,8 @@ def decide(results: Mapping[str, AuditResult], thresholds: ThresholdsFile | None
             if defense not in there:
                 raise unknown("defense of the thresholds", defense, there)
         cases = [(run, case) for run, case in cases if case.defense in thresholds.defenses]
+    else:
+        cases = [(run, case) for run, case in cases if not case.control]
     checks = [check for run, case in cases for check in _checks(run, case, thresholds)]
     if thresholds.positive_control:
         checks += [_positive(run, result) for run, result in results.items()]
