@@ -65,6 +65,7 @@ def audited(
         victims=IMAGES,
         batch_size=BATCH,
         sham=False,
+        control=False,
         out=Path(tmp_path_factory.mktemp("chance")) / "run",
         device="cpu",
         progress=False,

@@ -33,7 +33,7 @@ def test_without_records_or_data_all_is_missing(gradveil: Any) -> None:
     assert not found["done"] and not found["missing"]
     assert all(each["data_absent"] for each in found["experiments"])
     said = gradveil("reproduce precode-acc --device cpu --json").said
-    assert "24 cells need cifar10, cifar100, medical-mnist, not there" in said
+    assert "36 cells need cifar10, cifar100, medical-mnist, not there" in said
 
 
 @pytest.mark.parametrize(
