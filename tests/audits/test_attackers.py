@@ -265,6 +265,17 @@ def test_a_named_attack_keeps_settings_of_its_own_and_the_others_have_the_most_o
     assert {*terms(same).values()} == {(6, 9)} and "adam-cosine-equal" not in same
 
 
+def test_autos_own_attack_stays_beside_a_shorter_one_of_its_name() -> None:
+    short = replace(adam_cosine, steps=5)
+    job = AuditJob("lenet", "fashion-mnist-mini", {"adam-cosine": short}, auto=True)
+    attacks = job.attacks_on(Case())
+    assert attacks["adam-cosine"] is short
+    assert attacks["adam-cosine-equal"] == adam_cosine
+    taken = {"adam-cosine": short, "adam-cosine-equal": short}
+    with pytest.raises(GradveilError, match="attack adam-cosine-equal: auto gives adam-cosine"):
+        replace(job, attacks=taken).attacks_on(Case())
+
+
 def test_a_race_of_a_user_s_own_is_the_race_of_all_where_it_has_more_work() -> None:
     more = replace(raced, restarts=3)
     job = AuditJob("lenet", "fashion-mnist-mini", {"raced": more}, auto=True)

@@ -255,6 +255,27 @@ def test_the_control_may_stand_in_another_case_of_the_audit() -> None:
     assert decided(alone, beside=[made(unreached())]).verdict == "private"
 
 
+def test_an_attack_that_beats_blind_in_a_case_of_the_audit_is_shown_to_work() -> None:
+    reached = [replace(each, kind="attack") for each in positive("a", psnr=30.0, rank=1, count=9)]
+    other = made(reached, controls="")
+    found = decided(made(unreached(), controls=""), beside=[other])
+    assert found.working == ("a",) and found.verdict == "private"
+    below = [replace(each, kind="attack") for each in positive("a", psnr=14.0, rank=1, count=9)]
+    weak = decided(made(unreached(), controls=""), beside=[made(below, controls="")])
+    assert weak.working == () and weak.verdict == "cannot be told"
+
+
+def test_delta_does_not_hold_where_a_guess_reaches_more_than_that() -> None:
+    guess = [
+        record("blind: mean", image, 20.0 if image < 6 else 3.0, kind="blind")
+        for image in range(100)
+    ]
+    found = decided(made([*unreached(), *guess]))
+    assert found.overall.upper < 0.05 and found.working
+    assert (found.bounded, found.verdict) == (None, "undecided")
+    assert decided(made([*unreached(), *guess[6:]])).verdict == "private"
+
+
 def test_the_baselines_own_weights_do_not_show_what_a_defense_costs() -> None:
     relabeled = replace(PLAIN, under="3-1-7")
     found = decided(made(unreached()), trained=relabeled)

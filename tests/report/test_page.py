@@ -7,6 +7,7 @@ import html.parser
 import io
 import json
 import re
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
@@ -169,6 +170,21 @@ def test_defenses_that_leak_no_less_are_not_said_to_leak_least(tmp_path: Path) -
     run = make_audit(tmp_path / "run", leaking, 16)
     second = make_answer(AuditResult.read(run)).sentences[1]
     assert second.startswith("None of 2 defenses leaked less; under prune:0.9 it was 8 of 16 (")
+
+
+def test_the_answer_is_about_the_defense_and_not_about_its_control(tmp_path: Path) -> None:
+    named, control = "3-1-7,then,clip:1", "policy:none,then,clip:1"
+    run = make_audit(tmp_path / "run", {named: {"dlg": 3}, control: {"dlg": 9}}, 16)
+    result = AuditResult.read(run)
+    cases = [
+        replace(case, settings={**case.settings, "control": named})
+        if case.defense == control
+        else case
+        for case in result.cases
+    ]
+    answer = make_answer(replace(result, cases=tuple(cases)))
+    assert answer.worst.defense == named
+    assert answer.sentences[0].startswith(f"Under {named}, dlg attacked 16 private pictures: 3 ")
 
 
 def test_a_defense_is_judged_by_its_worst_step(tmp_path: Path) -> None:

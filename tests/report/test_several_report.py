@@ -309,7 +309,7 @@ def test_a_certificate_shows_counts_bounds_and_what_is_open(result: AuditResult)
     assert "by any attack here, against the image used or the original, so the share" in policy
     chain = line("\n".join(lines), "gaussian:0.001,then,prune:0.9: ")
     assert "cannot be told: delta 0.05 cannot be told" in chain
-    assert "No attack here was shown to work, so few images reached say nothing." in chain
+    assert "No attack here was shown to work, so images that were not reached say nothing." in chain
     assert (
         lines[-1].startswith("Not tested: other attacks")
         and "the 16 of fashion-mnist-mini test" in lines[-1]

@@ -70,15 +70,20 @@ def find_automatic(names: Iterable[str]) -> dict[str, Attack]:
 
 
 def on_equal_terms(
-    attacks: Mapping[str, Attack], own: Collection[str] = (), beside: Collection[str] = ()
+    attacks: Mapping[str, Attack],
+    own: Collection[str] = (),
+    beside: Collection[str] = (),
+    usual: Iterable[Attack] = (),
 ) -> dict[str, Attack]:
     """Return the attacks with equal restarts and steps, the most that any has; a race is one too.
 
     No attack shall beat another by having searched more. Those that race have the race with the
     most work, and those that match no gradients stay. `own` attacks have settings of a user's, and
     keep them; where these are fewer, the attack stands there once more with `EQUAL` behind its
-    name. Attacks `beside` the others take no part.
+    name. Attacks `beside` the others take no part. What the `usual` ones have, which own attacks
+    replace, counts as well.
     """
+    counted = [each for each in usual if isinstance(each, GradientMatching)]
     searches = {
         name: attack
         for name, attack in attacks.items()
@@ -88,8 +93,14 @@ def on_equal_terms(
     for races in (False, True):
         those = {name: each for name, each in searches.items() if bool(each.race.heats) == races}
         for name, each in those.items():
-            equal = _with_most(each, [*those.values()])
+            others = [other for other in counted if bool(other.race.heats) == races]
+            equal = _with_most(each, [*those.values(), *others])
             if name in own and equal != each:
+                if f"{name}{EQUAL}" in attacks:
+                    raise GradveilError(
+                        f"attack {name}{EQUAL}: auto gives {name} this name with more restarts or "
+                        "steps; choose another"
+                    )
                 found[f"{name}{EQUAL}"] = equal
             elif name not in own:
                 found[name] = equal

@@ -127,7 +127,9 @@ class Strongest:
 
 @dataclass(frozen=True)
 class PositiveControl:
-    """How an attack did where it is known to work: of n images it brought `reached` to epsilon.
+    """How an attack did where it is known to work, or in a case where it clearly does.
+
+    Of n images it brought `reached` to epsilon.
 
     `doubt` is that of its row, such as `NO_BETTER`; n is 0 where the audit has no such control.
     """
@@ -253,7 +255,9 @@ class Certificate:
         if found.lower > delta:
             return False
         high = found.upper if found.upper_failed is None else found.upper_failed
-        return True if works and high <= delta else None
+        # An attacker can always guess: delta cannot hold where a guess reaches more than that.
+        guessed = max(each.hits / each.n for each in self.blind.bounds.values())
+        return True if works and max(high, guessed) <= delta else None
 
     def _verdict(self, bounded: bool | None, works: bool) -> str | None:
         if self.threshold.delta is None or self.threshold.gamma is None:
@@ -390,14 +394,24 @@ def _strongest(
 def _controls(
     attacks: Iterable[str], cases: Iterable[CaseResult], threshold: Threshold
 ) -> dict[str, PositiveControl]:
-    """Return how each attack did on its positive control, which stands in one of the cases."""
+    """Return how each attack did on its positive control, which stands in one of the cases.
+
+    An attack that clearly beats blind in a case of the audit, and reaches epsilon there, needs no
+    other: that case stands for it.
+    """
     found: dict[str, PositiveControl] = {}
+    reaches = _reaches(threshold, (USED,))
     for case in cases:
         for row in case.rows:
-            if (row.kind, row.truth) == ("positive", USED) and row.attack not in found:
-                reaches = _reaches(threshold, (USED,))
-                reached = sum(map(reaches, case.of("positive", row.attack)))
-                found[row.attack] = PositiveControl(row.n, reached, row.doubt)
+            before = found.get(row.attack)
+            if row.kind not in ("positive", "attack") or row.truth != USED:
+                continue
+            if before is not None and before.works:
+                continue
+            reached = sum(map(reaches, case.of(row.kind, row.attack)))
+            made = PositiveControl(row.n, reached, row.doubt)
+            if made.works or (row.kind == "positive" and before is None):
+                found[row.attack] = made
     return {attack: found.get(attack, PositiveControl()) for attack in attacks}
 
 

@@ -207,16 +207,21 @@ class AuditJob:
         layers. One that is named too is the same attack, unless it has settings of its own.
         """
         chosen, own, drawn = dict(self.attacks), set(self.attacks), tuple[str, ...]()
+        usual: dict[str, Attack] = {}
         if self.auto:
             drawn = automatic(case.acting, model, self.protocol.train_mode, self.batch_size)
             own -= {name for name in drawn if self.attacks.get(name) == find(name)}
             named = {name: attack for name, attack in self.attacks.items() if name in own}
-            chosen = find_automatic(drawn) | named
+            usual = find_automatic(drawn)
+            chosen = usual | named
         for setting in CHANGEABLE:
             if (value := getattr(self, setting)) is not None:
-                chosen = _changed(chosen, setting, value)
+                if not any(_has(attack, setting) for attack in chosen.values()):
+                    names = ", ".join(chosen)
+                    raise GradveilError(f"{setting} {value}: none of {names} has such a setting")
+                chosen, usual = (_changed(some, setting, value) for some in (chosen, usual))
         if self.auto:
-            chosen = on_equal_terms(chosen, own, beside=own - {*drawn})
+            chosen = on_equal_terms(chosen, own, own - {*drawn}, usual.values())
         return chosen if self.share is None else shorter(chosen, self.share)
 
     @property
@@ -356,8 +361,6 @@ def shortened(attack: Attack) -> Attack:
 
 
 def _changed(attacks: Mapping[str, Attack], setting: str, value: int) -> dict[str, Attack]:
-    if not any(_has(attack, setting) for attack in attacks.values()):
-        raise GradveilError(f"{setting} {value}: none of {', '.join(attacks)} has such a setting")
     return {
         name: _with(attack, setting, value) if _has(attack, setting) else attack
         for name, attack in attacks.items()

@@ -21,8 +21,8 @@ Thresholds = Annotated[
     Path | None,
     typer.Option(
         "--thresholds",
-        help="A TOML file of what the run must keep to, such as [most] identified = 0.05 or "
-        "[least] accuracy = 0.9. The status is 1 where it does not.",
+        help="A TOML file of what the run must keep to, such as \\[most] identified = 0.05 or "
+        "\\[least] accuracy = 0.9. The status is 1 where it does not.",
     ),
 ]
 WithPictures = Annotated[

@@ -51,7 +51,8 @@ def make_answer(result: AuditResult) -> Answer:
     """
     cases = attacked(result)
     bare = [case for case in cases if case.defense in BARE]
-    worst = max(bare or cases, key=leakage)
+    named = [case for case in cases if not case.control]
+    worst = max(bare or named or cases, key=leakage)
     defended: dict[tuple[str, bool], CaseResult] = {}
     for case in cases:
         if case.defense not in BARE and not case.control:

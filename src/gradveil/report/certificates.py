@@ -24,8 +24,8 @@ from gradveil.report.markup import Html, breakable, element, joined
 
 UNKNOWN = "unknown"
 UNKNOWN_LOSS = (
-    "Gamma is unknown where the accuracy of the model, or of one trained without a defense and "
-    "audited beside it, is not known."
+    "Gamma is unknown where no model that was trained under the defense, or none that was trained "
+    "without one, is among those audited."
 )
 SAME_WEIGHTS = (
     "Gamma was not measured where the weights are those of the model without a defense, bit for "
@@ -229,7 +229,9 @@ def _control_words(certificate: Certificate) -> str:
         return f" Shown to work: {', '.join(certificate.working)}. Not shown to work: {said}."
     if certificate.bounded is False:
         return f" Not shown to work otherwise: {said}."
-    return f" No attack here was shown to work, so few images reached say nothing. {said}."
+    return (
+        f" No attack here was shown to work, so images that were not reached say nothing. {said}."
+    )
 
 
 def _doubt(control: PositiveControl, asked: Threshold) -> str:
