@@ -92,8 +92,8 @@ def on_equal_terms(
     found = dict(attacks)
     for races in (False, True):
         those = {name: each for name, each in searches.items() if bool(each.race.heats) == races}
+        others = [other for other in counted if bool(other.race.heats) == races]
         for name, each in those.items():
-            others = [other for other in counted if bool(other.race.heats) == races]
             equal = _with_most(each, [*those.values(), *others])
             if name in own and equal != each:
                 if f"{name}{EQUAL}" in attacks:

@@ -2,7 +2,7 @@
 
 By Definition 2 of the paper a defense is (epsilon, delta, gamma)-private if
 Pr[PSNR >= epsilon] <= delta and training under it loses less than gamma of accuracy. That few
-images were reached shows this only where the attack was shown to work, by its positive control.
+images were reached shows this only where the attack was shown to work: see `PositiveControl`.
 """
 
 import math
@@ -129,9 +129,8 @@ class Strongest:
 class PositiveControl:
     """How an attack did where it is known to work, or in a case where it clearly does.
 
-    Of n images it brought `reached` to epsilon.
-
-    `doubt` is that of its row, such as `NO_BETTER`; n is 0 where the audit has no such control.
+    Of n images it brought `reached` to epsilon. `doubt` is that of its row, such as `NO_BETTER`; n
+    is 0 where the audit has neither.
     """
 
     n: int = 0
@@ -197,7 +196,7 @@ class Certificate:
 
     @property
     def working(self) -> tuple[str, ...]:
-        """The attacks that were shown to work, by their positive controls."""
+        """The attacks that were shown to work, by a positive control or in a case."""
         return tuple(attack for attack, control in self.controls.items() if control.works)
 
     @property

@@ -28,7 +28,7 @@ from gradveil.core.types import Batch, Gradients, Knowledge, Observation, Recons
 from gradveil.data import Images
 from gradveil.defenses import Defense
 from gradveil.scores import assign
-from gradveil.scores.lineup import Shown, replay
+from gradveil.scores.lineup import Shown, is_replayed, replay
 
 POSITIVES = 4  # images of a positive control
 CLOSING = 32  # images at most of the sham and of the ceilings
@@ -36,7 +36,6 @@ SHAM = "sham"
 NOISY = "true picture with noise"
 GRADIENTS = "gradient line-up"
 UNDER_DRAWS = "class mean, draws known"
-SAME = 1e-4  # difference at most of a picture that the same draws made twice
 
 
 @dataclass(frozen=True, eq=False)
@@ -370,7 +369,7 @@ def first_round(seen: Observation) -> Gradients:
 
 def _check_replayed(made: Tensor, used: Tensor, defense: Defense) -> None:
     """Refuse a defense whose draws do not follow from its generator: no line-up would be fair."""
-    if float((made.cpu() - used).abs().max()) > SAME:
+    if not is_replayed(made, used):
         raise GradveilError(
             f"defense {defense}: the same generator changed the same image in two ways; "
             "protect_batch must draw from the generator it is given"

@@ -20,7 +20,15 @@ from gradveil.core.types import Batch, Loss, Observation, Reconstruction
 from gradveil.data import Images
 from gradveil.engine.gradients import cross_entropy, per_sample
 from gradveil.scores import assign, over_blind
-from gradveil.scores.lineup import SHIFT, SMALL_SIZES, Shown, choose, distinct, replay
+from gradveil.scores.lineup import (
+    SHIFT,
+    SMALL_SIZES,
+    Shown,
+    choose,
+    distinct,
+    is_replayed,
+    replay,
+)
 from gradveil.stats import EACH, Share, share_of_updates, signed_rank
 
 
@@ -139,7 +147,6 @@ def _slopes(loss: Loss, answers: Tensor, labels: Tensor) -> Tensor:
 
 
 IMAGES = 4  # that are attacked, unless one victim has more
-REPLAYED = 1e-3  # difference at most of a picture that the same draws made twice
 
 
 def no_better_than_blind(subject: Subject) -> Finding | None:
@@ -271,7 +278,7 @@ def _line_up(
         if aims[number] == "used" and subject.client.acting.changes("batch"):
             candidates = _replayed(subject, number, originals[number], candidates)
             ours = candidates[torch.arange(len(numbers)), true]
-            if float((ours - truths[number]).abs().max()) > REPLAYED:
+            if not is_replayed(ours, truths[number]):
                 return "the defense does not tell what it did to the images"
         ranks = Shown.of(candidates, true).ranks(found, lot)
         hits.append([rank == 1 for rank in ranks])

@@ -24,6 +24,7 @@ SIZES = (100, 50, 20)
 SMALL_SIZES = (20, 10, 5, 2)
 """Numbers of candidates where few images are at hand, or each goes through many policies."""
 
+REPLAYED = 1e-4  # difference at most of a picture that the same draws made twice
 SPARE = 10  # images of each class that stand in no line-up, for shams
 SHIFT = 2  # pixels that a reconstruction may be moved by
 FAR = 8  # pixels that it may be moved by in a second ranking, which records keep and no test counts
@@ -191,6 +192,11 @@ def replay(
         changed[row] = candidate
         made.append(transform(changed)[row])
     return torch.stack(made)
+
+
+def is_replayed(made: Tensor, used: Tensor) -> bool:
+    """Tell whether the same draws made the same pictures again."""
+    return float((made.cpu() - used.cpu()).abs().max()) <= REPLAYED
 
 
 def seen_from_everywhere(found: Tensor, shift: int = SHIFT) -> Tensor:
