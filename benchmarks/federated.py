@@ -57,11 +57,12 @@ PUBLIC = 1_000
 SPLITS = ("train", "test")
 IMAGES = "images.safetensors"
 GRADIENT = {"lr": 0.1, "fraction": 0.64, "rounds": 24, "spy_rounds": (1, 24)}  # 32 clients a round
-# Ten clients a round. Round 12 is the last at the full rate.
-EPOCHS = {"fraction": 0.2, "rounds": 32, "spy_rounds": (1, 12), "batch_size": 32, "audited": EACH}
+# Ten clients a round, eight of them attacked. Round 12 is the last at the full rate.
+EPOCHS = {"fraction": 0.2, "rounds": 32, "spy_rounds": (1, 12), "batch_size": 32}
+EPOCHS |= {"audited": 8 * EACH}
 SETTINGS: dict[str, dict[str, Any]] = {
     "fedsgd-1": GRADIENT | {"batch_size": 1},
-    "fedsgd-8": GRADIENT | {"batch_size": 8},
+    "fedsgd-8": GRADIENT | {"batch_size": 8, "audited": 16 * 8},
     "fedavg-1-epoch": EPOCHS | {"local_epochs": 1},
     "fedavg-3-epochs": EPOCHS | {"local_epochs": 3},
 }
