@@ -55,6 +55,21 @@ def test_the_figures_on_searches_in_the_documentation_are_those_of_the_records(
                 docs.with_figures(pages | {path: words.replace(part, "")})
 
 
+def test_a_count_in_the_documentation_that_no_record_has_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    from results import docs
+
+    pages = docs.pages()
+    guide, threats = ROOT / "docs/guide.md", ROOT / "docs/threat-models.md"
+    with pytest.raises(SystemExit, match=r"guide\.md says '7 of 99', and no record does"):
+        docs.with_figures(pages | {guide: pages[guide] + "It found 7 of 99 pictures."})
+    assert "100 of 320" in pages[threats]
+    with pytest.raises(SystemExit, match=r"threat-models\.md does not say '100 of 320"):
+        docs.with_figures(pages | {threats: pages[threats].replace("100 of 320", "110 of 320")})
+
+
 def sections() -> dict[str, str]:
     """Return the parts of the file by heading."""
     parts = re.split(r"^###? (.+)\n", (ROOT / "RESULTS.md").read_text(), flags=re.MULTILINE)

@@ -80,6 +80,12 @@ def eights() -> str:
     return f"{min(hits)} to {max(hits)} of {_joined({each['n'] for each in found})}"
 
 
+def updates(images: int) -> str:
+    """Write the number of updates of so many images in a cell."""
+    some = [cell for cell in cells() if cell["images_of_an_update"] == images]
+    return _joined({cell["updates"] for cell in some})
+
+
 def _joined(values: set[int]) -> str:
     return " and ".join(map(str, sorted(values)))
 

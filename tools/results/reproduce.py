@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from gradveil.papers.beyond import END
 from gradveil.papers.catalog import EXPERIMENTS
 from gradveil.papers.cells import Audited, Cell, Workspace
 from gradveil.papers.claims import Decision, decide_all
@@ -24,7 +25,15 @@ from gradveil.papers.published import table_title
 from gradveil.papers.queue import Part, make_parts
 from gradveil.papers.records import Records
 from gradveil.papers.switches import VARIANTS
-from gradveil.papers.tables import accuracies, compare, rows_of, way_words
+from gradveil.papers.tables import (
+    FAR_RANK,
+    accuracies,
+    attack_records,
+    compare,
+    count_first,
+    rows_of,
+    way_words,
+)
 from gradveil.papers.verdicts import INFEASIBLE, MISSING, POINT
 from gradveil.stats import holm
 from results import searches
@@ -82,6 +91,20 @@ def draw() -> list[Path]:
 def stages() -> Stages:
     """Return rank 1 by stage of training."""
     return find_stages(_ways(EXPERIMENTS["over-training"])["ours"], STORE)
+
+
+def done(experiment: str) -> int:
+    """Count the cells of an experiment that are done."""
+    parts = _ways(EXPERIMENTS[experiment]).values()
+    return len({e.cell.key for part in parts for e in part.entries if STORE.done(e.cell)})
+
+
+def second_training() -> tuple[str, str]:
+    """Write rank 1 of the raced attack at the end of the second training, by both line-ups."""
+    part = _ways(EXPERIMENTS["over-training"])["ours"]
+    made = attack_records(rows_of(part, f"{NONE}, {END}, seed 1"), STORE, STRONGEST)
+    near, far = (f"{count_first(made, rank)} of {len(made)}" for rank in ("rank", FAR_RANK))
+    return near, far
 
 
 def verdicts() -> str:

@@ -113,6 +113,11 @@ def race_words() -> list[str]:
     """Return what recorded races saved, as documentation and help have it."""
     probed, tried, little = race("the probe")
     scored, _, much = race("S_pri")
+    raced, whole = (
+        tomllib.loads((RECORDS / "searches" / name / "policies.toml").read_text())
+        for name in ("raced", "published")
+    )
+    assert _ten(raced) == _ten(whole), "the race by S_pri kept other policies: say so"
     return [
         f"{probed} of {tried:,} policies",
         f"{percent(little)} of the work",
