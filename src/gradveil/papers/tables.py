@@ -93,7 +93,7 @@ def compare(ways: Mapping[str, Part], records: Records) -> list[Table]:
     elif any(isinstance(e.cell, Searched) for e in part.entries):
         found = _searches(part, records)
     else:
-        found = [_beside_published(ways, records), _lineups(ways, records)]
+        found = [_beside_published(ways, records), *_lineups(ways, records)]
     return [table for table in found if table.body]
 
 
@@ -180,23 +180,40 @@ def _level(psnr: Summary) -> str:
     return "" if psnr.mean is None else f"{psnr.mean:.2f}{wide}"
 
 
-def _lineups(ways: Mapping[str, Part], records: Records) -> Table:
-    """Show each attack with its line-up, the controls beside it, and its likeness."""
-    head = ["case", "way", "attack", "chance", "n", "rank 1 (95%)", "sham", "guess", "bar"]
+def _lineups(ways: Mapping[str, Part], records: Records) -> list[Table]:
+    """Show each attack with its line-up, the controls beside it, and its likeness, by way.
+
+    A way whose rows all stand in another's is not shown.
+    """
+    bodies = {
+        way: [
+            [name, attack, *cells]
+            for name in _names({way: part})
+            for attack in attacks_of(rows_of(part, name))
+            if (cells := _attacked(rows_of(part, name), records, attack))
+        ]
+        for way, part in ways.items()
+    }
+    found = []
+    for number, (way, body) in enumerate(bodies.items()):
+        others = [(k, rows) for k, rows in enumerate(bodies.values()) if k != number]
+        if not any(
+            all(row in rows for row in body) and (rows != body or k > number) for k, rows in others
+        ):
+            same = {row[1] for _, rows in others for row in rows if row in body}
+            found.append(_lineup_table(way, body, same))
+    return found
+
+
+def _lineup_table(way: str, body: list[list[str]], same: set[str]) -> Table:
+    """Show the line-ups of a way; the attacks in `same` have the same cells in the other."""
+    head = ["case", "attack", "chance", "n", "rank 1 (95%)", "sham", "guess", "bar"]
     head += [f"rank 1, {FAR} px", f"sham, {FAR} px", "PSNR dB", "SSIM"]
     head += ["originals: rank 1 (95%)", "originals: PSNR dB"]
-    body = []
-    for name in _names(ways):
-        found: dict[tuple[str, ...], list[str]] = {}
-        for way, part in ways.items():
-            entries = rows_of(part, name)
-            for attack in attacks_of(entries):
-                if cells := _attacked(entries, records, attack):
-                    found.setdefault((attack, *cells), []).append(way_words(way))
-        for (attack, *cells), told in found.items():
-            way = "" if len(ways) == 1 else BOTH if len(told) == len(ways) else told[0]
-            body.append([name, way, attack, *cells])
-    title, where = "Rank 1 in the line-up, and likeness to the image used", head.index("chance")
+    title = f"Rank 1 in the line-up, and likeness to the image used, {way_words(way)}"
+    if same:
+        title += f" (the rows of {' and '.join(sorted(same))}: {BOTH})"
+    where = head.index("chance")
     chances = {cells[where] for cells in body}
     if len(chances) == 1 and "" not in chances:
         title += f"; chance {chances.pop()}"
@@ -205,7 +222,7 @@ def _lineups(ways: Mapping[str, Part], records: Records) -> Table:
 
 
 def _attacked(entries: Sequence[Entry], records: Records, attack: str) -> list[str]:
-    """Return the figures of an attack on some cells, by the head of `_lineups`."""
+    """Return the figures of an attack on some cells, by the head of `_lineup_table`."""
     made = attack_records(entries, records, attack)
     if not made:
         return []
