@@ -2,15 +2,17 @@
 
 import io
 import re
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
 
+from gradveil.papers.beyond import EARLY
 from gradveil.papers.experiments import HYBRID, NONE, STANDARD, STRONGEST
 from gradveil.papers.figures import FINAL_STEP
 from gradveil.report.audit import case_tables
-from results import exact, federated, reproduce, scores, searches
+from results import exact, federated, findings, reproduce, scores, searches
 from results.records import ROOT, audit, row
 
 README = ROOT / "README.md"
@@ -24,7 +26,7 @@ REASONED = (
 )
 """Counts in the documentation that are no measurements on record."""
 
-BEGIN, END = "<!-- made by make results -->\n```\n", "```\n<!-- end -->"
+BEGIN, END = "<!-- made by make results -->\n", "<!-- end -->"
 WIDTH = 110  # columns: every figure, and each name on one line
 
 
@@ -38,12 +40,13 @@ def with_figures(texts: Mapping[Path, str]) -> dict[Path, str]:
     """Return the pages with the table of their audit, and check the figures of their sentences."""
     made = dict(texts)
     folder = ROOT / "docs"
-    before, rest = made[folder / AUDIT].split(BEGIN)
-    _, after = rest.split(END)
-    made[folder / AUDIT] = f"{before}{BEGIN}{block()}{END}{after}"
+    for name, text in ((AUDIT, f"```\n{block()}```\n"), (MEASURED, held())):
+        before, rest = made[folder / name].split(BEGIN)
+        _, after = rest.split(END)
+        made[folder / name] = f"{before}{BEGIN}{text}{END}{after}"
     known = {
         README: [*first_audit(), *why_ranked_so(), *searches.race_words()],
-        folder / MEASURED: [*sentence(), *over_training()],
+        folder / MEASURED: [*sentence(), *over_training(), " ".join(held().split())],
         folder / SEARCH: [*why_ranked_so(), *searches.race_words()],
         folder / METHOD: gray(),
         folder / THREATS: threats(),
@@ -57,6 +60,14 @@ def with_figures(texts: Mapping[Path, str]) -> dict[Path, str]:
             if count not in " ".join([*parts, *REASONED]):
                 raise SystemExit(f"{path.name} says {count!r}, and no record does")
     return made
+
+
+def held() -> str:
+    """Return the findings of RESULTS.md as a list, each with the section that it comes from."""
+    lines = re.sub(r"\[([^]]+)\]\(#[^)]+\)", r"*\1*", findings.section()).splitlines()[1:]
+    fill = textwrap.TextWrapper(100, subsequent_indent="  ", break_on_hyphens=False).fill
+    wrapped = map(fill, lines)
+    return "\n".join(wrapped) + "\n"
 
 
 def gray() -> list[str]:
@@ -123,13 +134,13 @@ def sentence() -> list[str]:
     weak, strong = row(plain, "adam-cosine"), row(plain, "raced")
     sham, defended = row(plain, "sham", "sham"), row(hybrid, "raced")
     return [
-        f"the published attack picks {weak.identified} of {weak.n}",
+        f"The published attack picks {weak.identified} of {weak.n}",
         f"`--attack raced` {strong.identified} of {strong.n}",
         f"line-ups of {plain.settings['candidates']} pictures",
         f"{sham.identified} of {sham.n})",
         f"chance {100 / plain.settings['candidates']:.0f}%",
         f"under the paper's policy {hybrid.defense} `raced` finds {defended.identified} of "
-        f"{defended.n}",
+        f"{defended.n}:",
     ]
 
 
@@ -151,10 +162,11 @@ def over_training() -> list[str]:
     first, middle, last = (told(STANDARD, step) for step in (0, 50, FINAL_STEP))
     return [
         f"after step 50: {best(50)}, {best(500)} and {best(FINAL_STEP)} at",
-        f"before training the published attack picks {first} images",
+        f"Before training the published attack picks {first} images",
         f"after 50 steps {middle}, at the end of 60 epochs {last}",
         f"`raced` finds more, {told(STRONGEST, FINAL_STEP)}",
         f"it finds less ({told(STRONGEST, 0)})",
+        f"trainings of {EARLY} epochs",
     ]
 
 

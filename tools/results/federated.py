@@ -29,7 +29,10 @@ def section() -> str:
     remarks = [f"Single images are given away: {singles()}."]
     if told := [cell for cell in several if cell["updates"] >= FEWEST]:
         listed = "".join(f"\n    - {_told(cell)}" for cell in sorted(told, key=_iterations))
-        remarks.append(f"Of updates of several images the better of two attacks has:{listed}")
+        remarks.append(
+            "Of updates of several images, few in each cell, the better of two attacks has:"
+            f"{listed}"
+        )
     if few:
         steps, races = ([_iterations(cell, name) for cell in few] for name in ATTACKS)
         remarks.append(

@@ -2,6 +2,7 @@
 
 from gradveil.papers.experiments import HYBRID, NONE, STANDARD, STRONGEST
 from gradveil.papers.figures import FINAL_STEP
+from gradveil.papers.verdicts import FAILS, HOLDS, IN_PART, UNTOLD
 from results import exact, federated, guard, reproduce, scores
 from results.records import audit, chance, hits, link, mcnemar, ranked_first, row
 
@@ -20,6 +21,13 @@ def section() -> str:
         _guard(),
     )
     return "\n".join(["## What holds", *(f"- {finding}" for finding in findings)])
+
+
+def _figures(name: str, verdict: str) -> tuple[str, ...]:
+    """Return the figures that decided on a claim, whose verdict must be as the finding says."""
+    found = reproduce.decisions()[name]
+    assert found.verdict.startswith(verdict), f"{name}: {found.verdict}; mend the findings"
+    return found.figures
 
 
 def _trained() -> str:
@@ -41,7 +49,8 @@ def _hybrid() -> str:
     plain, hybrid = audit("raced-60-epochs").cases
     firsts = [ranked_first(case, STRONGEST) for case in (plain, hybrid)]
     only_plain, only_hybrid, p = mcnemar(*([each[i] for i in firsts[0]] for each in firsts))
-    (cost,) = reproduce.decisions()["claim 4"].figures
+    (cost,) = _figures("claim 4", UNTOLD)
+    assert _figures("claim 1", FAILS) and p < reproduce.LEVEL
     return (
         f"**The paper's hybrid policy {HYBRID} lowers that, and does not end it**: `{STRONGEST}`, "
         f"which does not know it, has rank 1 for {hits(row(hybrid, STRONGEST))}; {only_plain} "
@@ -52,6 +61,7 @@ def _hybrid() -> str:
 
 def _stages() -> str:
     stages = reproduce.stages()
+    assert _figures("training", HOLDS)
 
     def told(step: int, attack: str = STANDARD) -> str:
         found = (
@@ -85,8 +95,8 @@ def _defenses() -> str:
 
 def _precode() -> str:
     weak, strong = (
-        [figure.split(": ") for figure in reproduce.decisions()[f"PRECODE, {way}"].figures[:-1]]
-        for way in ("attacked as published", "with breakers")
+        [figure.split(": ") for figure in _figures(f"PRECODE, {way}", verdict)[:-1]]
+        for way, verdict in (("attacked as published", IN_PART), ("with breakers", FAILS))
     )
     told = "; ".join(
         f"{where} {plain} and {best}"
@@ -99,7 +109,7 @@ def _precode() -> str:
 
 
 def _s_pri() -> str:
-    (foretold,) = reproduce.decisions()["claim 7"].figures
+    (foretold,) = _figures("claim 7", FAILS)
     return f"**S_pri does not foretell PSNR as published**. {foretold}. {link('exp10')}"
 
 
@@ -128,7 +138,7 @@ def _flower() -> str:
     return (
         "**Clients of a Flower app give single pictures away**: rank 1 for "
         f"{federated.singles()} in train mode; of pictures in batches of 8, "
-        f"{federated.eights()} by the better attack. "
+        f"{federated.eights()} by the better attack, over {federated.updates(8)} updates each. "
         f"{link('What clients of a Flower app give away')}"
     )
 

@@ -164,7 +164,7 @@ def _second_order() -> str:
     body = [
         [
             name,
-            f"{each['seconds']:.1f}",
+            f"{each['seconds']:,.1f}",
             goal,
             f"{each['psnr_mean']:.1f}",
             f"{each['found']}/{each['n']}",

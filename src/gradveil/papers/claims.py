@@ -212,8 +212,8 @@ def costs_nothing(
             else f"{tested:,} images, one training each"
         )
         figures.append(
-            f"{with_it} loses {100 * lost:z.1f} ({100 * low:.1f} to {100 * high:.1f}) points, over "
-            f"{over}"
+            f"{with_it} loses {100 * lost:z.1f} ({100 * low:.1f} to {100 * high:.1f}) points of "
+            f"accuracy, over {over}"
         )
     return Decision(name, text, together(verdicts), tuple(figures))
 

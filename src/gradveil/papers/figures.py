@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from gradveil.papers.beyond import OverTraining
+from gradveil.papers.beyond import EARLY, OverTraining
 from gradveil.papers.cells import GRID, Audited, Cell, Trained
 from gradveil.papers.experiments import NONE, Entry, Pictures
 from gradveil.papers.measurements import Correlated, Layers, Lines, Singles
@@ -299,7 +299,8 @@ def _correlations_caption(done: Done) -> str:
 
 STAGES = (
     "Share of images with rank 1 by step of training, for each defense and attack, with exact 95% "
-    "intervals over images; the first training of each alone."
+    "intervals over images; the first training of each alone. Steps are those of trainings of "
+    f"{EARLY} epochs, the end that of others."
 )
 GRIDS = (
     "Originals above, reconstructions below, with PSNR and rank in the line-up; a column of rows "
