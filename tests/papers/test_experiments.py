@@ -340,7 +340,7 @@ def test_a_quick_search_is_measured_kept_and_read_back(tmp_path: Path) -> None:
     assert {*found} == {"semi-trained", "untrained"}
     assert {*found["untrained"]} >= {"none", "random", "single"}
     audits, tests = compare({"ours": parts[0]}, records)
-    assert {row[0] for row in audits.body} == {parts[0].entries[1].row}
-    assert len(audits.body) == sum(map(len, found.values()))
+    rows = [row for row in audits.body if row[0] == parts[0].entries[1].row]
+    assert len(rows) == sum(map(len, found.values()))
     assert all(len(row) == len(each.head) for each in (audits, tests) for row in each.body)
     assert str(tmp_path) not in (tmp_path / "records").joinpath(chosen.key, "cell.json").read_text()

@@ -103,8 +103,9 @@ def _precode() -> str:
         for (where, plain), (_, best) in zip(weak, strong, strict=True)
     )
     return (
-        "**PRECODE does not hold against attacks that know it**, on untrained models. Rank 1 as "
-        f"attacked in its paper, and by its strongest breaker: {told}. {link('precode-rec')}"
+        "**PRECODE does not hold against attacks that know it**, on untrained models, without a "
+        f"sham. Rank 1 as attacked in its paper, and by its strongest breaker: {told}. "
+        f"{link('precode-rec')}"
     )
 
 

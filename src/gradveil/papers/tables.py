@@ -286,7 +286,7 @@ def _measurements(ways: Mapping[str, Part], records: Records) -> Table:
                 found.setdefault(quantity, {})[way] = value
     body = [[quantity, *(each.get(way, "") for way in ways)] for quantity, each in found.items()]
     return _tidy(
-        "Mean ± standard deviation, or r (95%)",
+        "Measured, ± one standard deviation or with 95% intervals",
         ["quantity", *(f"ours {way_words(w)}" for w in ways)],
         body,
     )
