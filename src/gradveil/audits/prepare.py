@@ -33,7 +33,16 @@ from gradveil.data import Images, load
 from gradveil.data.images import as_images
 from gradveil.defenses import Defense
 
-KEPT = ("left_out", "knows", "protected", "searches", "class_names", "passed_over", "note")
+KEPT = (
+    "left_out",
+    "knows",
+    "protected",
+    "searches",
+    "class_names",
+    "passed_over",
+    "note",
+    "comes_with",
+)
 """Settings of a case that are taken from its folder: the first four are known only after its
 attacks were tried out, and folders of older versions lack the others."""
 
@@ -219,6 +228,8 @@ def _prepare_case(
         | _facts(stage, device)
         | ({"note": job.note} if job.note else {})
     )
+    if (comes_with := case.defense.control) is not None:
+        settings["comes_with"] = str(comes_with)
     if (folder / SETTINGS).is_file():
         kept = CASE.read(folder)
         left_out = {name: str(reason) for name, reason in dict(kept.get("left_out", {})).items()}

@@ -162,6 +162,11 @@ class CaseResult:
         return str(self.settings.get("control", ""))
 
     @property
+    def comes_with(self) -> str:
+        """The control of its defense, as text: what a policy comes with; empty where it is none."""
+        return str(self.settings.get("comes_with") or "")
+
+    @property
     def clean(self) -> bool:
         """Whether the clean gradient was attacked, the defense acting in training only."""
         return bool(self.settings["clean"])
