@@ -375,6 +375,23 @@ def test_crop_and_flip_alone_are_audited_beside_a_policy_unless_they_are_not_wan
     assert [case.name for case in with_it.cases] == ["3-1-7", "policy:none, control of 3-1-7"]
     digests = {case.settings["weights_sha256"] for case in with_it.cases}
     assert len(digests) == 1
+    for control, says in (
+        (False, r"(only there: policy-none): go on without --no-control (control=True), or choose"),
+        (True, r"(only here: policy-none): go on with --no-control (control=False), or choose"),
+    ):
+        with pytest.raises(GradveilError) as caught:
+            audit(
+                model,
+                images,
+                labels,
+                defenses=["3-1-7"],
+                attacks=["closed-form"],
+                sham=False,
+                control=control,
+                out=tmp_path / f"{not control}",
+                **QUICK,
+            )
+        assert says in str(caught.value)
 
 
 def test_a_table_for_pandas_has_a_line_for_each_case_attack_and_truth(

@@ -13,7 +13,14 @@ from torch import nn
 from gradveil.attacks import Attack
 from gradveil.audits.case_run import AUDITING, CaseRun
 from gradveil.audits.job import AuditJob, controls_in_words, make_cases, name_attacks, with_controls
-from gradveil.audits.prepare import Prepared, PreparedCase, fitted_to, naming, prepare
+from gradveil.audits.prepare import (
+    Prepared,
+    PreparedCase,
+    fitted_to,
+    naming,
+    prepare,
+    refuse_other,
+)
 from gradveil.audits.records import (
     RECORDS,
 )
@@ -197,7 +204,7 @@ def run_audit(
     _look_first(prepared, out, Bar(progress), weights=only is None)
     # Machines that share the cases hold only the folder of theirs.
     with alone(out, AUDITING) if only is None else nullcontext():
-        AUDIT.refuse_other(out, prepared.settings)  # another process may have been faster
+        refuse_other(out, prepared.settings)  # another process may have been faster
         claim(out, prepared.settings, parts=(".*.part",))  # cases belong to their processes
         bar = Bar(progress)
         try:
