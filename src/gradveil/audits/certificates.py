@@ -8,6 +8,7 @@ images were reached shows this only where the attack was shown to work: see `Pos
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from gradveil.audits.model import ModelFacts
@@ -199,7 +200,7 @@ class Certificate:
         """The attacks that were shown to work, by a positive control or in a case."""
         return tuple(attack for attack, control in self.controls.items() if control.works)
 
-    @property
+    @cached_property
     def rows(self) -> tuple[DecidedRow, ...]:
         """A row for each attack and truth, for the strongest by truth, and for any attacker."""
         made = [
