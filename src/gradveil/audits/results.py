@@ -87,13 +87,16 @@ class Row:
     certain: int | None = None  # images that the attack calls exact; None where it makes no claim
     certain_wrong: int = 0  # of these, those with a wrong pixel
     reasons: tuple[tuple[str, int], ...] = ()  # why images failed, and how many; the most first
+    updates: int = 1  # that the n images were shared in; each counts once in the tests
+    largest_update: int = 1  # images of the largest of them
 
     @property
     def doubt(self) -> str | None:
         """Why the row shows no leak: `NO_BETTER`, `TOO_FEW`, or None where it shows one."""
         if self.verdict.better:
             return None
-        told = can_tell(self.n, self.verdict.chance, self.verdict.tests)
+        by_chance = self.verdict.chance * self.largest_update
+        told = can_tell(self.updates, by_chance, self.verdict.tests)
         return NO_BETTER if told else TOO_FEW
 
     @property
@@ -486,7 +489,8 @@ def make_row(records: Sequence[Record], truth: str) -> Row:
     claims = [r.certain for r in records if r.certain is not None]
     ranks = [scores["rank"] for scores in good if "rank" in scores]
     chance = _chance(first, truth)
-    share = share_of_updates(_hits(records, truth), chance)
+    hits = _hits(records, truth)
+    share = share_of_updates(hits, chance)
     by_rank = signed_rank(_gains(records, truth))
     better = min(by_rank, share.p) < LEVEL / 2
     return Row(
@@ -509,6 +513,8 @@ def make_row(records: Sequence[Record], truth: str) -> Row:
             bool(r.certain) and r.scores[truth]["mse"] > WRONG for r in records if r.ok
         ),
         reasons=tuple(_reasons(records)),
+        updates=len(hits),
+        largest_update=max(map(len, hits)),
     )
 
 
