@@ -59,6 +59,8 @@ def made(
         "data": "fashion-mnist-mini",
         "defense": defense,
         "changes_images": defense != "none",
+        "clean": False,
+        "left_out": {},
         "labels": "known",
         "seed": 0,
     }

@@ -179,6 +179,7 @@ class Certificate:
     cases: int = 1
     controls: Mapping[str, PositiveControl] = field(default_factory=dict)  # of every attack
     same_weights: bool = False  # those of the defense are the baseline's, so no loss was measured
+    not_run: tuple[str, ...] = ()  # attacks known to break the defense
 
     @property
     def each(self) -> float:
@@ -351,6 +352,7 @@ def certify(
         count,
         _controls(named, [result, *beside], threshold),
         same_weights,
+        result.breakers_not_run,
     )
 
 

@@ -29,6 +29,8 @@ from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.formats import AuditSettings, CaseSettings
 from gradveil.core.job_folder import Kind
 from gradveil.core.text import SafeConsole, on_one_line
+from gradveil.defenses import REGISTRY
+from gradveil.defenses.chain import THEN
 from gradveil.stats import (
     Summary,
     Verdict,
@@ -282,6 +284,24 @@ class CaseResult:
                 f"{self.out} holds no attacked image yet: run the same command again"
             )
         return max(rows, key=_strength)
+
+    @property
+    def breakers_not_run(self) -> tuple[str, ...]:
+        """The attacks known to break the case's defense that were neither run nor left out.
+
+        The defense is looked up by its name: its text is a file's, and so is never parsed.
+        """
+        if self.clean:
+            return ()
+        names = *(record.attack for record in self.of("attack")), *self.settings["left_out"]
+        run = {part for name in names for part in str(name).split("+")}
+        known: dict[str, None] = {}
+        for text in self.defense.split(THEN):
+            name = text.strip().partition(":")[0]
+            policy = name[:1].isdecimal() or "(" in name  # such as 3-1-7, or translate_x(9)
+            kind = REGISTRY.get("policy" if policy else name)
+            known |= dict.fromkeys(() if kind is None else kind.breakers)
+        return tuple(name for name in known if name not in run)
 
     def of(self, kind: str, attack: str | None = None) -> list[Record]:
         """Return the records of this kind, and of this attack."""

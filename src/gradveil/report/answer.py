@@ -9,8 +9,6 @@ from gradveil.audits import AuditResult, CaseResult, Row
 from gradveil.audits.results import NO_BETTER, TOO_FEW
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Protocol
-from gradveil.defenses.chain import THEN
-from gradveil.defenses.registry import REGISTRY
 from gradveil.report.audit import ORIGINAL, USED, number
 
 Tone = Literal["leak", "unclear", "none"]
@@ -302,7 +300,7 @@ def untested_words(result: AuditResult) -> list[str]:
         said.append(words + ("." if len(names) == len(cases) else f" ({'; '.join(names)})."))
     not_run: dict[str, dict[str, None]] = {}
     for case in cases:
-        if missing := _breakers_not_run(case):
+        if case.defense not in BARE and (missing := case.breakers_not_run):
             not_run.setdefault(", ".join(missing), {})[case.name] = None
     for attacks, broken in not_run.items():
         against = "; ".join(broken)
@@ -315,25 +313,6 @@ def untested_words(result: AuditResult) -> list[str]:
         every = [row for case in cases for row in case.rows if _counts(row) and row.failed]
         said += dict.fromkeys(f"{row.attack}: {row.failures}." for row in every)
     return said
-
-
-def _breakers_not_run(case: CaseResult) -> list[str]:
-    """Return the attacks known to break the case's defense that were neither run nor left out.
-
-    The defense is looked up by its name: its text is a file's, and so is never parsed.
-    """
-    run = {
-        part
-        for name in (*(r.attack for r in case.of("attack")), *case.settings.get("left_out", {}))
-        for part in str(name).split("+")
-    }
-    known: dict[str, None] = {}
-    for text in case.defense.split(THEN):
-        name = text.strip().partition(":")[0]
-        kind = REGISTRY.get("policy" if name[:1].isdecimal() else name)
-        known |= dict.fromkeys(() if kind is None else kind.breakers)
-    skipped = case.clean or case.defense in BARE
-    return [] if skipped else [name for name in known if name not in run]
 
 
 def _counts(row: Row) -> bool:

@@ -177,7 +177,8 @@ def _certificate_words(certificate: Certificate) -> str:
         lost = f"{loss.value:+.1%} ({loss.low:+.1%} to {loss.high:+.1%}, {side})"
     return (
         f"{reached}; accuracy loss gamma {lost}."
-        f"{_decision(certificate)}{_control_words(certificate)}{_reached_blindly(certificate)}"
+        f"{_decision(certificate)}{_control_words(certificate)}{_not_run(certificate)}"
+        f"{_reached_blindly(certificate)}"
     )
 
 
@@ -232,6 +233,13 @@ def _control_words(certificate: Certificate) -> str:
     return (
         f" No attack here was shown to work, so images that were not reached say nothing. {said}."
     )
+
+
+def _not_run(certificate: Certificate) -> str:
+    """Name the attacks known to break the defense that nobody tried; a leak needs none of them."""
+    if not certificate.not_run or certificate.bounded is False:
+        return ""
+    return f" Known to break this defense, and not run: {', '.join(certificate.not_run)}."
 
 
 def _doubt(control: PositiveControl, asked: Threshold) -> str:
@@ -350,7 +358,8 @@ def _has_ranks(case: CaseResult) -> bool:
 def _page_words(certificate: Certificate) -> str:
     """Return what is decided and what it rests on; nothing where there is nothing to say."""
     same = f" {SAME_WEIGHTS}" if certificate.same_weights else ""
-    return f"{_decision(certificate)}{_control_words(certificate)}{same}".strip()
+    said = _decision(certificate), _control_words(certificate), _not_run(certificate)
+    return f"{''.join(said)}{same}".strip()
 
 
 def _page_rows(name: str, certificate: Certificate) -> list[Html]:
