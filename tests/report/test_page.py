@@ -261,6 +261,22 @@ def test_a_leak_under_a_defense_alone_is_the_headline(tmp_path: Path) -> None:
     )
 
 
+def test_where_all_reconstructions_failed_nothing_was_measured(tmp_path: Path) -> None:
+    leaking = {"none": {"dlg": 12}, "prune:0.9": {"dlg": 0}}
+    run = AuditResult.read(make_audit(tmp_path / "run", leaking, 16))
+    alone = make_answer(replace(run, cases=run.cases[1:]))
+    assert alone.tone == "none" and "failed" not in alone.sentences[0]
+    failed = [
+        replace(each, status="failed: no unit", scores={}) if each.kind == "attack" else each
+        for each in run.cases[1].records
+    ]
+    cases = run.cases[0], replace(run.cases[1], records=tuple(failed))
+    alone = make_answer(replace(run, cases=cases[1:]))
+    assert alone.tone == "unclear" and ", 16 failed; " in alone.sentences[0]
+    second = make_answer(replace(run, cases=cases)).sentences[1]
+    assert second.startswith("Under prune:0.9 it was 0 of 16 (0% to 21%, 16 failed) by dlg")
+
+
 def test_the_chain_of_a_policy_has_its_control_in_the_second_sentence(tmp_path: Path) -> None:
     named, control = "3-1-7,then,clip:1", "policy:none,then,clip:1"
     run = make_audit(tmp_path / "run", {named: {"dlg": 3}, control: {"dlg": 9}}, 16)

@@ -229,6 +229,7 @@ class CaseResult:
             for row in self._rows
             if row.kind in TESTED and row.truth in self.truths
             for test in P_VALUES
+            if row.candidates or test != "p_identified"
         ]
 
     @property

@@ -63,7 +63,7 @@ def make_answer(result: AuditResult) -> Answer:
         worst = max(leaking, key=leakage, default=worst)
     row = worst.strongest
     tone: Tone = "leak" if row.doubt is None else "unclear"
-    if row.doubt == NO_BETTER and _works(worst, cases[0]):
+    if row.doubt == NO_BETTER and row.failed < row.n and _works(worst, cases[0]):
         tone = "none"
     second = _best_words(best, others, worst, cases)
     return Answer(tone, (_worst_words(worst, cases[0]), second), worst, best)
@@ -194,10 +194,11 @@ def _helps(case: CaseResult, cases: Sequence[CaseResult]) -> bool:
 
 def _figures(row: Row) -> str:
     """Write how many pictures were recognized, with the interval; without line-ups the gain."""
+    failed = f", {row.failed} failed" if row.failed else ""
     if not row.candidates:
-        return f"{number(row.over_blind.mean, '+.1f')} dB over a blind guess"
+        return f"{number(row.over_blind.mean, '+.1f')} dB over a blind guess{failed}"
     low, high = row.identified_bounds
-    return f"{row.identified} of {row.n} ({low:.0%} to {high:.0%})"
+    return f"{row.identified} of {row.n} ({low:.0%} to {high:.0%}{failed})"
 
 
 def _cost(case: CaseResult) -> str:
