@@ -277,6 +277,20 @@ def test_where_all_reconstructions_failed_nothing_was_measured(tmp_path: Path) -
     assert second.startswith("Under prune:0.9 it was 0 of 16 (0% to 21%, 16 failed) by dlg")
 
 
+def test_tests_of_all_runs_of_a_page_are_corrected_together(tmp_path: Path) -> None:
+    """Eight gains above 0 (p = 1 / 256) are clear among 6 tests, and not among those of 6 runs."""
+    runs = [make_audit(tmp_path / "a", {"none": {"dlg": 2}})]
+    (case,) = AuditResult.read(runs[0]).cases
+    alone = case.strongest.verdict
+    assert alone.better and alone.tests == 6
+    runs += [make_audit(tmp_path / f"b{number}", {"none": {"dlg": 0}}) for number in range(5)]
+    write_report(runs, out=tmp_path / "all")
+    parsed = Parsed((tmp_path / "all" / "index.html").read_text(encoding="utf-8"))
+    assert "all 36 tests together" in parsed.words
+    verdicts = json.loads((tmp_path / "all" / "verdict.json").read_text())["runs"]
+    assert [run["cases"][0]["strongest"]["better_than_blind"] for run in verdicts] == [False] * 6
+
+
 def test_the_chain_of_a_policy_has_its_control_in_the_second_sentence(tmp_path: Path) -> None:
     named, control = "3-1-7,then,clip:1", "policy:none,then,clip:1"
     run = make_audit(tmp_path / "run", {named: {"dlg": 3}, control: {"dlg": 9}}, 16)
