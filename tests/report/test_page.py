@@ -208,7 +208,7 @@ def test_each_policy_is_compared_with_its_own_control(tmp_path: Path) -> None:
     answer = make_answer(with_settings(result, comes_with=comes_with))
     assert answer.worst.defense == "none" and answer.sentences[1] == (
         "Of 2 defenses 3-1-7 leaked least: 4 of 16 (7% to 52%) by dlg, still more than luck. With "
-        "random crops and mirror images alone, its baseline, it was 4 of 16 (7% to 52%), no more."
+        "random crops and mirror images alone, its baseline, it was no more: 4 of 16 (7% to 52%)."
     )
     # A defense beside it that leaks less is then the best, and only none is its baseline.
     fewer = make_audit(

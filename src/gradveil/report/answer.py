@@ -181,8 +181,8 @@ def _best_words(
         said = []
     if beside is not None and beside is not worst:
         under = BARE.get(beside.defense, f"Under {beside.defense}")
-        no_more = ", no more" if row.candidates and not _helps(best, cases) else ""
-        said.append(f"{under}, its baseline, it was {_figures(beside.strongest)}{no_more}.")
+        no_more = "no more: " if row.candidates and not _helps(best, cases) else ""
+        said.append(f"{under}, its baseline, it was {no_more}{_figures(beside.strongest)}.")
     return " ".join(said)
 
 
