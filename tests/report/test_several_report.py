@@ -383,6 +383,22 @@ def test_a_certificate_names_the_breakers_that_nobody_ran(tmp_path: Path) -> Non
     assert certificate.bounded is False and "Known to break" not in words
 
 
+def test_delta_that_holds_without_the_defense_too_is_no_praise_of_it(tmp_path: Path) -> None:
+    """None of 16 is reached under pruning, and none without it, or 12."""
+
+    def said(hits: int, out: Path) -> dict[str, str]:
+        attacked = {"none": {"dlg": hits}, "prune:0.9": {"dlg": 0}}
+        found = AuditResult.read(make_audit(out, attacked, 16))
+        made = {c.name: made for c, made in certify_cases(found, Threshold("lineup", delta=0.4))}
+        return dict(zip(made, certificates_in_words(made, found.cases[0]), strict=False))
+
+    praise = "Delta holds under none too: that it holds is not shown to be this defense's doing."
+    weak, strong = said(0, tmp_path / "weak"), said(12, tmp_path / "strong")
+    assert "delta 0.4 holds" in weak["prune:0.9"] and praise in weak["prune:0.9"]
+    assert "delta 0.4 holds" in strong["prune:0.9"] and praise not in strong["prune:0.9"]
+    assert praise not in weak["none"] + strong["none"]
+
+
 def test_a_threshold_that_a_guess_reaches_is_flagged(result: AuditResult) -> None:
     case = result.cases[0]
     (said, *_) = certificates_in_words({"none": certify(case, Threshold("psnr", 12))}, case)

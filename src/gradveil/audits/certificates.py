@@ -180,6 +180,7 @@ class Certificate:
     controls: Mapping[str, PositiveControl] = field(default_factory=dict)  # of every attack
     same_weights: bool = False  # those of the defense are the baseline's, so no loss was measured
     not_run: tuple[str, ...] = ()  # attacks known to break the defense
+    holds_without: str = ""  # the case it is compared with, where delta holds there too
 
     @property
     def each(self) -> float:
