@@ -203,6 +203,19 @@ def test_public_images_may_stand_beside_a_named_data_set_or_be_one(
     assert blind((few.images, few.labels), "few") != blind(None, "usual")
 
 
+def test_victims_among_the_public_images_are_told_unless_their_whole_line_ups_are_there() -> None:
+    split = load("fashion-mnist-mini", "test")
+    more: dict[str, Any] = {"attacks": ["closed-form"], "victims": 3, "sham": False, **QUICK}
+    victims = [r.image for r in audit("mlp", split, **more).cases[0].of("attack")]
+    others = [number for number in range(len(split)) if number not in victims]
+    for known, says in (victims, "3 of the 3"), ([*victims[:1], *others[:9]], "1 of the 3"):
+        some = split.images[known], split.labels[known]
+        with pytest.warns(GradveilWarning, match=f"^public: {says} images attacked are among them"):
+            audit("mlp", split, public=some, **more)
+    for apart in (split, (split.images[others], split.labels[others])):
+        audit("mlp", split, public=apart, **more)  # a warning would be an error
+
+
 def test_other_public_images_are_another_audit(
     model: nn.Module, images: Tensor, labels: Tensor, tmp_path: Path
 ) -> None:

@@ -26,7 +26,7 @@ from gradveil.audits.records import (
 )
 from gradveil.audits.results import AUDIT, AuditResult
 from gradveil.audits.timing import Costs
-from gradveil.audits.victims import passed_over_words
+from gradveil.audits.victims import count_public, passed_over_words
 from gradveil.checks.doctor import before_audit
 from gradveil.checks.weights import look_at_weights
 from gradveil.clients import Client
@@ -255,6 +255,17 @@ def _look_first(prepared: Prepared, out: Path, bar: Bar, *, weights: bool) -> No
             GradveilWarning,
             stacklevel=3,
         )
+    given = prepared.job.public
+    if new and given is not None:
+        stage = new[0].stage
+        if known := count_public(stage.split, stage.victims, given):
+            warnings.warn(
+                f"public: {known} of the {prepared.job.images} images attacked are among them, and "
+                "others of their line-ups are not: a guess made of public images can win without "
+                "an update; leave out those attacked",
+                GradveilWarning,
+                stacklevel=3,
+            )
     seen: set[str] = set()
     passed_over = prepared.cases[0].stage.victims.passed_over
     if passed_over and weights and len(new) == len(prepared.cases):
