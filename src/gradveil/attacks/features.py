@@ -228,12 +228,14 @@ class FeatureCosine(Cosine):
             except GradveilError as error:
                 found.append(None)
                 problem = error
-        if all(one is None for one in found):
+        if all(each is None for each in found):
             raise problem
         like = next(iter(seen[0].gradients.values()))
         shape = seen[0].size, layer.in_features
-        target = torch.stack([torch.zeros(shape) if one is None else one.float() for one in found])
-        factor = torch.tensor([0.0 if one is None else self.features for one in found])
+        target = torch.stack(
+            [torch.zeros(shape) if each is None else each.float() for each in found]
+        )
+        factor = torch.tensor([0.0 if each is None else self.features for each in found])
         sizes = target.flatten(1).square().sum(1).clamp(min=1e-30)
         return FeatureMeasure(
             inner,

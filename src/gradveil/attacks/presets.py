@@ -208,13 +208,13 @@ def _find_part(part: str) -> Attack:
     return read_attack(Path(part)) if is_file(part) else _import(part)
 
 
-def find_attack(given: Attack | str, name: str = "attack") -> Attack:
-    """Return an attack itself, or the one of this name; `name` is the argument's, for messages."""
+def find_attack(given: Attack | str) -> Attack:
+    """Return an attack itself, or the one of this name."""
     if isinstance(given, str):
         return find(given)
     if isinstance(given, Attack):
         return given
-    raise not_an_attack(given, name)
+    raise not_an_attack(given, "attack")
 
 
 def _import(reference: str) -> Attack:

@@ -84,9 +84,9 @@ class Kind:
                 f"cannot use {shown(out)}: {error.strerror or error}; choose another --out"
             ) from None
         there = self._found(out)
-        found, own = _kind(there), _kind(wanted)
-        if found and own and found != own:
-            raise GradveilError(f"{out} holds {found}, not {own}: choose another --out")
+        found, asked = _kind(there), _kind(wanted)
+        if found and asked and found != asked:
+            raise GradveilError(f"{out} holds {found}, not {asked}: choose another --out")
         if changes := differences(there, wanted):
             raise GradveilError(
                 f"{out} holds {self.name} with other settings ({changes}): choose another --out"

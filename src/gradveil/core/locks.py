@@ -66,7 +66,7 @@ def held(folder: Path, busy: Callable[[str], None]) -> Iterator[None]:
     if it returns, the lock is waited for.
     """
     path = folder / LOCK
-    with _locked(path, lambda: busy(_holder(path))) as file:
+    with locked(path, lambda: busy(_holder(path))) as file:
         try:
             # The holder's name is a courtesy: a full disk is told of by the files that matter.
             with suppress(OSError):
@@ -82,17 +82,11 @@ def held(folder: Path, busy: Callable[[str], None]) -> Iterator[None]:
 
 
 @contextmanager
-def locked(path: Path, busy: Callable[[], None] = lambda: None) -> Iterator[None]:
+def locked(path: Path, busy: Callable[[], None] = lambda: None) -> Iterator[IO[bytes]]:
     """Hold the lock of a file, which is made if need be; its content is left alone.
 
     `busy` is called when another process holds it; if it returns, the lock is waited for.
     """
-    with _locked(path, busy):
-        yield
-
-
-@contextmanager
-def _locked(path: Path, busy: Callable[[], None]) -> Iterator[IO[bytes]]:
     while True:
         with opened(path) as file:
             _lock(file, path, busy)

@@ -216,8 +216,8 @@ def _decoder(kind: Any) -> "msgspec.json.Decoder[Any]":
 def _told(error: Exception, where: object) -> str:
     """msgspec's words, such as ``Expected `int`, got `str` - at `$.images` ``, field first."""
     matched = _AT.fullmatch(str(error))
-    problem, place = matched.groups() if matched else (str(error), None)
-    field = (place or "").replace("`", "").replace("$.", "").replace("$", "")
+    problem, path = matched.groups() if matched else (str(error), None)
+    field = (path or "").replace("`", "").replace("$.", "").replace("$", "")
     for pattern, words in _ABOUT_FIELD.items():
         if named := pattern.fullmatch(problem):
             field, problem = f"{field}.{named[1]}".lstrip("."), words

@@ -9,7 +9,7 @@ from gradveil.core.boundary import check_fields
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Knowledge
 from gradveil.defenses.base import Defense, ImageShape, Seam
-from gradveil.defenses.insertion import FEATURES, from_first_draw, place
+from gradveil.defenses.insertion import FEATURES, from_first_draw, insert
 from gradveil.models.bottleneck import AlwaysDropout
 
 
@@ -54,7 +54,7 @@ class DropoutDefense(Defense):
         return self.p > 0
 
     def protect_model(self, model: nn.Module, image_shape: ImageShape | None = None) -> nn.Module:
-        return place(model, self.position, lambda _: AlwaysDropout(self.p), image_shape, str(self))
+        return insert(model, self.position, lambda _: AlwaysDropout(self.p), image_shape, str(self))
 
     def tell(self, knowledge: Knowledge, model: nn.Module) -> Knowledge:
         return replace(knowledge, train_masks=True, random_layers=from_first_draw(model))

@@ -43,7 +43,7 @@ class Placed(nn.Module):
         return values
 
 
-def place(
+def insert(
     model: nn.Module,
     position: str,
     make: Callable[[int], nn.Module],

@@ -10,7 +10,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.types import Knowledge, Loss
 from gradveil.defenses.base import Defense, ImageShape, Seam
 from gradveil.defenses.dpsgd import check_positive
-from gradveil.defenses.insertion import FEATURES, from_first_draw, layers_before, place
+from gradveil.defenses.insertion import FEATURES, from_first_draw, insert, layers_before
 from gradveil.models.bottleneck import Bottleneck, Penalized
 
 WIDEST = 2**20  # values of a bottleneck: its weights are that many times the features
@@ -92,7 +92,7 @@ class Precode(Defense):
             def make(width: int, seed: int = seed) -> Bottleneck:
                 return Bottleneck(width, self.k, self.beta, bits=self.bits, seed=seed)
 
-            model = place(model, position, make, image_shape, str(self))
+            model = insert(model, position, make, image_shape, str(self))
         return model
 
     def protect_loss(self, loss: Loss) -> Loss:

@@ -101,9 +101,9 @@ class Evidence:
         """Return the cells of a row of an experiment."""
         return rows_of(self.parts.get((experiment, way)), row)
 
-    def result(self, experiment: str, row: str, way: str = "ours") -> Any:
+    def result(self, experiment: str, row: str) -> Any:
         """Return the result of a row's single cell; None where it is not done."""
-        found = self.entries(experiment, row, way)
+        found = self.entries(experiment, row)
         return self.records.result(found[0].cell) if found else None
 
 

@@ -114,9 +114,9 @@ def find_stages(part: Part, records: Records) -> Stages:
 def draw_stages(title: str, stages: Stages) -> "Figure":
     """Draw the share of images with rank 1 by step of training, with 95% intervals."""
     figure, (axis,) = _panels(title, 1)
-    steps = sorted({step for line in stages.values() for step, _, _ in line}, key=_place)
+    steps = sorted({step for line in stages.values() for step, _, _ in line}, key=_order)
     for number, ((row, attack), line) in enumerate(stages.items()):
-        points = sorted(line, key=lambda point: _place(point[0]))
+        points = sorted(line, key=lambda point: _order(point[0]))
         shift = SPREAD * (number - (len(stages) - 1) / 2)
         places = [steps.index(step) + shift for step, _, _ in points]
         shares = np.array([hits / n for _, hits, n in points])
@@ -129,7 +129,7 @@ def draw_stages(title: str, stages: Stages) -> "Figure":
     return figure
 
 
-def _place(step: int) -> float:
+def _order(step: int) -> float:
     return float("inf") if step < 0 else step
 
 

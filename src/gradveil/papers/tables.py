@@ -49,11 +49,10 @@ def attack_row(
     records: Records,
     attack: str,
     *,
-    kind: str = "attack",
     truth: str = "used",
 ) -> Row | None:
     """Return the figures of an attack on some cells; None where none is done."""
-    found = attack_records(entries, records, attack, kind)
+    found = attack_records(entries, records, attack)
     return make_row(found, truth) if found else None
 
 

@@ -65,8 +65,8 @@ class SeededStarts(Start):
         victims = zip(seen, self.numbers, labels.split(restarts), strict=True)
         return torch.cat(
             [
-                self.start.bind([one], generator(self.seed, "start", number), restarts, rows)
-                for one, number, rows in victims
+                self.start.bind([victim], generator(self.seed, "start", number), restarts, rows)
+                for victim, number, rows in victims
             ]
         )
 

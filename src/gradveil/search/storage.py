@@ -213,7 +213,7 @@ class OpenStorage:
 
     storage: BaseStorage
     name: str
-    lock: Callable[[], AbstractContextManager[None]]
+    lock: Callable[[], AbstractContextManager[object]]
     secrets: tuple[str, ...] = ()
     close: Callable[[], None] = lambda: None
     on_server: bool = False
@@ -313,7 +313,7 @@ def _open_database(url: str) -> OpenStorage:
     return OpenStorage(get_storage(database), name, lock, secrets, close, not sqlite)
 
 
-def _file_lock(path: Path) -> Callable[[], AbstractContextManager[None]]:
+def _file_lock(path: Path) -> Callable[[], AbstractContextManager[object]]:
     return lambda: locked(path)
 
 

@@ -15,7 +15,6 @@ from gradveil.core.boundary import check_fields, check_shown
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.files import digest
 from gradveil.core.job_folder import SETTINGS, Kind, remove_empty
-from gradveil.core.job_folder import claim as claim  # a part of this module too
 from gradveil.core.schedule import count_decays
 from gradveil.data import load
 from gradveil.data.images import Images, as_images, balanced, divided

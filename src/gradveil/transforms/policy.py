@@ -268,7 +268,7 @@ def load_policy(path: Path, which: str = "hybrid") -> Policy:
             stacklevel=3,
         )
         which = "best"
-    ranks = {str(rank): one.policy for rank, one in enumerate(found.policy, start=1)}
+    ranks = {str(rank): each.policy for rank, each in enumerate(found.policy, start=1)}
     if which in ("hybrid", "best"):
         text = (which == "hybrid" and found.hybrid) or found.best
     elif which in ranks:

@@ -48,7 +48,7 @@ def compare(tuned: Mapping[str, Sequence[float]], standard: Mapping[str, Sequenc
     for name, test in (("lineup", sign_test), ("ssim", signed_rank)):
         pairs = list(zip(tuned[name], standard[name], strict=True))
         ours, theirs = (sum(values) / len(pairs) for values in zip(*pairs, strict=True))
-        p = test([one - other for one, other in pairs])
+        p = test([tried - usual for tried, usual in pairs])
         found[name] = Compared(*(float(f"{value:.{DIGITS}g}") for value in (ours, theirs, p)))
     return found
 

@@ -77,7 +77,7 @@ class AttackScorer(Scorer):
         images = sum(len(victim.indices) for victim in victims)
         seconds = (time.perf_counter() - began) / images
         made = ranked(outcomes(victims, found), generator(self.seed, "lot", block))
-        hits, likeness = zip(*(_measure(one, attack.view.aims_at) for one in made), strict=True)
+        hits, likeness = zip(*(_measure(each, attack.view.aims_at) for each in made), strict=True)
         missed = [1 - (hit + like) / 2 for hit, like in zip(hits, likeness, strict=True)]
         return {
             "missed": missed,
