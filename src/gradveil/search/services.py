@@ -16,6 +16,8 @@ from gradveil.search.ray import RayEngine, check_cluster
 
 ENGINES = ("local", "ray")
 PARTS = ".*.part"
+JOURNAL = "study.journal"  # in the job's folder, where no other storage is given
+CALM = 60.0  # seconds of speed that the time left is reckoned from: groups of trials end together
 
 
 def check_engine(engine: str, ray_address: str | None) -> None:
