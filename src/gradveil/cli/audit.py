@@ -52,7 +52,9 @@ SPIED = ("round", "client_images", "loss")
 """Options that are for --flower alone."""
 
 
+@options.with_local
 def audit_command(
+    *,
     context: typer.Context,
     data: options.Data,
     model: options.Model,
@@ -139,14 +141,7 @@ def audit_command(
         int | None, typer.Option(help="Searches for each victim. Default: as published.")
     ] = None,
     labels: options.Labels = "known",
-    local_steps: options.LocalSteps = 1,
-    local_lr: options.LocalRate = 0.01,
-    local_epochs: options.LocalEpochs = 1,
-    local_batch_size: options.LocalBatchSize = None,
-    client_momentum: options.ClientMomentum = 0.0,
-    client_weight_decay: options.ClientWeightDecay = 0.0,
-    client_optimizer: options.ClientOptimizer = None,
-    train_mode: options.TrainMode = False,
+    local: options.Local,
     split: Annotated[str, typer.Option(help="train or test.")] = "test",
     first: Annotated[
         int | None,
@@ -201,25 +196,13 @@ def audit_command(
     from gradveil.audits.job import controls_in_words, with_controls
     from gradveil.audits.run import run_audit  # scipy and matplotlib take a second to import
     from gradveil.core.progress import Bar
-    from gradveil.core.types import Protocol
     from gradveil.report.verdict import read_thresholds
 
-    client_momentum, client_weight_decay = options.client_optimizer(
-        client_optimizer, client_momentum, client_weight_decay
-    )
     limits = None if thresholds is None else read_thresholds(thresholds)
     defenses = _defenses(defense, policy)
     threshold = read_certify(certify, delta, gamma)
     auto, attacks = name_attacks(attack)
-    protocol = Protocol(
-        local_steps,
-        local_lr,
-        train_mode,
-        local_epochs,
-        local_batch_size,
-        client_momentum,
-        client_weight_decay,
-    )
+    protocol = local.protocol
     given = [name for name in context.params if _was_given(context, name)]
     chosen = options.normalized_model(model, normalize)
     if flower is not None:

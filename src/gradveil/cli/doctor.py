@@ -28,7 +28,9 @@ EXAMPLES = examples(
 )
 
 
+@options.with_local
 def doctor_command(
+    *,
     data: Annotated[
         str | None,
         typer.Option(
@@ -67,14 +69,7 @@ def doctor_command(
     ] = "none",
     batch_size: options.BatchSize = 1,
     labels: options.Labels = "known",
-    local_steps: options.LocalSteps = 1,
-    local_lr: options.LocalRate = 0.01,
-    local_epochs: options.LocalEpochs = 1,
-    local_batch_size: options.LocalBatchSize = None,
-    client_momentum: options.ClientMomentum = 0.0,
-    client_weight_decay: options.ClientWeightDecay = 0.0,
-    client_optimizer: options.ClientOptimizer = None,
-    train_mode: options.TrainMode = False,
+    local: options.Local,
     attack: Annotated[
         str,
         typer.Option(
@@ -112,9 +107,6 @@ def doctor_command(
     from gradveil.checks.doctor import TRIAL, doctor
     from gradveil.defenses import parse
 
-    client_momentum, client_weight_decay = options.client_optimizer(
-        client_optimizer, client_momentum, client_weight_decay
-    )
     if labels not in LABELS:
         raise unknown("labels", labels, LABELS)
     protection = parse(defense)
@@ -129,13 +121,7 @@ def doctor_command(
             checkpoint=checkpoint,
             batch_size=batch_size,
             know_labels=labels == "known",
-            train_mode=train_mode,
-            local_steps=local_steps,
-            local_lr=local_lr,
-            local_epochs=local_epochs,
-            local_batch_size=local_batch_size,
-            client_momentum=client_momentum,
-            client_weight_decay=client_weight_decay,
+            **local.protocol.settings(),
             image_size=image_size,
             channels=channels,
             seed=seed,

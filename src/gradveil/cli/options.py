@@ -1,7 +1,10 @@
 """Options that commands share, and their output: tables for people, JSON for programs."""
 
+import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +18,7 @@ from gradveil.core.streams import print_line
 from gradveil.core.text import SafeConsole, on_one_line, read_number
 
 if TYPE_CHECKING:
+    from gradveil.core.types import Protocol
     from gradveil.models import NormalizedName
 
 Json = Annotated[
@@ -72,7 +76,6 @@ Augment = Annotated[
     bool, typer.Option(help="Random crop (padding 4) and mirror image before the policy.")
 ]
 
-# The protocol of a client.
 RayAddress = Annotated[
     str | None,
     typer.Option(help="The cluster's address. Default: $RAY_ADDRESS, else one on this machine."),
@@ -88,32 +91,6 @@ BatchSize = Annotated[
     int, typer.Option(help="Images of one victim, whose gradient is of their mean loss.")
 ]
 Labels = Annotated[str, typer.Option(help="known, or inferred from the gradient.")]
-LocalSteps = Annotated[
-    int, typer.Option(help="Steps of SGD that a client makes, each over all its images.")
-]
-LocalRate = Annotated[float, typer.Option(help="Learning rate of those steps.")]
-LocalEpochs = Annotated[
-    int,
-    typer.Option(help="Times that a client goes through its images, in place of --local-steps."),
-]
-LocalBatchSize = Annotated[
-    int | None,
-    typer.Option(help="Images in a client's mini-batch, a step each. Default: all its images."),
-]
-ClientMomentum = Annotated[float, typer.Option(help="Momentum of the client's SGD.")]
-ClientWeightDecay = Annotated[float, typer.Option(help="Weight decay of the client's SGD.")]
-ClientOptimizer = Annotated[
-    str | None,
-    typer.Option(
-        "--client-optimizer",
-        help="The client's optimizer as one text: sgd, or sgd:momentum=0.9,weight-decay=5e-4.",
-    ),
-]
-TrainMode = Annotated[
-    bool,
-    typer.Option("--train-mode", help="Batch norm uses the batch's own statistics, dropout is on."),
-]
-
 Loss = Annotated[
     str | None,
     typer.Option(
@@ -161,6 +138,77 @@ def client_optimizer(text: str | None, momentum: float, decay: float) -> tuple[f
                 f"--client-optimizer {text}: {key} is {value!r}; expected a number"
             ) from None
     return found["momentum"], found["weight-decay"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local:
+    """How a client makes an update, its local training: a field for each option."""
+
+    local_steps: Annotated[
+        int, typer.Option(help="Steps of SGD that a client makes, each over all its images.")
+    ] = 1
+    local_lr: Annotated[float, typer.Option(help="Learning rate of those steps.")] = 0.01
+    local_epochs: Annotated[
+        int,
+        typer.Option(
+            help="Times that a client goes through its images, in place of --local-steps."
+        ),
+    ] = 1
+    local_batch_size: Annotated[
+        int | None,
+        typer.Option(help="Images in a client's mini-batch, a step each. Default: all its images."),
+    ] = None
+    client_momentum: Annotated[float, typer.Option(help="Momentum of the client's SGD.")] = 0.0
+    client_weight_decay: Annotated[
+        float, typer.Option(help="Weight decay of the client's SGD.")
+    ] = 0.0
+    client_optimizer: Annotated[
+        str | None,
+        typer.Option(
+            "--client-optimizer",
+            help="The client's optimizer as one text: sgd, or sgd:momentum=0.9,weight-decay=5e-4.",
+        ),
+    ] = None
+    train_mode: Annotated[
+        bool,
+        typer.Option(
+            "--train-mode", help="Batch norm uses the batch's own statistics, dropout is on."
+        ),
+    ] = False
+
+    @property
+    def protocol(self) -> "Protocol":
+        """The options as a value."""
+        from gradveil.core.types import Protocol  # torch takes seconds to import
+
+        momentum, decay = client_optimizer(
+            self.client_optimizer, self.client_momentum, self.client_weight_decay
+        )
+        return Protocol(
+            self.local_steps,
+            self.local_lr,
+            self.train_mode,
+            self.local_epochs,
+            self.local_batch_size,
+            momentum,
+            decay,
+        )
+
+
+def with_local(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command have the options of `Local`, in the place of its parameter `local`."""
+    fields = inspect.signature(Local).parameters
+    shown: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        shown += fields.values() if name == "local" else [parameter]
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        local = Local(**{name: given.pop(name) for name in fields})
+        command(**given, local=local)
+
+    run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]  # typer reads it
+    return run
 
 
 def normalized_model(model: str, constants: str | None) -> "str | NormalizedName":
