@@ -27,9 +27,7 @@ def assess_command(
     *,
     data: options.Data,
     model: options.Model,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help=f"{options.CHECKPOINT} Untrained without.")
-    ] = None,
+    checkpoint: options.Weights = None,
     out: Annotated[
         Path, typer.Option("--out", help="The folder of the assessment and its page.")
     ] = Path("assessment"),

@@ -1,7 +1,6 @@
 """gradveil doctor: what an audit of a model and images would meet, said before it starts."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,10 +11,6 @@ from gradveil.core.errors import GradveilError, unknown
 
 if TYPE_CHECKING:
     from gradveil.checks import Diagnosis, Finding
-    from gradveil.defenses import Defense
-
-AUTO = "auto"
-LABELS = ("known", "inferred")
 
 EXAMPLES = examples(
     "gradveil doctor --data fashion-mnist-mini --model lenet --steps 30",
@@ -55,10 +50,7 @@ def doctor_command(
             "or `running`: the SuperLinks and SuperNodes that run on this machine.",
         ),
     ] = None,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(help=f"{options.CHECKPOINT} Untrained without."),
-    ] = None,
+    checkpoint: options.Weights = None,
     defense: Annotated[
         str,
         typer.Option(
@@ -104,6 +96,8 @@ def doctor_command(
     if data is None or model is None:
         raise GradveilError(f"Missing option '--{'data' if data is None else 'model'}'.")
     from gradveil.attacks import find  # torch takes seconds to import
+    from gradveil.audits.attackers import AUTO, automatic
+    from gradveil.audits.job import LABELS
     from gradveil.checks.doctor import TRIAL, doctor
     from gradveil.defenses import parse
 
@@ -139,13 +133,6 @@ def _tell(found: "Diagnosis", as_json: bool) -> None:
     say(found.plain(), as_json, str(found))
     if found.errors:
         raise typer.Exit(1)
-
-
-def automatic(defense: "Defense") -> tuple[str, ...]:
-    """The names of the attacks that `auto` stands for in an audit of this defense."""
-    from gradveil.audits.attackers import automatic as attacks_of
-
-    return attacks_of(defense)
 
 
 def automatic_note(names: tuple[str, ...], *, ran: bool) -> "Finding":

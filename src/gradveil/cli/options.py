@@ -19,6 +19,7 @@ from gradveil.core.text import SafeConsole, on_one_line, read_number
 
 if TYPE_CHECKING:
     from gradveil.core.types import Protocol
+    from gradveil.defenses import Defense
     from gradveil.models import NormalizedName
 
 Json = Annotated[
@@ -72,10 +73,16 @@ Normalization = Annotated[
     ),
 ]
 CHECKPOINT = "The model's weights: .safetensors, .pt, .pth, .ckpt or .npz; never unpickled."
+Weights = Annotated[Path | None, typer.Option(help=f"{CHECKPOINT} Untrained without.")]
+Start = Annotated[Path | None, typer.Option(help=f"Start from these weights. {CHECKPOINT}")]
+OtherSpelling = Annotated[
+    str | None, typer.Option("--policy", help="Another spelling of --defense.")
+]
 Augment = Annotated[
     bool, typer.Option(help="Random crop (padding 4) and mirror image before the policy.")
 ]
 
+Study = Annotated[str, typer.Option(help="The study's name in the storage.")]
 RayAddress = Annotated[
     str | None,
     typer.Option(help="The cluster's address. Default: $RAY_ADDRESS, else one on this machine."),
@@ -209,6 +216,28 @@ def with_local(command: Callable[..., None]) -> Callable[..., None]:
 
     run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]  # typer reads it
     return run
+
+
+def find_defense(defense: str | None, policy: str | None) -> "Defense":
+    """Return the defense of --defense or of its other spelling, --policy; none without both."""
+    if defense is not None and policy is not None:
+        raise GradveilError(
+            f"policy {policy} and defense {defense}: give one; for a chain, "
+            f"--defense {policy},then,{defense}"
+        )
+    from gradveil.defenses import parse
+
+    return parse(defense or policy or "none")
+
+
+def read_counts(text: str, option: str, example: str) -> tuple[int, ...]:
+    """Read whole numbers with commas between them; return each once, the smallest first."""
+    try:
+        return tuple(sorted({read_number(part, int) for part in text.split(",") if part.strip()}))
+    except ValueError:
+        raise GradveilError(
+            f"{option} {text!r}: write whole numbers with commas, such as {example}"
+        ) from None
 
 
 def normalized_model(model: str, constants: str | None) -> "str | NormalizedName":

@@ -119,7 +119,7 @@ def search_command(
         str | None,
         typer.Option(help="An Optuna storage URL that searches share. Default: a file in --out."),
     ] = None,
-    study: Annotated[str, typer.Option(help="The study's name in the storage.")] = "gradveil",
+    study: options.Study = "gradveil",
     engine: Annotated[
         str, typer.Option(help="local, or ray: scores and audits on a Ray cluster.")
     ] = "local",

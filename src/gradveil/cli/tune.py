@@ -68,7 +68,7 @@ def tune_command(
         str | None,
         typer.Option(help="An Optuna storage URL that tunings share. Default: a file in --out."),
     ] = None,
-    study: Annotated[str, typer.Option(help="The study's name in the storage.")] = "gradveil",
+    study: options.Study = "gradveil",
     engine: Annotated[str, typer.Option(help="local, or ray: trials on a Ray cluster.")] = "local",
     ray_address: options.RayAddress = None,
     image_size: options.ImageSize = None,
