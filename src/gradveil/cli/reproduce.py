@@ -27,7 +27,6 @@ EXAMPLES = examples(
     "gradveil reproduce --status",
 )
 SCALES = ("paper", "quick")
-ENGINES = ("local", "ray")
 QUICK = "quick: small stand-ins for models and data; it shows that everything runs, proves nothing"
 
 
@@ -105,9 +104,8 @@ def reproduce_command(
 
     What is done is kept as records and never done again. Run the same command again after a stop.
     """
-    for name, value, choices in (("scale", scale, SCALES), ("engine", engine, ENGINES)):
-        if value not in choices:
-            raise unknown(name, value, choices)
+    if scale not in SCALES:
+        raise unknown("scale", scale, SCALES)
     asked = [*(names or ())]
     if bool(asked) + run_all + list_all + status > 1 and not (status and asked):
         raise GradveilError("give experiments, --all, --list or --status: one of them")
@@ -121,8 +119,10 @@ def reproduce_command(
     from gradveil.papers.experiments import Size
     from gradveil.papers.queue import make_parts, make_plan, run_queue
     from gradveil.papers.records import COMMITTED, Records
+    from gradveil.search.services import check_engine
 
     find_device(device)
+    check_engine(engine, ray_address)
     size = Size(images, seeds, scale == "quick")
     work = out or Path("runs") / ("reproduce-quick" if size.quick else "reproduce")
     folders = tuple(records or ()) or ((work / "records") if size.quick else COMMITTED,)
