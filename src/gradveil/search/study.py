@@ -21,12 +21,13 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.files import shown
-from gradveil.core.formats import OwnerEntry, TrialAttributes
+from gradveil.core.formats import TrialAttributes
 from gradveil.core.job_folder import differences
 from gradveil.core.reading import convert
 from gradveil.core.seeds import derived
+from gradveil.search.owners import Heartbeat, OwnerEntry, lives, this_process
 from gradveil.search.space import SAMPLERS, STATES, Dimension, FinishedTrial, Scale, Space, Trial
-from gradveil.search.storage import Heartbeat, OpenStorage, lives, open_storage, this_process
+from gradveil.search.storage import OpenStorage, open_storage
 
 SETTINGS = "settings"  # of the search: an attribute of the study
 OWNER = "owner"  # of a trial; the study's attribute `owner:<id>` is that owner's heartbeat
