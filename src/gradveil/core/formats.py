@@ -261,11 +261,16 @@ class TrainedModel(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Quantity(Struct, frozen=True, forbid_unknown_fields=True):
-    """A measured mean with its standard error and the number of images."""
+    """A mean over n images or batches, and its standard error, which a single value has not."""
 
     mean: float
     error: float | None
     n: Count
+
+    def text(self, share: bool = False) -> str:
+        """Return the mean and its error, such as `1.5 ± 0.2`; a share in percent."""
+        error = "" if self.error is None else f" ± {self.error:{'.1%' if share else '.2g'}}"
+        return f"{self.mean:{'.1%' if share else '.4g'}}{error}"
 
 
 class FoundPolicy(Struct, frozen=True, forbid_unknown_fields=True):
@@ -278,12 +283,20 @@ class FoundPolicy(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Savings(Struct, frozen=True):
-    """What a race saved, within search.json."""
+    """The work that a race left undone, within search.json.
+
+    Leakage was measured on `scored` of `all` images, and the accuracy of `unjudged` policies never.
+    """
 
     dropped: Count
     scored: Count
     all: Count
     unjudged: Count
+
+    @property
+    def share(self) -> float:
+        """The share of all images that no policy was scored on."""
+        return 1 - self.scored / self.all if self.all else 0.0
 
 
 class SearchFile(Struct, frozen=True, forbid_unknown_fields=True):

@@ -3,13 +3,13 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.formats import Savings
 from gradveil.core.progress import LONG, Bar, foretold, spoken
 from gradveil.scores.scorer import Estimate, Scorer
 from gradveil.search.engine import Engine
@@ -85,24 +85,7 @@ def _different(scored: Sequence[TriedTrial]) -> list[TriedTrial]:
     return list(first.values())
 
 
-@dataclass(frozen=True)
-class RaceSavings:
-    """The work that a race left undone.
-
-    Leakage was measured on `scored` of `all` images, and the accuracy of `unjudged` policies never.
-    """
-
-    dropped: int
-    scored: int
-    all: int
-    unjudged: int
-
-    @property
-    def share(self) -> float:
-        return 1 - self.scored / self.all if self.all else 0.0
-
-
-def saving(job: SearchJob, done: Sequence[TriedTrial], images: int) -> RaceSavings:
+def saving(job: SearchJob, done: Sequence[TriedTrial], images: int) -> Savings:
     """Compare with a search that scores every accurate policy on all images.
 
     Policies that were dropped before their accuracy was known count as accurate.
@@ -110,7 +93,7 @@ def saving(job: SearchJob, done: Sequence[TriedTrial], images: int) -> RaceSavin
     raced = [trial for trial in done if trial.state in ("scored", "dropped")]
     dropped = [trial for trial in done if trial.state == "dropped"]
     measured = sum(len(trial.values.get(job.objective, ())) for trial in done)
-    return RaceSavings(
+    return Savings(
         len(dropped),
         measured,
         images * len(raced),

@@ -5,23 +5,23 @@ import html
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.files import MissingFileError, shown, write_text
-from gradveil.core.formats import FoundPolicy, SearchFile, SearchSettings
+from gradveil.core.formats import FoundPolicy, Quantity, Savings, SearchFile, SearchSettings
 from gradveil.core.reading import check_format, convert, read_json
 from gradveil.core.text import SafeConsole, on_one_line
 from gradveil.core.toml import toml_lines
 from gradveil.scores.scorer import Estimate
 from gradveil.search.job import FOLDER, RESULT
-from gradveil.search.loop import RaceSavings
 from gradveil.search.space import FinishedTrial
 from gradveil.transforms import Policy
 from gradveil.transforms.policy import FORMAT
@@ -56,20 +56,6 @@ WIDTH = 100  # columns of the table in a terminal
 
 
 @dataclass(frozen=True)
-class Quantity:
-    """A mean over n images or batches, and its standard error, which a single value has not."""
-
-    mean: float
-    error: float | None
-    n: int
-
-    def text(self, share: bool = False) -> str:
-        """The mean and its error, such as `1.5 ± 0.2`; a share in percent."""
-        error = "" if self.error is None else f" ± {self.error:{'.1%' if share else '.2g'}}"
-        return f"{self.mean:{'.1%' if share else '.4g'}}{error}"
-
-
-@dataclass(frozen=True)
 class TriedPolicy:
     """The policy of a finished trial, and the means of what was measured of it."""
 
@@ -95,20 +81,17 @@ class TriedPolicy:
             "number": self.number,
             "policy": str(self.policy),
             "state": self.state,
-            "quantities": {name: asdict(of) for name, of in self.quantities.items()},
+            "quantities": to_builtins(self.quantities),
         }
 
     @classmethod
     def read(cls, found: FoundPolicy, scored: tuple[str, ...] = ()) -> "TriedPolicy":
         """Return a trial of search.json; `scored` are digests of the images its score used."""
-        quantities = {
-            name: Quantity(of.mean, of.error, of.n) for name, of in found.quantities.items()
-        }
-        for name in quantities:
+        for name in found.quantities:
             if name not in HEADS:
                 raise unknown(f"quantity of trial {found.number}", shown(name), HEADS)
         policy = replace(Policy.parse(found.policy), scored_on=scored)
-        return cls(found.number, policy, found.state, quantities)
+        return cls(found.number, policy, found.state, found.quantities)
 
 
 @dataclass(frozen=True, repr=False)
@@ -126,7 +109,7 @@ class SearchResult:
     front: tuple[TriedPolicy, ...]
     hybrid: Policy | None
     no_hybrid: str  # why there is none
-    saving: RaceSavings | None  # of a race
+    saving: Savings | None  # of a race
     notes: tuple[str, ...]
     study: str
     storage: str
@@ -192,7 +175,7 @@ class SearchResult:
             "best": str(self.best),
             "hybrid": None if self.hybrid is None else str(self.hybrid),
             "no_hybrid": self.no_hybrid,
-            "saving": None if saving is None else asdict(saving) | {"share": saving.share},
+            "saving": None if saving is None else to_builtins(saving) | {"share": saving.share},
             "notes": list(self.notes),
             "study": self.study,
             "storage": self.storage,
@@ -246,7 +229,6 @@ class SearchResult:
         for model, rows in found.confirmed.items():
             if absent := [row for row in ("none", "random", "single") if row not in rows]:
                 raise GradveilError(f"confirmed.{shown(model)}.{absent[0]}: missing")
-        saving = found.saving
         return cls(
             out,
             found.settings,
@@ -255,9 +237,7 @@ class SearchResult:
             tuple(numbered[number] for number in found.front),
             None if found.hybrid is None else replace(Policy.parse(found.hybrid), scored_on=scored),
             found.no_hybrid,
-            None
-            if saving is None
-            else RaceSavings(saving.dropped, saving.scored, saving.all, saving.unjudged),
+            found.saving,
             tuple(found.notes),
             found.study,
             found.storage,

@@ -318,8 +318,7 @@ class TrainingJob:
 def _images_text(images: Images | str) -> str:
     if isinstance(images, str):
         return images
-    found = digest({"images": images.images, "labels": images.labels})[:DIGITS]
-    return f"{images.name}: {len(images)} images, sha256 {found}"
+    return f"{images.name}: {len(images)} images, sha256 {images.digest()[:DIGITS]}"
 
 
 def _checked_test(test: Images, train: Images) -> Images:

@@ -138,14 +138,9 @@ class TuningJob:
     def _digests(self) -> dict[str, str]:
         told: dict[str, str] = {}
         if isinstance(self.data, Images):
-            told["data_sha256"] = images_digest(self.data)
+            told["data_sha256"] = self.data.digest()
         if self.public is not None:
-            told["public_sha256"] = images_digest(self.public)
+            told["public_sha256"] = self.public.digest()
         if isinstance(self.model, nn.Module):
             told["model_sha256"] = digest(self.model.state_dict())
         return told
-
-
-def images_digest(images: Images) -> str:
-    """Return a digest of all pixels and labels."""
-    return digest({"images": images.images, "labels": images.labels})
