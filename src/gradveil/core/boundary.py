@@ -65,6 +65,14 @@ def check_fields(instance: Any) -> None:
                 object.__setattr__(instance, each.name, found)
 
 
+def check_least(instance: Any, least: Mapping[str, int]) -> None:
+    """Refuse a field below its least value, by name; None is no number and passes."""
+    for name, lowest in least.items():
+        value = getattr(instance, name)
+        if value is not None and value < lowest:
+            raise GradveilError(f"{name.replace('_', ' ')} {value}: it must be at least {lowest}")
+
+
 @lru_cache(maxsize=256)
 def _hints(annotated: Any) -> dict[str, Any]:
     try:

@@ -19,6 +19,7 @@ from gradveil.attacks.starts import Start
 from gradveil.audits.outcomes import CEILING
 from gradveil.clients import Client, check_batch
 from gradveil.controls import Controls
+from gradveil.core.boundary import check_least
 from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Observation
@@ -181,11 +182,7 @@ class ProbeScorer(Scorer):
         check_pixels("images", self.images, self.images.shape[1:])
         check_batch(Batch(self.images.float() / 255, self.labels), self.classes, "the probe")
         self._check_candidates()
-        for name in ("unit", "victims_at_once"):
-            if getattr(self, name) < 1:
-                raise GradveilError(
-                    f"{name.replace('_', ' ')} {getattr(self, name)}: it must be at least 1"
-                )
+        check_least(self, {"unit": 1, "victims_at_once": 1})
         if min(self.blocks) < 1 or sum(self.blocks) != len(self.images):
             raise GradveilError(
                 f"blocks of {self.blocks}: expected sizes that add up to {len(self.images)} images"
