@@ -41,7 +41,7 @@ def alone(folder: Path, doing: str) -> Iterator[None]:
 
 
 def refuse_held(folder: Path, doing: str) -> None:
-    """An error, as of `alone`, where another process holds the folder: before the work begins."""
+    """Refuse a folder that another process holds, as `alone` does, before the work begins."""
     if (folder / LOCK).exists():
         with alone(folder, doing):
             """A killed process left the file behind."""
@@ -96,7 +96,7 @@ def locked(path: Path, busy: Callable[[], None] = lambda: None) -> Iterator[IO[b
 
 
 def _is_there(file: IO[bytes], path: Path) -> bool:
-    """Whether the path still leads to this file: one that was removed locks nobody out."""
+    """Tell whether the path still leads to this file: one that was removed locks nobody out."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -123,7 +123,7 @@ def _lock(file: IO[bytes], path: Path, busy: Callable[[], None]) -> None:
 
 
 def _holder(path: Path) -> str:
-    """The process that the lock's file names; a file from elsewhere may say anything."""
+    """Name the process that holds the lock, by its file; one from elsewhere may say anything."""
     try:
         text = path.read_bytes()[:300].decode("ascii")
     except (OSError, UnicodeDecodeError):

@@ -276,7 +276,7 @@ class Reconstruction:
 
 
 def stacked(seen: list[Observation]) -> dict[str, Tensor]:
-    """The gradients of many victims of one model, (victims, *parameter shape)."""
+    """Stack the gradients of many victims of one model, (victims, *parameter shape)."""
     return {
         name: torch.stack([victim.gradients[name] for victim in seen]) for name in seen[0].gradients
     }

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gradveil.core.errors import GradveilError, GradveilWarning
-from gradveil.core.files import opened, writable, write_all
+from gradveil.core.files import check_writable, opened, write_all
 from gradveil.core.locks import held
 from gradveil.data.base import Dataset
 from gradveil.data.files import File, Verification, check, unpack
@@ -83,7 +83,7 @@ def _download(dataset: Dataset, file: File, root: Path, progress: Progress, wait
     target = root / file.path
     part = target.with_name(f"{target.name}.part")
     for path in (target, part):
-        writable(path)
+        check_writable(path)
     problem = ""
     for attempt in range(ATTEMPTS):
         if attempt:

@@ -299,7 +299,7 @@ def divided(images: Images) -> tuple[Images, Images]:
 
 
 def balanced(labels: Tensor, fraction: float, seed: int) -> Tensor:
-    """Indices, in order, of a random part of every class: round(fraction * count), at least one.
+    """Choose a random part of every class, in order: round(fraction * count), at least one.
 
     With the same seed a smaller fraction is a subset of a larger one.
     """

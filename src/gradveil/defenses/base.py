@@ -236,7 +236,7 @@ class Defense:
 
 
 def is_built_in(kind: type[Defense]) -> bool:
-    """Whether the class belongs to this package; a user's own is named by module and class."""
+    """Tell whether the class is one of this package; a user's is named by module and class."""
     return kind.__module__.split(".")[0] == __name__.split(".")[0]
 
 

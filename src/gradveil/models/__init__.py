@@ -67,7 +67,7 @@ def build(
 def build_for(
     model: nn.Module | str | NormalizedName, split: Split, seed: int = 0, *, check: bool = True
 ) -> nn.Module:
-    """A model for the images of this split: made by its name, or a copy of the module given.
+    """Make a model for the images of this split: by its name, or a copy of the module given.
 
     With `check`, refuse a model that has nothing to train or does not give a logit for each class.
     """

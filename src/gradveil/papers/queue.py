@@ -60,7 +60,7 @@ class Group:
     cells: tuple[Cell, ...]
 
     def seconds(self, workspace: Workspace) -> float:
-        """The time for all of it on an H200, estimated."""
+        """Return the time for all of it on an H200, estimated."""
         return training_left(self.training, workspace) + sum(cell.seconds for cell in self.cells)
 
 
@@ -79,17 +79,17 @@ class Plan:
         return [cell for key, cell in every.items() if key not in self.done | self.absent]
 
     def seconds(self, workspace: Workspace) -> float:
-        """The time for all that is missing on an H200, estimated."""
+        """Return the time for all that is missing on an H200, estimated."""
         return sum(group.seconds(workspace) for group in self.groups)
 
 
 def training_left(training: Training, workspace: Workspace) -> float:
-    """The time for a training on an H200, estimated; 0 where its weights are there."""
+    """Return the time for a training on an H200, estimated; 0 where its weights are there."""
     return 0.0 if training.there(workspace) else training.seconds
 
 
 def estimate(cells: Sequence[Cell], workspace: Workspace) -> float:
-    """The time for some cells and their trainings on an H200, estimated."""
+    """Return the time for some cells and their trainings on an H200, estimated."""
     trainings = {cell.training.key: cell.training for cell in cells}
     return sum(training_left(each, workspace) for each in trainings.values()) + sum(
         cell.seconds for cell in cells

@@ -88,7 +88,7 @@ def try_attack(job: SearchJob, model: nn.Module, test: Images) -> None:
 
 
 def policies_to_audit(job: SearchJob, best: Policy, hybrid: Policy | None) -> dict[str, Policy]:
-    """The policies by the names of their rows.
+    """Return the policies by the names of their rows.
 
     Each image of the random row gets one of ten policies that no search has seen.
     """
@@ -291,7 +291,7 @@ def _p_values(compared: Mapping[str, Mapping[str, Sequence[Comparison]]]) -> lis
 
 
 def verdict(compared: Sequence[Comparison], cutoff: float) -> str:
-    """less, more, or open where the test of rank 1 does not reject; no other measure decides.
+    """Return less, more, or open where the test of rank 1 does not reject; nothing else decides.
 
     Tests reject whose p-value is at most the `cutoff`.
     """
@@ -313,7 +313,7 @@ def saturated(test: Comparison) -> bool:
 
 
 def in_words(compared: Sequence[Comparison], other: str, cutoff: float) -> str:
-    """The verdict with the figures of every test, such as `leaks less than none (...)`."""
+    """Write the verdict with the figures of every test, such as `leaks less than none (...)`."""
     decided, *beside = sorted(compared, key=lambda test: test.measure != HEADLINE)
     says = {
         "less": f"leaks less than {other}",

@@ -160,7 +160,7 @@ class SearchJob:
 
     @classmethod
     def as_published(cls, **settings: Any) -> "SearchJob":
-        """The paper's search: S_pri as its code computes it, 1,500 random policies, ten kept."""
+        """Return the paper's search: S_pri by its code, 1,500 random policies, ten kept."""
         for name, value in PUBLISHED.items():
             if settings.get(name, value) != value:
                 raise GradveilError(
@@ -193,7 +193,7 @@ class SearchJob:
         return self.attack_name or next(presets, type(self.attack).__name__)
 
     def settings(self) -> dict[str, Any]:
-        """Plain values for the JSON files. Own models and images are told apart by digests."""
+        """Return plain values for the JSON files; models and images of a caller have digests."""
         plain = {part.name: getattr(self, part.name) for part in fields(self)}
         for name in ("attack_name", *([] if self.channels else ["channels"])):
             del plain[name]
@@ -235,7 +235,7 @@ def refuse_changes(image_size: int | None, channels: int | None) -> None:
 
 
 def images_digest(train: Images, test: Images) -> str:
-    """A digest of all pixels and labels.
+    """Return a digest of all pixels and labels.
 
     Blind guesses are made from the training images, and an image is mistaken for other test images.
     """

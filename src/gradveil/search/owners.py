@@ -42,7 +42,7 @@ class Owner:
     start: str | None
 
     def entry(self, beat: float | None) -> OwnerEntry:
-        """What the study keeps: `beat` is the time of the last heartbeat, None once it has left."""
+        """Return what the study keeps: `beat` is the time of the last heartbeat; None: it left."""
         return OwnerEntry(self.host, self.pid, self.start, beat)
 
 
@@ -64,7 +64,7 @@ def lives(entry: OwnerEntry) -> bool:
 
 
 def _started(pid: int) -> str | None:
-    """When a process of this machine started, in ticks since the machine did; None when it is gone.
+    """Return when a process of this machine started, in ticks since the machine did; None: gone.
 
     A killed process stays a zombie until its parent asks after it, and a signal still reaches a
     zombie: only the process table tells. So the trials of a killed search are free at once, not

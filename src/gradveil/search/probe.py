@@ -324,7 +324,7 @@ class ProbeScorer(Scorer):
 
 
 def race_blocks(images: int) -> tuple[int, ...]:
-    """Sizes of the blocks of images after which a race looks at its policies."""
+    """Return the sizes of the blocks of images after which a race looks at its policies."""
     return image_blocks(images, FIRST_BLOCKS)
 
 
@@ -344,7 +344,7 @@ def check_pixels(name: str, images: Tensor, shape: Sequence[int]) -> None:
 
 
 def short_attack(attack: Attack = PRESETS["adam-cosine"], steps: int = STEPS) -> Attack:
-    """The attack with `steps` iterations and no frames; one without iterations as it is."""
+    """Return the attack with `steps` iterations and no frames; one without them as it is."""
     return (
         replace(attack, steps=steps, frames=0) if isinstance(attack, GradientMatching) else attack
     )

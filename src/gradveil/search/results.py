@@ -122,11 +122,11 @@ class SearchResult:
         return self.kept[0].policy
 
     def states(self, state: str) -> int:
-        """The number of trials that ended in this state."""
+        """Count the trials that ended in this state."""
         return sum(trial.state == state for trial in self.trials)
 
     def to_pandas(self) -> Any:
-        """A pandas DataFrame with a row for each trial, as in trials.csv."""
+        """Return a pandas DataFrame with a row for each trial, as in trials.csv."""
         try:
             pandas = import_module("pandas")
         except ImportError:
@@ -146,7 +146,7 @@ class SearchResult:
         return "\n".join(map(on_one_line, [self._title, *lines, *self._about]))
 
     def _repr_html_(self) -> str:
-        """The same table for a notebook."""
+        """Return the same table for a notebook."""
         heads, rows = policy_cells(self.kept)
         heads = [head.replace("\n", ", ") for head in heads]
         lines = [_html_row("th", heads), *(_html_row("td", cells) for cells in rows)]
@@ -164,7 +164,7 @@ class SearchResult:
         return [hybrid, *self.words]
 
     def plain(self) -> dict[str, Any]:
-        """Values for JSON. Kept policies and the front are named by their trials' numbers."""
+        """Return values for JSON; kept policies and the front are numbers of trials."""
         saving = self.saving
         return {
             "format": SEARCH_FORMAT,
@@ -248,7 +248,7 @@ class SearchResult:
 
 
 def policy_cells(policies: Sequence[TriedPolicy]) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of a table of policies: means with their errors, and n in the heads."""
+    """Return heads and rows of a table of policies: means with errors, and n in the heads."""
     names = sorted(policies[0].quantities, key=list(HEADS).index)
     heads = [f"{HEADS[name]}\nn {policies[0].quantities[name].n}" for name in names]
     rows = [
@@ -272,7 +272,7 @@ def _html(text: str) -> str:
 
 
 def trials_text(result: SearchResult) -> str:
-    """The text of trials.csv: a row for each trial, with mean, error and n of every quantity."""
+    """Return the text of trials.csv: a row for each trial, with mean, error and n of each."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerows(["" if cell is None else cell for cell in row] for row in _trials(result))
@@ -294,7 +294,7 @@ def _trials(result: SearchResult) -> list[list[Any]]:
 
 
 def policies_text(result: SearchResult) -> str:
-    """The text of policies.toml: best and hybrid, settings, policies by rank, digests of images."""
+    """Return the text of policies.toml: best, hybrid, settings, policies by rank, digests."""
     head: dict[str, Any] = {"format": FORMAT, "best": str(result.best)}
     if result.hybrid is None:
         head |= {"no_hybrid": result.no_hybrid}

@@ -213,7 +213,7 @@ def _ended(out: Path, storage: str | None) -> SearchResult:
 
 
 def _policies_found(setup: Setup, done: Sequence[TriedTrial]) -> dict[str, Policy]:
-    """The policies to be audited, by row; the hybrid is missing where there is none."""
+    """Return the policies to be audited, by row; the hybrid is missing where there is none."""
     order = [trial.tried for trial in qualified(setup.job, done)]
     hybrid, _ = make_hybrid(order, setup.job.hybrid, setup.test.channels)
     return policies_to_audit(setup.job, order[0], hybrid)
@@ -228,7 +228,7 @@ def _result(
     policies: Mapping[str, Policy],
     study: tuple[str, str],
 ) -> SearchResult:
-    """The result of a search whose audits are done; `study` is its name and its storage.
+    """Return the result of a search whose audits are done; `study` is its name and its storage.
 
     `measured` is the accuracy of the semi-trained model.
     """

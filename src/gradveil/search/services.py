@@ -32,7 +32,7 @@ def check_engine(engine: str, ray_address: str | None) -> None:
 
 
 def check_optuna(job: str) -> None:
-    """Scores, probes and results need no Optuna, and some machines have none: only studies do."""
+    """Refuse to begin without Optuna, which studies need and scores, probes and results do not."""
     try:
         import optuna  # noqa: F401
     except ImportError:

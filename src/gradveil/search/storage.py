@@ -81,7 +81,7 @@ class OpenStorage:
             wait = min(2 * wait, 8.0)
 
     def explained(self) -> AbstractContextManager[None]:
-        """A context that turns errors of the storage into one line without its secrets."""
+        """Turn errors of the storage into one line without its secrets."""
         return _explained(self.name, self.secrets)
 
 
@@ -92,13 +92,14 @@ def open_storage(where: str | Path) -> OpenStorage:
 
 
 def without_password(url: str) -> str:
+    """Return the URL with asterisks for its password."""
     for secret in SECRETS:
         url = secret.sub(r"\1***", url)
     return url
 
 
 def storage_name(url: str) -> str:
-    """The database as it is shown: with the driver that is used, without a password."""
+    """Return the database's URL as it is shown: with the driver used, without a password."""
     return without_password(_with_driver(url))
 
 
@@ -216,13 +217,13 @@ def _explained(name: str, secrets: tuple[str, ...]) -> Iterator[None]:
 
 
 def _cause(error: Exception) -> BaseException:
-    """The error of SQLAlchemy that Optuna made its own of."""
+    """Return the error of SQLAlchemy behind one of Optuna's; any other error as it is."""
     inner = error.__cause__ if isinstance(error, StorageInternalError) else None
     return inner or error
 
 
 def _is_loss(error: Exception) -> bool:
-    """Whether the server went away, rather than refused what it was asked."""
+    """Tell whether the server went away, rather than refused what it was asked."""
     return isinstance(_cause(error), OperationalError | InterfaceError)
 
 

@@ -42,7 +42,7 @@ def step_path(out: Path, step: int) -> Path:
 def refuse_other(out: Path, wanted: Mapping[str, Any]) -> None:
     """Refuse a folder that holds anything but this job's run. Nothing is written.
 
-    Earlier versions wrote a policy under a name of its own: a run that means the same is no other.
+    Earlier versions wrote a policy beside the defense: settings that mean the same are equal.
     """
     there = RUN.read(out) if (out / SETTINGS).is_file() else {}
     if "policy" in there:

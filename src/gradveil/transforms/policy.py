@@ -283,7 +283,7 @@ def load_policy(path: Path, which: str = "hybrid") -> Policy:
 
 
 def read_policies(path: Path) -> PoliciesFile:
-    """The whole file, its types checked."""
+    """Read the whole file, and check its types."""
     try:
         found = read_toml(path, dict[str, object], most=MOST)
         if found.get("format") != FORMAT:
