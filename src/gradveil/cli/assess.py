@@ -8,7 +8,6 @@ from rich.table import Table
 
 from gradveil.cli import completion, options
 from gradveil.cli.options import examples, say, table
-from gradveil.cli.report import WithPictures
 
 if TYPE_CHECKING:
     from gradveil.assessment import Assessment
@@ -52,7 +51,7 @@ def assess_command(
     batch_size: options.BatchSize = 1,
     labels: options.Labels = "known",
     local: options.Local,
-    with_pictures: WithPictures = False,
+    with_pictures: options.WithPictures = False,
     image_size: options.ImageSize = None,
     channels: options.Channels = None,
     normalize: options.Normalization = None,

@@ -9,7 +9,7 @@ import typer
 
 from gradveil.cli import completion, options
 from gradveil.cli.options import examples, say
-from gradveil.cli.report import Thresholds, WithPictures, read_certify
+from gradveil.cli.report import read_certify
 from gradveil.core.errors import GradveilError
 
 if TYPE_CHECKING:
@@ -175,8 +175,8 @@ def audit_command(
         int | None,
         typer.Option(help="Victims attacked together. Default: 16 on a CPU, 100 on a GPU."),
     ] = None,
-    thresholds: Thresholds = None,
-    with_pictures: WithPictures = False,
+    thresholds: options.Thresholds = None,
+    with_pictures: options.WithPictures = False,
     image_size: options.ImageSize = None,
     channels: options.Channels = None,
     normalize: options.Normalization = None,

@@ -87,6 +87,21 @@ RayAddress = Annotated[
     str | None,
     typer.Option(help="The cluster's address. Default: $RAY_ADDRESS, else one on this machine."),
 ]
+Thresholds = Annotated[
+    Path | None,
+    typer.Option(
+        "--thresholds",
+        help="A TOML file of what the run must keep to, such as \\[most] identified = 0.05 or "
+        "\\[least] accuracy = 0.9. The status is 1 where it does not.",
+    ),
+]
+WithPictures = Annotated[
+    bool,
+    typer.Option(
+        "--with-pictures",
+        help="Show your own images in the page too. Those of published data sets are always shown.",
+    ),
+]
 Delta = Annotated[
     float | None, typer.Option(help="For --certify: decide whether that share is at most this.")
 ]

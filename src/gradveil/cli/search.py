@@ -7,7 +7,6 @@ import typer
 
 from gradveil.cli import completion, options
 from gradveil.cli.options import examples, say
-from gradveil.cli.report import WithPictures
 
 EXAMPLES = examples(
     "gradveil search --data fashion-mnist-mini --model lenet "
@@ -124,7 +123,7 @@ def search_command(
         str, typer.Option(help="local, or ray: scores and audits on a Ray cluster.")
     ] = "local",
     ray_address: options.RayAddress = None,
-    with_pictures: WithPictures = False,
+    with_pictures: options.WithPictures = False,
     data_root: options.DataRoot = None,
     as_json: options.Json = False,
     seed: options.Seed = 0,

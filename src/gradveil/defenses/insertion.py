@@ -19,6 +19,12 @@ FEATURES = "features"
 LISTED = 40  # names in an error
 
 
+def as_position(given: object) -> object:
+    """Return the number of a layer, which may be given as such, as text; all else as it is."""
+    number = isinstance(given, int) and not isinstance(given, bool) and abs(given) < 10**9
+    return str(given) if number else given
+
+
 class Placed(nn.Module):
     """A module of the model, under the name it had, with another added before or behind it.
 

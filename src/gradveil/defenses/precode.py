@@ -10,7 +10,13 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.types import Knowledge, Loss
 from gradveil.defenses.base import Defense, ImageShape, Seam
 from gradveil.defenses.dpsgd import check_positive
-from gradveil.defenses.insertion import FEATURES, from_first_draw, insert, layers_before
+from gradveil.defenses.insertion import (
+    FEATURES,
+    as_position,
+    from_first_draw,
+    insert,
+    layers_before,
+)
 from gradveil.models.bottleneck import Bottleneck, Penalized
 
 WIDEST = 2**20  # values of a bottleneck: its weights are that many times the features
@@ -49,9 +55,7 @@ class Precode(Defense):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        number: object = self.position  # a layer's number may be given as such
-        if isinstance(number, int) and not isinstance(number, bool) and abs(number) < 10**9:
-            object.__setattr__(self, "position", str(number))
+        object.__setattr__(self, "position", as_position(self.position))
         check_fields(self)
         if self.k < 1:
             raise GradveilError(
