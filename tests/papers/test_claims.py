@@ -30,7 +30,7 @@ from gradveil.papers.verdicts import (
     decide_search,
     together,
 )
-from gradveil.search.confirm import Comparison
+from gradveil.search.comparisons import Comparison
 
 
 @pytest.mark.parametrize(

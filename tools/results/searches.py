@@ -9,7 +9,7 @@ from gradveil.papers.queue import Part
 from gradveil.papers.records import Records
 from gradveil.papers.searched import Searched
 from gradveil.papers.tables import rank_one, rank_tests
-from gradveil.search.confirm import (
+from gradveil.search.comparisons import (
     AGAINST,
     CONTROLS,
     SATURATED,

@@ -62,7 +62,7 @@ from gradveil.papers.verdicts import (
     welch,
 )
 from gradveil.scores.lineup import FAR
-from gradveil.search.confirm import saturated
+from gradveil.search.comparisons import saturated
 from gradveil.search.job import SEMI_TRAINED
 from gradveil.stats import difference, mean_interval, sign_test, summary
 

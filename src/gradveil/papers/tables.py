@@ -14,8 +14,8 @@ from gradveil.papers.records import Records
 from gradveil.papers.searched import Searched
 from gradveil.papers.summaries import measurement_lines
 from gradveil.scores.lineup import FAR
-from gradveil.search.confirm import AGAINST, Comparison, confirmation
-from gradveil.search.confirm import compare as compare_audits
+from gradveil.search.comparisons import AGAINST, Comparison, confirmation
+from gradveil.search.comparisons import compare as compare_audits
 from gradveil.stats import clopper_pearson
 
 FAR_RANK = f"rank_{FAR}"

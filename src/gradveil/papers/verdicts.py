@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gradveil.search.confirm import Comparison
+from gradveil.search.comparisons import Comparison
 from gradveil.stats import clopper_pearson, difference
 
 HOLDS, IN_PART, FAILS = "holds", "holds in part", "does not hold"

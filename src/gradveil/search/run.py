@@ -22,15 +22,8 @@ from gradveil.engine.device import find_device
 from gradveil.models import NormalizedName
 from gradveil.models.accuracy import measure_accuracy
 from gradveil.models.checkpoints import load_checkpoint
-from gradveil.search.confirm import (
-    FEWEST,
-    MODELS,
-    audit_seconds,
-    audit_tasks,
-    policies_to_audit,
-    read_audits,
-    verdicts,
-)
+from gradveil.search.comparisons import FEWEST, MODELS, verdicts
+from gradveil.search.confirm import audit_seconds, audit_tasks, policies_to_audit, read_audits
 from gradveil.search.job import FOLDER, RESULT, SearchJob
 from gradveil.search.loop import Loop, TriedTrial, on_front, qualified, saving
 from gradveil.search.results import POLICIES as FOUND
