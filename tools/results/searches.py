@@ -5,7 +5,7 @@ import gzip
 import tomllib
 from typing import Any
 
-from gradveil.papers.queue import Part
+from gradveil.papers.plan import Part
 from gradveil.papers.records import Records
 from gradveil.papers.searched import Searched
 from gradveil.papers.tables import rank_one, rank_tests

@@ -14,9 +14,10 @@ from gradveil.attacks.base import About, Attack, not_an_attack
 from gradveil.attacks.distances import Cosine, Distance, Likelihood, cosine, l1, l2
 from gradveil.attacks.features import FeatureCosine
 from gradveil.attacks.hidden_draws import JointMasks, JointNoise
+from gradveil.attacks.lbfgs import LBFGS
 from gradveil.attacks.linear import LinearInversion
 from gradveil.attacks.matching import GradientMatching
-from gradveil.attacks.optimizers import LBFGS, SGD, Adam
+from gradveil.attacks.optimizers import SGD, Adam
 from gradveil.attacks.peeling import Peeling
 from gradveil.attacks.policy_views import ExpectedTransform, GuessedTransform, KnownTransform
 from gradveil.attacks.priors import LabelTerm, Smoothness, TotalVariation

@@ -15,7 +15,8 @@ from gradveil.core.streams import print_line
 if TYPE_CHECKING:
     from gradveil.papers.cells import Workspace
     from gradveil.papers.experiments import Experiment, Size
-    from gradveil.papers.queue import Outcome, Part, Plan
+    from gradveil.papers.plan import Part, Plan
+    from gradveil.papers.queue import Outcome
     from gradveil.papers.records import Records
     from gradveil.papers.switches import Switches
 
@@ -117,7 +118,8 @@ def reproduce_command(
     from gradveil.papers.catalog import EXPERIMENTS, find_experiments
     from gradveil.papers.cells import Workspace
     from gradveil.papers.experiments import Size
-    from gradveil.papers.queue import make_parts, make_plan, run_queue
+    from gradveil.papers.plan import make_parts, make_plan
+    from gradveil.papers.queue import run_queue
     from gradveil.papers.records import COMMITTED, Records
     from gradveil.search.services import check_engine
 
@@ -183,7 +185,7 @@ def _minutes(seconds: float) -> str:
 def _show_list(
     chosen: "Sequence[Experiment]", parts: "Sequence[Part]", workspace: "Workspace", as_json: bool
 ) -> None:
-    from gradveil.papers.queue import estimate
+    from gradveil.papers.plan import estimate
 
     rows, plain = [], []
     for experiment in chosen:
@@ -212,7 +214,7 @@ def _show_list(
 
 
 def _show_status(plan: "Plan", workspace: "Workspace", records: "Records", as_json: bool) -> None:
-    from gradveil.papers.queue import estimate
+    from gradveil.papers.plan import estimate
 
     rows, plain = [], []
     for part in plan.parts:

@@ -20,6 +20,7 @@ from gradveil.papers.experiments import (
     Entry,
     PolicyTable,
 )
+from gradveil.papers.plan import Part
 from gradveil.papers.precode import (
     GRID,
     PRECODE_ROWS,
@@ -27,7 +28,6 @@ from gradveil.papers.precode import (
     PrecodeReconstructions,
 )
 from gradveil.papers.published import claim, published
-from gradveil.papers.queue import Part
 from gradveil.papers.records import Records
 from gradveil.papers.searched import Searched
 from gradveil.papers.summaries import correlation_table, lowest, overlap

@@ -12,8 +12,8 @@ from gradveil.papers.beyond import OverTraining
 from gradveil.papers.cells import GRID, Audited, Cell, Trained
 from gradveil.papers.experiments import NONE, Entry, Pictures
 from gradveil.papers.measurements import Correlated, Layers, Lines, Singles
+from gradveil.papers.plan import Part
 from gradveil.papers.precode import PrecodeReconstructions
-from gradveil.papers.queue import Part
 from gradveil.papers.records import Records
 from gradveil.papers.summaries import correlations, lowest
 from gradveil.papers.tables import count_first

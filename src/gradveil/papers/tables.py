@@ -8,8 +8,8 @@ from gradveil.audits.results import CaseResult, Row, make_row
 from gradveil.papers.cells import Audited, Trained
 from gradveil.papers.experiments import STANDARD, Entry, PolicyTable
 from gradveil.papers.measurements import Correlated, Layers, Lines, Singles
+from gradveil.papers.plan import Part
 from gradveil.papers.published import SOURCES, figure
-from gradveil.papers.queue import Part
 from gradveil.papers.records import Records
 from gradveil.papers.searched import Searched
 from gradveil.papers.summaries import measurement_lines
