@@ -15,7 +15,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gradveil.core.errors import GradveilError, unknown
-from gradveil.core.files import MissingFileError, shown, write_text
+from gradveil.core.files import MissingFileError, remove_unfinished, shown, write_text
 from gradveil.core.formats import FoundPolicy, Quantity, Savings, SearchFile, SearchSettings
 from gradveil.core.reading import check_format, convert, read_json
 from gradveil.core.text import SafeConsole, on_one_line
@@ -186,8 +186,7 @@ class SearchResult:
 
     def write(self) -> None:
         """Write the three files. search.json comes last: where it is, everything is."""
-        for unfinished in self.out.glob(".*.part"):
-            unfinished.unlink(missing_ok=True)
+        remove_unfinished(self.out, (".*.part",))
         write_text(self.out / POLICIES, policies_text(self))
         write_text(self.out / TRIALS, trials_text(self))
         write_text(self.out / RESULT, json.dumps(self.plain(), allow_nan=False) + "\n")

@@ -12,7 +12,7 @@ from gradveil import __version__
 from gradveil.attacks import GradientMatching
 from gradveil.attacks.attack_files import FORMAT, attack_table, read_attack, read_attack_file
 from gradveil.core.errors import GradveilError
-from gradveil.core.files import shown, write_text
+from gradveil.core.files import remove_unfinished, shown, write_text
 from gradveil.core.formats import (
     AttackFile,
     Compared,
@@ -130,8 +130,7 @@ class TuningResult:
 
     def write(self) -> None:
         """Write both files. attack.toml comes last: where it is, everything is."""
-        for unfinished in self.out.glob(".*.part"):
-            unfinished.unlink(missing_ok=True)
+        remove_unfinished(self.out, (".*.part",))
         write_text(self.out / RESULT, json.dumps(self.plain(), allow_nan=False) + "\n")
         write_text(self.out / ATTACK, attack_text(self.file, ATTACK))
 
