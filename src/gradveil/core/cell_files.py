@@ -59,7 +59,7 @@ class CorrelationCell(Struct, frozen=True):
     attack: Values
 
 
-Row = Annotated[str, Meta(pattern=r"^[a-z-]{1,20}$")]
+RowName = Annotated[str, Meta(pattern=r"^[a-z-]{1,20}$")]
 """The name of a model or a row of a search's audits, which is a part of a folder's name."""
 
 
@@ -70,7 +70,7 @@ class SearchCell(Struct, frozen=True):
     kept: list[str]
     best: str
     hybrid: str | None
-    cases: dict[Row, list[Row]]
+    cases: dict[RowName, list[RowName]]
 
 
 CELLS: dict[str, type[Struct]] = {

@@ -22,6 +22,10 @@ Statistics = dict[str, Tensor]
 such as `features.1.running_mean`."""
 
 
+ImageShape = tuple[int, int, int]
+"""(C, H, W)."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """Images as NCHW floats in [0, 1] and a class index for each; the model normalizes."""
@@ -245,7 +249,7 @@ class Observation:
     model: nn.Module
     loss: Loss
     gradients: Gradients  # one tensor per trainable parameter, the shape of the parameter
-    image_shape: tuple[int, int, int]
+    image_shape: ImageShape
     size: int  # images in the victim's batch
     classes: int
     protocol: Protocol = field(default_factory=Protocol)

@@ -14,14 +14,12 @@ import torch
 from torch import Generator, Tensor, nn
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.types import Batch, Gradients, Knowledge, Loss
+from gradveil.core.types import Batch, Gradients, ImageShape, Knowledge, Loss
 from gradveil.engine.draws import Draws
 from gradveil.transforms import Preparation
 
 State = object
 """What one client keeps between rounds; None for most defenses."""
-
-ImageShape = tuple[int, int, int]
 
 Seam = Literal["nothing", "model", "batch", "gradients"]
 """What a defense changes."""

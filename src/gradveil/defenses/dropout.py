@@ -7,8 +7,8 @@ from torch import nn
 
 from gradveil.core.boundary import check_fields
 from gradveil.core.errors import GradveilError
-from gradveil.core.types import Knowledge
-from gradveil.defenses.base import Defense, ImageShape, Seam
+from gradveil.core.types import ImageShape, Knowledge
+from gradveil.defenses.base import Defense, Seam
 from gradveil.defenses.insertion import FEATURES, as_position, from_first_draw, insert
 from gradveil.models.bottleneck import AlwaysDropout
 

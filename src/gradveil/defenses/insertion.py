@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gradveil.core.errors import GradveilError, one_line, unknown
 from gradveil.core.seeds import forked
-from gradveil.defenses.base import ImageShape
+from gradveil.core.types import ImageShape
 from gradveil.engine.gradients import in_mode
 from gradveil.models.bottleneck import AlwaysDropout, Bottleneck, Penalized
 

@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from gradveil.core.boundary import check_fields
 from gradveil.core.errors import GradveilError
-from gradveil.core.types import Knowledge, Loss
-from gradveil.defenses.base import Defense, ImageShape, Seam
+from gradveil.core.types import ImageShape, Knowledge, Loss
+from gradveil.defenses.base import Defense, Seam
 from gradveil.defenses.dpsgd import check_positive
 from gradveil.defenses.insertion import (
     FEATURES,

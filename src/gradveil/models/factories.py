@@ -44,7 +44,7 @@ class Split(Protocol):
         """The standard deviation of each channel."""
 
 
-def find(reference: str) -> Callable[[Task], nn.Module]:
+def find_factory(reference: str) -> Callable[[Task], nn.Module]:
     """Return a function that makes the model of a user's factory, `package.module:factory`.
 
     The factory is called with the numbers of channels, pixels of a side and classes that it takes
