@@ -55,16 +55,92 @@ def test_the_figures_on_searches_in_the_documentation_are_those_of_the_records(
                 docs.with_figures(pages | {path: words.replace(part, "")})
 
 
+def test_a_count_in_the_documentation_that_no_record_has_is_noticed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    from results import docs
+
+    pages = docs.pages()
+    guide, threats = ROOT / "docs/guide.md", ROOT / "docs/threat-models.md"
+    with pytest.raises(SystemExit, match=r"guide\.md says '7 of 99', and no record does"):
+        docs.with_figures(pages | {guide: pages[guide] + "It found 7 of 99 pictures."})
+    assert "100 of 320" in pages[threats]
+    with pytest.raises(SystemExit, match=r"threat-models\.md does not say '100 of 320"):
+        docs.with_figures(pages | {threats: pages[threats].replace("100 of 320", "110 of 320")})
+
+
+def sections() -> dict[str, str]:
+    """Return the parts of the file by heading."""
+    parts = re.split(r"^###? (.+)\n", (ROOT / "RESULTS.md").read_text(), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def tables(text: str) -> list[tuple[list[str], list[list[str]]]]:
+    """Return the head and the rows of each table of a text."""
+    found = []
+    for part in re.findall(r"(?:^\|.*\n?)+", text, flags=re.MULTILINE):
+        head, _, *rows = ([*map(str.strip, line.split("|")[1:-1])] for line in part.splitlines())
+        found.append((head, rows))
+    return found
+
+
+def test_its_links_lead_to_headings_and_its_contents_name_every_section() -> None:
+    text = (ROOT / "RESULTS.md").read_text()
+    links = re.findall(r"\[([^]]+)\]\(#([^)]+)\)", text)
+    # As GitHub names a heading: letters, digits, hyphens and underscores; spaces become hyphens.
+    names = {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-"): title for title in sections()}
+    assert len(links) > 50 and {target for _, target in links} <= {*names}
+    assert all(names[target] == words for words, target in links)
+    listed = text.split("**Contents**")[1].split("\n## ")[0]
+    assert [title for title, _ in re.findall(r"\[([^]]+)\]\(#([^)]+)\)", listed)] == [*sections()]
+
+
+def test_its_findings_are_few_and_each_has_figures_and_a_section() -> None:
+    found = sections()["What holds"].strip().splitlines()
+    assert 5 <= len(found) <= 10
+    for line in found:
+        assert re.match(r"- \*\*[^*]+\*\*.*\d.* \[[^]]+]\(#[^)]+\)$", line), line
+
+
+def test_a_row_of_its_tables_is_of_one_attack_and_has_no_empty_cell() -> None:
+    found = tables((ROOT / "RESULTS.md").read_text())
+    assert len(found) > 40
+    for head, rows in found:
+        for row in rows:
+            assert len(row) == len(head) and all(row), row
+            for cell in row:
+                assert len(re.findall(r"\d/\d+ \(", cell)) <= 1, cell
+                assert not re.search(r"\d.*;.*\d", cell), cell
+
+
+def test_what_is_not_measured_stands_in_one_section_alone() -> None:
+    found = sections()
+    missing = found.pop("Not measured yet")
+    ((head, rows),) = tables(missing)
+    assert head[0] == "experiment" and "table1b" in {row[0] for row in rows}
+    assert not any("not measured yet" in part.replace("[Not m", "") for part in found.values())
+
+
+def test_its_figures_have_captions() -> None:
+    text = (ROOT / "RESULTS.md").read_text()
+    shown = re.findall(r"^!\[[^]]*]\(.*\)\n\n(.*)$", text, flags=re.MULTILINE)
+    assert len(shown) == text.count("![")
+    assert all(re.fullmatch(r"\*.{60,}\*", caption) for caption in shown)
+
+
 def test_its_table_of_searches_has_controls_and_corrected_tests() -> None:
     """Uncorrected, the hybrid of the published search has p = 0.0017 against none."""
-    text = (ROOT / "RESULTS.md").read_text()
-    part = text.split("**searches**: ")[1].split("\n\n**")[0]
-    head, _, *rows = [line.split(" | ") for line in part.splitlines() if line.startswith("|")]
-    assert head[5:9] == ["sham", "draws known", "noisy truth", "gradients"]
-    assert len(rows) >= 16 and all(re.fullmatch(r"\d+/\d+", cell) for r in rows for cell in r[5:9])
-    tests = re.findall(r"[:,] ([\d.e-]+)(?=[,; ])", " ".join(r[9] for r in rows))
-    assert f"Holm's correction for the table's {len(tests)}." in part
-    (hybrid,) = (r for r in rows if r[1:3] == ["semi-trained", "48-48-3+21-5-15"])
-    assert float(re.findall(r"none: ([\d.]+), 1;", hybrid[9])[0]) > 0.02
+    part = sections()["searches"]
+    (head, rows), (_, tests) = tables(part)
+    assert head[4:8] == [
+        *("sham", "guess that knows the draws", "ceiling by the true picture with noise"),
+        "ceiling by the gradient line-up",
+    ]
+    assert len(rows) >= 16 and all(re.fullmatch(r"\d+/\d+", cell) for r in rows for cell in r[4:8])
+    assert f"Holm's correction for these {2 * len(tests)}:" in part
+    hybrid = ["S_pri, as published", "semi-trained", "48-48-3+21-5-15", "none"]
+    ((fewer, more),) = (row[4:] for row in tests if row[:4] == hybrid)
+    assert float(fewer) > 0.02 and float(more) == 1
     assert "told the labels alone, not the policy" in part
     assert "separates nothing at this setting: the probe, Fashion-MNIST, lenet" in part

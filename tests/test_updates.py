@@ -461,6 +461,38 @@ def test_auto_runs_the_attacks_that_an_audit_means_and_compares_those_that_measu
     assert {*of_two.found, *of_two.left_out} == {*automatic(parse("none"), model, batch_size=2)}
 
 
+def test_an_attack_of_auto_that_fails_is_left_out_with_the_reason() -> None:
+    """Pictures off the grid of whole levels: peeling finds none of them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(144, 8), nn.ReLU(), nn.Linear(8, 10))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    images = torch.rand(2, 1, 12, 12)
+    nn.functional.cross_entropy(model(images), torch.tensor([3, 4])).backward()
+    torch.optim.SGD(model.parameters(), lr=0.01).step()
+    more: dict[str, Any] = {"image_shape": (1, 12, 12), "device": "cpu", "size": 2}
+    sent = before, model.state_dict(), model
+    single = gv.reconstruct(*sent, attack="peeling", **more)
+    assert single.status.startswith("failed: ")
+    tried = gv.reconstruct(*sent, attack="auto", steps=1, **more)
+    assert {*tried.found} == {"adam-cosine", "raced"}
+    assert tried.left_out == {"peeling": single.status}
+
+
+@pytest.mark.parametrize(
+    ("attack", "says"),
+    [
+        ("class-mean", "needs to know the means (class means of public data): give images of the"),
+        ("transform-known", "draws included): a single update does not show it; an audit, which"),
+        ("masked", "pruned (whether zeros were cut off), which is known only under prune or "),
+    ],
+)
+def test_what_an_attack_misses_is_said_with_where_it_is_known(
+    sent: tuple[str, str], attack: str, says: str
+) -> None:
+    more = {"image_shape": (1, 12, 12), "device": "cpu", "defense": "3-1-7"}
+    assert says in toys.refused(reconstruct, *sent, toys.leaky().float(), attack=attack, **more)
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

@@ -16,6 +16,7 @@ from results import (
     docs,
     exact,
     federated,
+    findings,
     guard,
     reading,
     reproduce,
@@ -24,15 +25,31 @@ from results import (
     speed,
     trained,
 )
-from results.records import ROOT
+from results.records import ROOT, contents
 
-SECTIONS = (reading, trained, reproduce, exact, federated, guard, scores, audits, searches, speed)
+SECTIONS = (
+    findings.section,
+    reading.rules,
+    trained.section,
+    reproduce.verdicts,
+    reproduce.section,
+    reproduce.beyond,
+    exact.section,
+    federated.section,
+    guard.section,
+    scores.section,
+    audits.section,
+    searches.section,
+    speed.section,
+    reproduce.missing,
+)
 TARGET = ROOT / "RESULTS.md"
 
 
 def made() -> str:
     """Return the text of RESULTS.md."""
-    return "\n\n".join(part.section().strip() for part in SECTIONS) + "\n"
+    text = "\n\n".join(part().strip() for part in SECTIONS)
+    return f"{reading.beginning()}\n\n{contents(text)}\n\n{text}\n"
 
 
 def main() -> None:

@@ -109,9 +109,9 @@ def above_chance(hits: int, n: int, chance: float) -> float:
 
 
 def can_tell(n: int, chance: float, tests: int = 2) -> bool:
-    """Whether n images, all identified and all above blind, would show an attack to be better.
+    """Whether n updates, all with an image identified and above blind, would show a better attack.
 
-    `tests` are made beside each other.
+    An update has one by chance as often as `chance`; `tests` are made beside each other.
     """
     return min(min(chance, 1.0), 0.5) ** n < 2 * EACH / tests
 

@@ -16,7 +16,7 @@ from gradveil.attacks import Attack, GradientMatching, Progress
 from gradveil.attacks.blind import find_means
 from gradveil.attacks.labels import Counted
 from gradveil.attacks.presets import find, find_attack
-from gradveil.audits.attackers import AUTO
+from gradveil.audits.attackers import AUTO, check_told
 from gradveil.audits.fits import Tried, automatic_attacks, try_each
 from gradveil.core.boundary import public
 from gradveil.core.errors import GradveilError, GradveilWarning, kind_of
@@ -46,6 +46,14 @@ from gradveil.transforms import Policy
 
 UNINFORMED = Knowledge()
 UNDEFENDED = Defense()
+AUDITED = "a single update does not show it; an audit, which makes the updates itself, runs this"
+WHENCE = {
+    "means": "give images of the client's kind that anyone may have",
+    "transform": AUDITED,
+    "earlier": AUDITED,
+}
+"""How to know what the client's defense does not tell of its update."""
+
 Weights = Path | Mapping[str, Any]
 """A file of weights, or arrays by name: a state dict, or an ArrayRecord of Flower."""
 
@@ -227,7 +235,8 @@ def reconstruct(
     `loss` gives one value for each image. `progress` is called with the iterations done, and all.
 
     With `attack="auto"` every attack that an audit's auto means for the defense is run, and a
-    `Tried` has what each found: which is right cannot be told without the images.
+    `Tried` has what each found, and why others found nothing: which is right cannot be told
+    without the images.
     """
     where, known = find_device(device), as_defense(defense)
     check_defense(known)
@@ -265,7 +274,7 @@ def reconstruct(
         if images is not None and "means" in chosen.needs:
             means = find_means(images.images, images.labels, classes).classes.to(where)
             told = replace(seen, knowledge=replace(seen.knowledge, means=means))
-        _check_told(chosen, name, told.knowledge, known)
+        _check_told(chosen, name, told)
         (found,) = chosen([told], as_generator(seed, "reconstruct"), progress)
         return found
 
@@ -312,16 +321,15 @@ def _model(
     return made, image_shape, answers.shape[1]
 
 
-def _check_told(attack: Attack, name: Attack | str, knowledge: Knowledge, defense: Defense) -> None:
+def _check_told(attack: Attack, name: Attack | str, seen: Observation) -> None:
     """Refuse an attack that needs what neither the defense nor the update tells."""
     called = name if isinstance(name, str) else type(name).__name__
-    for need in attack.needs:
-        if need in MEANINGS and getattr(knowledge, need) is None:
+    for need, whence in WHENCE.items():
+        if need in attack.needs and getattr(seen.knowledge, need) is None:
             raise GradveilError(
-                f"attack {called} needs to know the {need} ({MEANINGS[need].long}), which defense "
-                f"{defense} does not tell of an update; give the client's defense, or choose "
-                "another attack"
+                f"attack {called} needs to know the {need} ({MEANINGS[need].long}): {whence}"
             )
+    check_told(called, attack, [seen])
 
 
 def score(

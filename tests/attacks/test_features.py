@@ -1,4 +1,4 @@
-"""Features of a batch at the last dense layer: found exactly from its gradient, and matched."""
+"""Features of a batch at dense layers: found exactly from their gradients, and matched."""
 
 from dataclasses import replace
 
@@ -9,10 +9,10 @@ from torch import Tensor, nn
 import toys
 from gradveil.attacks import adam_cosine, features
 from gradveil.attacks.distances import cosine
-from gradveil.attacks.features import FeatureCosine, find_features
+from gradveil.attacks.features import FeatureCosine, FeatureMeasure, find_features
 from gradveil.attacks.labels import last_layer
 from gradveil.clients import Client
-from gradveil.core.types import Batch, Knowledge, Observation, Protocol
+from gradveil.core.types import Batch, Knowledge, Protocol
 from gradveil.engine.shares import Shares
 
 RNG = torch.Generator
@@ -38,9 +38,10 @@ def deep_head() -> nn.Module:
     return toys.seeded(make).double()
 
 
-def truth(model: nn.Module, images: Tensor, seen: Observation) -> Tensor:
+def truth(model: nn.Module, images: Tensor, layer: nn.Module) -> Tensor:
+    """Return what goes into the layer."""
     made: list[Tensor] = []
-    hook = last_layer(seen).register_forward_pre_hook(lambda _, given: made.append(given[0]))
+    hook = layer.register_forward_pre_hook(lambda _, given: made.append(given[0]))
     model(images)
     hook.remove()
     return made[0].detach()
@@ -60,14 +61,13 @@ def test_features_of_every_image_come_out_of_the_gradient(make: object, labels: 
     model = make()  # type: ignore[operator]
     private = batch(labels)
     seen = toys.observe(model, private)
-    found, true = find_features(seen, RNG().manual_seed(0)), truth(model, private.images, seen)
-    order = [
-        min(range(len(true)), key=lambda n, one=one: float((one - true[n]).norm()))  # type: ignore[misc]
-        for one in found
-    ]
+    found = find_features(seen, RNG().manual_seed(0))
+    true = truth(model, private.images, found.layer)
+    assert found.layer is next(each for each in model.modules() if isinstance(each, nn.Linear))
+    order = torch.cdist(found.features, true).argmin(1).tolist()
     assert sorted(order) == [*range(len(labels))]  # images of one class may change places
     assert [labels[n] for n in order] == labels
-    assert worst(found, true[order]) < 1e-4
+    assert worst(found.features, true[order]) < 1e-4
 
 
 def test_features_of_a_float32_gradient_come_out_to_its_precision() -> None:
@@ -75,7 +75,7 @@ def test_features_of_a_float32_gradient_come_out_to_its_precision() -> None:
     private = toys.batch(4)
     seen = toys.observe(model, private)
     found = find_features(seen, RNG().manual_seed(0))
-    assert worst(found, truth(model, private.images, seen).double()) < 1e-3
+    assert worst(found.features, truth(model, private.images, found.layer).double()) < 1e-3
 
 
 def test_a_pruned_gradient_is_completed_from_its_whole_columns() -> None:
@@ -85,18 +85,19 @@ def test_a_pruned_gradient_is_completed_from_its_whole_columns() -> None:
     counts = (weight != 0).sum(0)
     assert bool(((counts < 10) & (counts >= 3)).any()) and int((counts == 10).sum()) >= 3
     found = find_features(seen, RNG().manual_seed(0))
-    assert worst(found, truth(model, private.images, seen)) < 1e-4
+    assert worst(found.features, truth(model, private.images, found.layer)) < 1e-4
 
 
 def test_matching_toward_features_comes_nearer_than_plain_matching() -> None:
     model = toys.leaky()
     private = toys.fashion(4)
     seen = toys.observe(model, private)
-    true = truth(model, private.images, seen)
+    layer = last_layer(seen)
+    true = truth(model, private.images, layer)
     gaps = []
     for attack in (adam_cosine, features):
         found = replace(attack, steps=30, frames=0)(seen, 0)
-        made = truth(model, found.images.double(), seen)
+        made = truth(model, found.images.double(), layer)
         gaps.append(float((made - true).norm()))
     assert gaps[1] < gaps[0]
 
@@ -110,7 +111,7 @@ def test_the_distance_and_its_slope_are_the_formula() -> None:
     found = FeatureCosine(features=2.5).bind(seen).from_shares(shares, rows, labels, {}, True)
     plain = cosine.bind(seen).from_shares(shares, rows, labels, {}, True)
     private = toys.pictures(3, dtype=torch.float64)
-    true = truth(model, private, seen[0])  # both have the same pictures
+    true = truth(model, private, last_layer(seen[0]))  # both have the same pictures
     gaps = [
         (model[:-1](row) - true).square().sum() / true.square().sum()  # type: ignore[index]
         for row in rows
@@ -126,7 +127,33 @@ def test_victims_without_features_are_matched_plainly_beside_others() -> None:
     good, wrong = (toys.observe(model, batch([0, 1, 2])) for _ in range(2))
     told = replace(wrong, knowledge=Knowledge(labels=torch.tensor([7, 8, 9])))
     measure = FeatureCosine().bind([good, told])
-    assert [bool(factor) for factor in measure.factors] == [True, False]  # type: ignore[attr-defined]
+    assert isinstance(measure, FeatureMeasure)
+    (aim,) = measure.aims
+    assert [bool(factor) for factor in aim.factors] == [True, False]
+
+
+def test_victims_whose_features_are_those_of_several_layers_each_have_their_aim() -> None:
+    model = deep_head()
+    whole, cut = (toys.observe(model, batch([0, 1, 2])) for _ in range(2))
+    noise = torch.rand(cut.gradients["3.weight"].shape, generator=RNG().manual_seed(0))
+    cut = replace(cut, gradients={**cut.gradients, "3.weight": noise.double()})
+    measure = FeatureCosine(features=2.0).bind([whole, cut], restarts=2)
+    assert isinstance(measure, FeatureMeasure)
+    layers = {aim.layer: [bool(factor) for factor in aim.factors] for aim in measure.aims}
+    first, last = (each for each in model.modules() if isinstance(each, nn.Linear))
+    assert layers == {first: [True, True, False, False], last: [False, False, True, True]}
+    rows = toys.pictures(12, seed=5, dtype=torch.float64).view(4, 3, 3, 8, 8)
+    labels = torch.tensor([[0, 1, 2]] * 4)
+    shares = Shares(model, whole.loss, whole.protocol)
+    found = measure.from_shares(shares, rows, labels, {}, False)
+    plain = cosine.bind([whole, cut], restarts=2).from_shares(shares, rows, labels, {}, False)
+    private = toys.pictures(3, dtype=torch.float64)
+    wanted = [
+        (truth(model, row, layer) - true).square().sum() / true.square().sum()
+        for row, layer in zip(rows, (first, first, last, last), strict=True)
+        if (true := truth(model, private, layer)) is not None
+    ]
+    torch.testing.assert_close(found - plain, 2 * torch.stack(wanted), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -147,8 +174,9 @@ def test_what_it_cannot_work_on_is_refused_in_one_line() -> None:
     assert "batch of 10: features are found of fewer images" in toys.refused(features, many, 0)
     several = toys.observe(model, batch([0, 1]), protocol=Protocol(local_steps=2))
     assert "2 local steps" in toys.refused(features, several, 0)
-    trained = toys.observe(model, batch([0, 1]), protocol=Protocol(train_mode=True))
-    assert "train mode: features need" in toys.refused(features, trained, 0)
+    normed = toys.conv_with_norm()
+    trained = toys.observe(normed, batch([0, 1]), protocol=Protocol(train_mode=True))
+    assert "its batch norm mixes them" in toys.refused(features, trained, 0)
     drawn = toys.observe(model, batch([0, 1]), "precode")
     assert "the model draws by itself" in toys.refused(features, drawn, 0)
 
@@ -158,3 +186,10 @@ def test_in_float32_a_client_s_batch_is_found_and_told_by_an_audit() -> None:
     shared = Client(model, classes=10).share(toys.pictures(2), torch.tensor([4, 1]), seed=0)
     found = replace(features, steps=2, frames=0)(shared.seen, 0)
     assert found.status == "ok" and found.labels is not None and found.labels.tolist() == [4, 1]
+
+
+def test_train_mode_is_no_obstacle_where_no_layer_mixes_images() -> None:
+    model, private = toys.lenet(), batch([4, 1])
+    seen = toys.observe(model, private, protocol=Protocol(train_mode=True))
+    found = replace(features, steps=2, frames=0)(seen, 0)
+    assert found.status == "ok"

@@ -203,6 +203,19 @@ def test_public_images_may_stand_beside_a_named_data_set_or_be_one(
     assert blind((few.images, few.labels), "few") != blind(None, "usual")
 
 
+def test_victims_among_the_public_images_are_told_unless_their_whole_line_ups_are_there() -> None:
+    split = load("fashion-mnist-mini", "test")
+    more: dict[str, Any] = {"attacks": ["closed-form"], "victims": 3, "sham": False, **QUICK}
+    victims = [r.image for r in audit("mlp", split, **more).cases[0].of("attack")]
+    others = [number for number in range(len(split)) if number not in victims]
+    for known, says in (victims, "3 of the 3"), ([*victims[:1], *others[:9]], "1 of the 3"):
+        some = split.images[known], split.labels[known]
+        with pytest.warns(GradveilWarning, match=f"^public: {says} images attacked are among them"):
+            audit("mlp", split, public=some, **more)
+    for apart in (split, (split.images[others], split.labels[others])):
+        audit("mlp", split, public=apart, **more)  # a warning would be an error
+
+
 def test_other_public_images_are_another_audit(
     model: nn.Module, images: Tensor, labels: Tensor, tmp_path: Path
 ) -> None:
@@ -375,6 +388,23 @@ def test_crop_and_flip_alone_are_audited_beside_a_policy_unless_they_are_not_wan
     assert [case.name for case in with_it.cases] == ["3-1-7", "policy:none, control of 3-1-7"]
     digests = {case.settings["weights_sha256"] for case in with_it.cases}
     assert len(digests) == 1
+    for control, says in (
+        (False, r"(only there: policy-none): go on without --no-control (control=True), or choose"),
+        (True, r"(only here: policy-none): go on with --no-control (control=False), or choose"),
+    ):
+        with pytest.raises(GradveilError) as caught:
+            audit(
+                model,
+                images,
+                labels,
+                defenses=["3-1-7"],
+                attacks=["closed-form"],
+                sham=False,
+                control=control,
+                out=tmp_path / f"{not control}",
+                **QUICK,
+            )
+        assert says in str(caught.value)
 
 
 def test_a_table_for_pandas_has_a_line_for_each_case_attack_and_truth(

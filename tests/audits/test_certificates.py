@@ -52,7 +52,12 @@ def made(
     """Return a case; `controls` are the attacks that worked on their positive controls."""
     blind = [record("blind: gray", image, 10.0, kind="blind") for image in range(4)]
     works = [each for attack in controls for each in positive(attack, psnr=30.0, rank=1)]
-    settings = {"defense": "3-1-7", "changes_images": changes_images}
+    settings = {
+        "defense": "3-1-7",
+        "changes_images": changes_images,
+        "clean": False,
+        "left_out": {},
+    }
     return CaseResult(Path("run"), settings, (*records, *blind, *works), None)
 
 

@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 
 from gradveil.audits import AuditResult, CaseResult
-from gradveil.audits.results import FORMAT, make_row
+from gradveil.audits.results import FORMAT, NO_BETTER, TOO_FEW, make_row
 from gradveil.core import GradveilError
 from gradveil.data import load
 from gradveil.report.audit import several_in_words, several_tables
@@ -218,3 +218,22 @@ def test_images_of_one_update_count_once_in_the_test_over_blind(result: CaseResu
         return make_row(records, "used").verdict.p_over_blind
 
     assert p_value(8) == pytest.approx(1 / 256) and p_value(2) == pytest.approx(1 / 4)
+
+
+@pytest.mark.parametrize(("updates", "told"), [(1, False), (2, False), (4, True), (16, True)])
+def test_a_few_large_updates_are_too_few_to_tell_and_not_no_better_than_blind(
+    result: CaseResult, updates: int, told: bool
+) -> None:
+    """Sixteen images of two updates cannot show a leak, though every one of them is found."""
+    first = next(record for record in result.records if record.kind == "attack" and record.ok)
+
+    def doubt(rank: int, gain: float) -> str | None:
+        scores = {"used": {**first.scores["used"], "rank": rank, "over_blind": gain}}
+        made = [
+            replace(first, image=i, update=i % updates, scores=scores, candidates=20)
+            for i in range(16)
+        ]
+        return make_row(made, "used").doubt
+
+    assert doubt(2, -1.0) == (NO_BETTER if told else TOO_FEW)
+    assert doubt(1, 1.0) == (None if told else TOO_FEW)

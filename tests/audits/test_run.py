@@ -313,7 +313,6 @@ def test_a_folder_with_another_audit_is_refused_with_the_differences(
     files = {path: path.read_bytes() for path in done.out.rglob("*") if path.is_file()}
     others = {
         "images 5 there, 4 here, seed 3 there, 9 here": replace(job, images=4, seed=9),
-        "other cases": replace(job, cases=(Case(),)),
         r"attacks \['guess', 'closed-form'\] there, \['guess'\] here": replace(
             job, attacks={"guess": guess()}
         ),
@@ -321,6 +320,10 @@ def test_a_folder_with_another_audit_is_refused_with_the_differences(
     for says, other in others.items():
         with pytest.raises(GradveilError, match=rf"other settings \({says}\): choose"):
             run_audit(other, done.out, progress=False)
+    with pytest.raises(
+        GradveilError, match=r"other cases \(only there: .*; only here: none\): choose"
+    ):
+        run_audit(replace(job, cases=(Case(),)), done.out, progress=False)
     assert files == {path: path.read_bytes() for path in done.out.rglob("*") if path.is_file()}
 
 

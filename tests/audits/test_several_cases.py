@@ -24,6 +24,7 @@ from gradveil.audits import (
     stage,
 )
 from gradveil.audits import prepare as preparing
+from gradveil.audits.job import with_controls
 from gradveil.audits.prepare import prepare
 from gradveil.audits.records import images_path, load_images
 from gradveil.audits.run import _missing_control
@@ -329,8 +330,15 @@ def test_what_cannot_be_audited_is_said_before_anything_is_written(
 
 
 def test_another_audit_in_the_folder_is_refused(job: AuditJob, whole: AuditResult) -> None:
-    with pytest.raises(GradveilError, match="holds an audit with other settings"):
+    only_there = r"only there: prune-0.95-clean, prune-0.95, precode-k-16, 3-1-7"
+    with pytest.raises(
+        GradveilError, match=rf"other cases \({only_there}\): choose another --out$"
+    ):
         run_audit(replace(job, cases=cases("none")), whole.out, progress=False)
+    control = replace(job, cases=with_controls(job.cases))
+    with pytest.raises(GradveilError, match=r"\(only here: policy-none\): go on with --no-control"):
+        run_audit(control, whole.out, progress=False)
+    assert [case.comes_with for case in whole.cases] == ["", "", "", "", "policy:none"]
     with pytest.raises(GradveilError, match="none holds a case of an audit, no audit"):
         AuditResult.read(whole.cases[0].out)
 

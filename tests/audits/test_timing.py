@@ -8,6 +8,7 @@ import torch
 
 from gradveil.attacks import GradientMatching, find
 from gradveil.audits import AuditJob, Case, run_audit
+from gradveil.audits.job import shorter
 from gradveil.audits.prepare import fitted_to, foreseen_seconds, prepare
 from gradveil.audits.timing import Costs, work
 from gradveil.core import GradveilError
@@ -65,11 +66,12 @@ def test_after_local_steps_the_time_is_also_that_of_every_candidates_update(
     assert costs.total([case.stage]) == attacks + 0.5 * 2 * candidates * 2
     half = costs.fit([case.stage], (attacks / 2 + 2 * candidates) / 60)
     assert half == pytest.approx(0.5)
-    once = attacks / job.attacks["raced"].steps  # type: ignore[attr-defined]
+    once = 2 * (1 + 32 + 8 + 2)  # one step of adam-cosine, and of each stage of the race
+    assert once == sum(work(each, 2) for each in shorter(job.attacks, 0.0).values())
     least = min(once + 2 * candidates, 4 * once) / 60
-    with pytest.raises(GradveilError, match=rf"at least {least:.2g}, fewer images"):
-        costs.fit([case.stage], 0.9 * least)
-    assert costs.fit([case.stage], 1.01 * least) * job.attacks["raced"].steps >= 1  # type: ignore[attr-defined]
+    with pytest.raises(GradveilError, match=r"^budget .*; give at least 2.1, fewer images"):
+        costs.fit([case.stage], 0.99 * least)
+    assert 2.0 < least <= 2.1 and costs.fit([case.stage], 1.01 * least) > 0
 
 
 @pytest.mark.usefixtures("slow")
@@ -91,6 +93,31 @@ def test_in_a_budget_every_attack_makes_the_same_share_and_it_is_kept(
 
 
 @pytest.mark.usefixtures("slow")
+def test_an_attack_of_few_steps_does_not_rule_the_budget(job: AuditJob, tmp_path: Path) -> None:
+    few = replace(find("dlg"), steps=2)  # type: ignore[type-var]
+    job = replace(job, attacks={"few": few, "many": replace(find("dlg"), steps=998)})  # type: ignore[type-var]
+    prepared = prepare(job, tmp_path / "run", None, CPU)
+    fitted = fitted_to(prepared, 2 * 101 / 60)  # seconds for 101 iterations of each of two images
+    assert [each.steps for each in fitted.cases[0].stage.attacks.values()] == [1, 100]  # type: ignore[attr-defined]
+    least = 2 * 2 / 60
+    with pytest.raises(
+        GradveilError, match=r"for one iteration of every attack; .* at least 0\.067,"
+    ):
+        fitted_to(prepared, 0.99 * least)
+    fitted = fitted_to(prepared, 0.067)
+    assert [each.steps for each in fitted.cases[0].stage.attacks.values()] == [1, 1]  # type: ignore[attr-defined]
+
+
+def test_a_budget_too_small_for_attacks_without_iterations_is_one_line(tmp_path: Path) -> None:
+    exact = AuditJob(
+        "mlp", "fashion-mnist-mini", {"closed-form": find("closed-form")}, positive=False
+    )
+    prepared = prepare(exact, tmp_path / "run", None, CPU)
+    with pytest.raises(GradveilError, match=r"^budget 1e-09: .* give at least "):
+        fitted_to(prepared, 1e-9)
+
+
+@pytest.mark.usefixtures("slow")
 def test_the_positive_control_is_within_the_budget(job: AuditJob, tmp_path: Path) -> None:
     job = replace(job, positive=True)
     each = 40 + work(job.attacks["raced"], 1)  # seconds of an image, of which the control has two
@@ -105,7 +132,7 @@ def test_a_large_budget_changes_nothing_and_one_too_small_is_refused(
     found = run_audit(replace(job, budget=1e6), tmp_path / "whole", progress=False)
     assert "steps=40," in found.cases[0].settings["attacks"]["adam-cosine"]
     with pytest.raises(
-        GradveilError, match=r"^budget 0\.001: .* too few for one iteration .* give at least 0\."
+        GradveilError, match=r"^budget 0\.001: .* too few for one iteration .* give at least 1\.5,"
     ):
         run_audit(replace(job, budget=0.001), tmp_path / "none", progress=False)
     assert not (tmp_path / "none").exists()

@@ -64,7 +64,10 @@ def test_two_equal_files_are_refused(
         ("--data cats", "unknown dataset 'cats'"),
         ("--device tpu", "unknown device 'tpu'"),
         ("--attack masked", "needs to know the pruned (whether zeros were cut off)"),
-        ("--attack transform-known --defense 3-1-7", "which defense 3-1-7 does not tell"),
+        (
+            "--attack transform-known --defense 3-1-7",
+            "draws included): a single update does not show it; an audit",
+        ),
         ("--defense magic", "unknown defense 'magic'"),
         ("--loss nowhere_at_all:mine", "there is no module 'nowhere_at_all'"),
         ("--loss torch.nn.functional:nothing", "has no 'nothing'"),

@@ -21,7 +21,8 @@ def test_a_quick_run_goes_through_and_is_not_done_again(gradveil: Any, tmp_path:
     folder = tmp_path / "runs" / "reproduce-quick" / "records"
     assert len([*folder.glob("*/cell.json")]) == 1
     (found,) = outcome.result["experiments"]
-    assert [row[0] for row in found["rows"]] == ["ours as published"] * 2
+    (table,) = found["tables"]
+    assert table["head"] == ["quantity", "ours as published"] and len(table["body"]) == 3
     again = gradveil("reproduce exp9 --scale quick --device cpu --json --as-published")
     assert not again.result["done"] and again.result["experiments"] == [found]
     status = gradveil("reproduce exp9 --status --scale quick --device cpu --json").result

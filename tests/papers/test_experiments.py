@@ -308,8 +308,8 @@ def test_a_quick_tuning_is_measured_kept_and_read_back(tmp_path: Path) -> None:
     assert {"attack.toml", "tuning.json"} <= {path.name for path in kept.iterdir()}
     for path in kept.glob("*.*"):
         assert str(tmp_path) not in path.read_text()
-    _, body = compare({"ours": parts[0]}, records)
-    assert body[-1][0] == row and "tuned" in body[-1][1]
+    (table,) = compare({"ours": parts[0]}, records)
+    assert table.body[-1][:2] == [row, "tuned"]
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -339,7 +339,8 @@ def test_a_quick_search_is_measured_kept_and_read_back(tmp_path: Path) -> None:
     found = records.confirmed(chosen)
     assert {*found} == {"semi-trained", "untrained"}
     assert {*found["untrained"]} >= {"none", "random", "single"}
-    head, body = compare({"ours": parts[0]}, records)
-    rows = [row for row in body if row[0] == parts[0].entries[1].row]
-    assert len(rows) == sum(map(len, found.values())) and all(len(row) == len(head) for row in rows)
+    audits, tests = compare({"ours": parts[0]}, records)
+    rows = [row for row in audits.body if row[0] == parts[0].entries[1].row]
+    assert len(rows) == sum(map(len, found.values()))
+    assert all(len(row) == len(each.head) for each in (audits, tests) for row in each.body)
     assert str(tmp_path) not in (tmp_path / "records").joinpath(chosen.key, "cell.json").read_text()

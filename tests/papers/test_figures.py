@@ -15,7 +15,8 @@ from gradveil.papers.experiments import Size
 from gradveil.papers.figures import draw_curves, draw_figures, draw_singles, draw_stages
 from gradveil.papers.plan import make_parts
 from gradveil.papers.records import Records
-from gradveil.papers.switches import OURS
+from gradveil.papers.switches import OURS, VARIANTS
+from gradveil.papers.tables import compare
 
 
 def values(names: list[str]) -> dict[str, list[float]]:
@@ -83,6 +84,21 @@ def test_figures_of_audits_are_drawn_from_their_records(tmp_path: Path, name: st
     (path,) = draw_figures(parts, Records((COMMITTED,)), tmp_path)
     with Image.open(path) as picture:
         assert picture.format == "PNG" and picture.width > 500
+
+
+def test_rows_that_are_the_same_in_both_ways_are_shown_once(tmp_path: Path) -> None:
+    nowhere = Workspace(tmp_path / "work", tmp_path / "data", device="cpu")
+    found = {}
+    for name in ("table1a", "precode-rec"):
+        parts = make_parts([EXPERIMENTS[name]], VARIANTS, Size(), nowhere)
+        found[name] = compare({part.way: part for part in parts}, Records((COMMITTED,)))
+    beside, *both = found["table1a"]
+    assert {"accuracy %, paper", "PSNR dB, replication"} <= {*beside.head}
+    assert ["as published" in table.title for table in both] == [True, False]
+    (table,) = found["precode-rec"]
+    assert "(the rows of iga: both ways)" in table.title
+    firsts = [row[0] for row in table.body if row[1] == "iga"]
+    assert len(firsts) == len({*firsts}) >= 16
 
 
 def test_stages_stand_in_the_order_of_training_with_the_end_last() -> None:

@@ -20,7 +20,7 @@ from gradveil.papers.plan import Plan, estimate, make_parts, make_plan
 from gradveil.papers.queue import Clock, Outcome, Worker, run_queue, work_through
 from gradveil.papers.records import Records
 from gradveil.papers.switches import OURS, Switches
-from gradveil.papers.tables import attack_row, compare
+from gradveil.papers.tables import Table, attack_row, compare
 
 UNTRAINED = Training("fashion-mnist-mini", "mlp", epochs=0)
 
@@ -358,11 +358,15 @@ def test_a_training_and_an_audit_go_through_the_queue_into_a_table(queue: Queue)
     facts = queue.records.facts(cells[0])
     assert facts is not None and facts["device"] == "cpu" and facts["seconds"] >= 0
     assert len(facts["result"]["history"]) == 1 and facts["result"]["test_images"] == 500
-    _check_table(compare({"ours": plan.parts[0]}, queue.records), facts["result"]["accuracy"])
+    _check_tables(compare({"ours": plan.parts[0]}, queue.records), facts["result"]["accuracy"])
 
 
-def _check_table(found: tuple[list[str], Sequence[Sequence[str]]], accuracy: float) -> None:
-    head, ((name, level, lineup, right),) = found
-    assert head[0] == "row" and name == "row" and level.endswith(", 4")
-    assert lineup.startswith("4/4") and "to the original" not in head
-    assert right == f"{100 * accuracy:.1f}%"
+def _check_tables(found: Sequence[Table], accuracy: float) -> None:
+    right, lineups = found
+    assert right.head == ["case", "accuracy %, ours as it should be"]
+    assert right.body == [["row", f"{100 * accuracy:.1f}"]]
+    (cells,) = (dict(zip(lineups.head, row, strict=True)) for row in lineups.body)
+    assert (cells["case"], cells["attack"]) == ("row", "closed-form")
+    assert "; chance " in lineups.title and not {"chance", "n"} & {*cells}  # the ranks have n
+    assert cells["rank 1 (95%)"].startswith("4/4 (")
+    assert not any("originals" in name or name == "way" for name in lineups.head)

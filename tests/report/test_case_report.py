@@ -59,6 +59,8 @@ def made(
         "data": "fashion-mnist-mini",
         "defense": defense,
         "changes_images": defense != "none",
+        "clean": False,
+        "left_out": {},
         "labels": "known",
         "seed": 0,
     }
@@ -199,6 +201,45 @@ def test_without_a_change_of_the_images_words_do_not_tell_truths_apart(tmp_path:
     lines = case_in_words(made(tmp_path, works=True, defense="none"))
     assert len(lines) == 6 and not any("against" in line for line in lines)
     assert lines[4].startswith("adam-cosine: better than blind: rank 1 in 8/8 line-ups")
+
+
+def test_controls_that_failed_show_nothing(tmp_path: Path) -> None:
+    shams = [record("sham", "sham", i, 0.0, False, "failed: no unit") for i in range(8)]
+    noisy = [
+        record("ceiling", "true picture with noise", i, 0.0, False, "failed: x") for i in range(8)
+    ]
+    nearest = [record("ceiling", "gradient line-up", i, 0.0, True) for i in range(8)]
+    extra = [*shams, *noisy, *nearest]
+    said = case_in_words(made(tmp_path, works=True, defense="none", extra=extra))
+    assert (
+        "Sham: adam-cosine on updates of other images of the same labels fails on all 8, and shows "
+        "nothing." in said
+    )
+    (ceilings,) = (line for line in said if line.startswith("Ceilings"))
+    assert ": true picture with noise not made, gradient line-up 8/8. " in ceilings
+
+
+def test_without_a_line_up_none_is_tested_or_told(tmp_path: Path) -> None:
+    """Two tests of dB over blind are left, of the attack and of its positive control."""
+    whole = made(tmp_path, works=True, defense="none")
+    without = [
+        replace(
+            each,
+            candidates=0,
+            scores={
+                truth: {name: value for name, value in scores.items() if name != "rank"}
+                for truth, scores in each.scores.items()
+            },
+        )
+        for each in whole.records
+    ]
+    said = case_in_words(replace(whole, records=tuple(without)))
+    positive, attack = said[3:5]
+    assert positive.endswith(
+        "no line-up: 4 without a line-up are too few to tell whether the attack works."
+    )
+    assert attack == "adam-cosine: better than blind: no line-up; p = 0.0039 for dB over blind."
+    assert said[-1] == "Better than blind: at 5% over all 2 tests together (Holm)."
 
 
 def test_images_too_few_for_any_test_are_told_and_no_failure(tmp_path: Path) -> None:

@@ -187,6 +187,121 @@ def test_the_answer_is_about_the_defense_and_not_about_its_control(tmp_path: Pat
     assert answer.sentences[0].startswith(f"Under {named}, dlg attacked 16 private pictures: 3 ")
 
 
+def with_settings(result: AuditResult, **more: dict[str, str]) -> AuditResult:
+    """Return the audit with more settings of its cases, by defense."""
+    cases = [
+        replace(
+            c,
+            settings={**c.settings, **{k: v[c.defense] for k, v in more.items() if c.defense in v}},
+        )
+        for c in result.cases
+    ]
+    return replace(result, cases=tuple(cases))
+
+
+def test_each_policy_is_compared_with_its_own_control(tmp_path: Path) -> None:
+    """Crop and flip leave 4 of 16 and the policies no less, though it is less than without both."""
+    leaking = {"none": {"dlg": 12}, "3-1-7": {"dlg": 4}, "prune:0.9": {"dlg": 6}}
+    run = make_audit(tmp_path / "run", leaking | {"policy:none": {"dlg": 4}}, 16)
+    result = AuditResult.read(run)
+    comes_with = {"3-1-7": "policy:none"}
+    answer = make_answer(with_settings(result, comes_with=comes_with))
+    assert answer.worst.defense == "none" and answer.sentences[1] == (
+        "Of 2 defenses 3-1-7 leaked least: 4 of 16 (7% to 52%) by dlg, still more than luck. With "
+        "random crops and mirror images alone, its baseline, it was no more: 4 of 16 (7% to 52%)."
+    )
+    # A defense beside it that leaks less is then the best, and only none is its baseline.
+    fewer = make_audit(
+        tmp_path / "fewer", leaking | {"policy:none": {"dlg": 6}, "prune:0.9": {"dlg": 3}}, 16
+    )
+    second = make_answer(with_settings(AuditResult.read(fewer), comes_with=comes_with)).sentences[1]
+    assert (
+        second.startswith("Of 2 defenses prune:0.9 leaked least: 3 of 16")
+        and "baseline" not in second
+    )
+
+
+def test_a_control_on_the_same_weights_is_the_baseline_and_one_on_others_is_not(
+    tmp_path: Path,
+) -> None:
+    """Two policies, each with crop and flip alone on its weights: one leaks less than its own."""
+    hits = {"3-1-7": 5, "9-9": 9, "policy:none": 5, "policy:none ": 12}
+    run = make_audit(tmp_path / "run", {name: {"dlg": right} for name, right in hits.items()}, 16)
+    result = AuditResult.read(run)
+    cases = with_settings(
+        result,
+        comes_with={"3-1-7": "policy:none", "9-9": "policy:none"},
+        defense={"policy:none ": "policy:none"},
+        control={"policy:none": "3-1-7", "policy:none ": "9-9"},
+        checkpoint={"3-1-7": "a", "policy:none": "a", "9-9": "b", "policy:none ": "b"},
+    ).cases
+    answer = make_answer(replace(result, cases=cases))
+    assert answer.worst is cases[2] and answer.best is cases[0]
+    assert answer.sentences[0].startswith("With random crops and mirror images alone, dlg attacked")
+    assert answer.sentences[1].startswith("Of 2 defenses 3-1-7 leaked least: 5 of 16 (11% to 59%)")
+    alone = make_answer(replace(result, cases=(cases[0], cases[2], cases[3])))
+    assert alone.sentences[1].startswith("Under 3-1-7 it was 5 of 16 (")
+    # Without the second policy's gain over its own control none leaks less.
+    weaker = (*cases[:3], replace(cases[1], settings={**cases[3].settings}, out=cases[3].out))
+    assert (
+        make_answer(replace(result, cases=weaker))
+        .sentences[1]
+        .startswith("None of 2 defenses leaked less; under 3-1-7 it was 5 of 16 (")
+    )
+
+
+def test_a_leak_under_a_defense_alone_is_the_headline(tmp_path: Path) -> None:
+    leaking = {"none": {"dlg": 0}, "prune:0.9": {"dlg": 0}, "3-1-7": {"dlg": 12}}
+    run = make_audit(tmp_path / "run", leaking, 16)
+    answer = make_answer(AuditResult.read(run))
+    assert answer.tone == "leak" and answer.worst.defense == "3-1-7"
+    assert answer.sentences[0].startswith("Under 3-1-7, dlg attacked 16 private pictures: 12 ")
+    assert answer.sentences[1].startswith(
+        "None of 2 defenses leaked less; under prune:0.9 it was 0 of 16"
+    )
+
+
+def test_where_all_reconstructions_failed_nothing_was_measured(tmp_path: Path) -> None:
+    leaking = {"none": {"dlg": 12}, "prune:0.9": {"dlg": 0}}
+    run = AuditResult.read(make_audit(tmp_path / "run", leaking, 16))
+    alone = make_answer(replace(run, cases=run.cases[1:]))
+    assert alone.tone == "none" and "failed" not in alone.sentences[0]
+    failed = [
+        replace(each, status="failed: no unit", scores={}) if each.kind == "attack" else each
+        for each in run.cases[1].records
+    ]
+    cases = run.cases[0], replace(run.cases[1], records=tuple(failed))
+    alone = make_answer(replace(run, cases=cases[1:]))
+    assert alone.tone == "unclear" and ", 16 failed; " in alone.sentences[0]
+    second = make_answer(replace(run, cases=cases)).sentences[1]
+    assert second.startswith("Under prune:0.9 it was 0 of 16 (0% to 21%, 16 failed) by dlg")
+
+
+def test_tests_of_all_runs_of_a_page_are_corrected_together(tmp_path: Path) -> None:
+    """Eight gains above 0 (p = 1 / 256) are clear among 6 tests, and not among those of 6 runs."""
+    runs = [make_audit(tmp_path / "a", {"none": {"dlg": 2}})]
+    (case,) = AuditResult.read(runs[0]).cases
+    alone = case.strongest.verdict
+    assert alone.better and alone.tests == 6
+    runs += [make_audit(tmp_path / f"b{number}", {"none": {"dlg": 0}}) for number in range(5)]
+    write_report(runs, out=tmp_path / "all")
+    parsed = Parsed((tmp_path / "all" / "index.html").read_text(encoding="utf-8"))
+    assert "all 36 tests together" in parsed.words
+    verdicts = json.loads((tmp_path / "all" / "verdict.json").read_text())["runs"]
+    assert [run["cases"][0]["strongest"]["better_than_blind"] for run in verdicts] == [False] * 6
+
+
+def test_the_chain_of_a_policy_has_its_control_in_the_second_sentence(tmp_path: Path) -> None:
+    named, control = "3-1-7,then,clip:1", "policy:none,then,clip:1"
+    run = make_audit(tmp_path / "run", {named: {"dlg": 3}, control: {"dlg": 9}}, 16)
+    result = with_settings(
+        AuditResult.read(run), comes_with={named: control}, control={control: named}
+    )
+    answer = make_answer(result)
+    assert answer.sentences[0].startswith(f"Under {named}, dlg attacked 16 private pictures: 3 ")
+    assert answer.sentences[1] == f"Under {control}, its baseline, it was 9 of 16 (30% to 80%)."
+
+
 def test_a_defense_is_judged_by_its_worst_step(tmp_path: Path) -> None:
     run = make_audit(
         tmp_path / "run", {"none": {"dlg": 8}, "prune:0.9": {"dlg": 6}}, steps=("0", "400")

@@ -16,8 +16,13 @@ from gradveil.audits import AuditResult, CaseResult, Record, Threshold, certify
 from gradveil.audits.job import slug
 from gradveil.audits.model import ModelFacts
 from gradveil.report.audit import several_in_words, several_tables
-from gradveil.report.certificates import certificate_table, certificates_in_words
+from gradveil.report.certificates import (
+    certificate_table,
+    certificates_in_words,
+    certify_cases,
+)
 from gradveil.report.pictures import draw_timeline
+from report.folders import make_audit
 
 N = 16
 SETTINGS = {
@@ -359,6 +364,39 @@ def test_a_certificate_says_why_an_attack_shows_nothing(
     assert "delta 0.2 cannot be told; gamma was not asked for. No attack here was shown" in said
     assert f"say nothing. dlg: {says}." in said
     assert "cannot be told" in line(shown([certificate_table({"none": found})]), "any attacker")
+
+
+def test_a_certificate_names_the_breakers_that_nobody_ran(tmp_path: Path) -> None:
+    attacked = {"prune:0.9": {"dlg": 0}, "translate_x(9)": {"dlg": 0}, "none": {"dlg": 9}}
+    found = AuditResult.read(make_audit(tmp_path / "run", attacked, 16))
+    named = {
+        case.defense: made for case, made in certify_cases(found, Threshold("lineup", delta=0.3))
+    }
+    said = dict(zip(named, certificates_in_words(named, found.cases[0]), strict=False))
+    assert "Known to break this defense, and not run: masked." in said["prune:0.9"]
+    assert "not run: early-step, transform-known, transform-drawn" in said["translate_x(9)"]
+    assert named["none"].not_run == () and named["prune:0.9"].plain()["not_run"] == ("masked",)
+    # Where it leaks by the attacks that were run, none of the others is missed.
+    leaking = AuditResult.read(make_audit(tmp_path / "leaks", {"prune:0.9": {"dlg": 16}}, 16))
+    ((_, certificate),) = certify_cases(leaking, Threshold("lineup", delta=0.3))
+    (words, *_) = certificates_in_words({"prune:0.9": certificate}, leaking.cases[0])
+    assert certificate.bounded is False and "Known to break" not in words
+
+
+def test_delta_that_holds_without_the_defense_too_is_no_praise_of_it(tmp_path: Path) -> None:
+    """None of 16 is reached under pruning, and none without it, or 12."""
+
+    def said(hits: int, out: Path) -> dict[str, str]:
+        attacked = {"none": {"dlg": hits}, "prune:0.9": {"dlg": 0}}
+        found = AuditResult.read(make_audit(out, attacked, 16))
+        made = {c.name: made for c, made in certify_cases(found, Threshold("lineup", delta=0.4))}
+        return dict(zip(made, certificates_in_words(made, found.cases[0]), strict=False))
+
+    praise = "Delta holds under none too: that it holds is not shown to be this defense's doing."
+    weak, strong = said(0, tmp_path / "weak"), said(12, tmp_path / "strong")
+    assert "delta 0.4 holds" in weak["prune:0.9"] and praise in weak["prune:0.9"]
+    assert "delta 0.4 holds" in strong["prune:0.9"] and praise not in strong["prune:0.9"]
+    assert praise not in weak["none"] + strong["none"]
 
 
 def test_a_threshold_that_a_guess_reaches_is_flagged(result: AuditResult) -> None:

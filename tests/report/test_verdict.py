@@ -71,6 +71,17 @@ def test_what_was_not_measured_breaks_a_threshold(tmp_path: Path) -> None:
     assert check.words == "none: accuracy was not measured, at least 0.1 was asked for"
 
 
+def test_where_all_reconstructions_failed_none_was_measured_to_be_unrecognized(
+    tmp_path: Path,
+) -> None:
+    asked = read_thresholds(thresholds(tmp_path, "[most]\nidentified = 0.5\nidentified_high = 0.5"))
+    for failed, measured in (7, True), (8, False):
+        run = make_audit(tmp_path / f"{failed}", {"none": {"dlg": 0}}, failed=failed)
+        decision = decide({"": AuditResult.read(run)}, asked)
+        assert decision.passed is measured
+        assert [check.holds for check in decision.checks] == [measured or None] * 2
+
+
 def test_without_thresholds_a_verdict_decides_nothing_and_has_the_figures(run: Path) -> None:
     made = write_report(run)
     found = json.loads((run / "verdict.json").read_text())

@@ -1,6 +1,5 @@
 """Audits of untrained models, by PSNR and SSIM."""
 
-from gradveil.audits.results import Row
 from gradveil.report.audit import best_blind
 from results.records import mean, rows_of, spread, table
 
@@ -15,10 +14,6 @@ STANDARD = "adam-cosine"
 
 
 def section() -> str:
-    return _untrained()
-
-
-def _untrained() -> str:
     body = []
     for name, file in UNTRAINED.items():
         rows = rows_of(f"audits/{file}.jsonl")
@@ -32,20 +27,18 @@ def _untrained() -> str:
                 spread(attack.psnr, 2),
                 mean(attack.psnr, 1) if attack.psnr.median is None else f"{attack.psnr.median:.1f}",
                 mean(attack.ssim),
-                f"{guess.attack.removeprefix('blind: ')} {spread(guess.psnr, 2)}",
-                f"{spread(easy.psnr, 2)} (n = {easy.n})",
+                spread(guess.psnr, 2),
+                guess.attack.removeprefix("blind: "),
+                spread(easy.psnr, 2),
+                str(easy.n),
             ]
         )
-    head = ["model and attack", "n", "PSNR dB", "median", "SSIM", "best blind guess, PSNR"]
-    head.append("positive control, PSNR")
+    head = ["model and attack", "n", "PSNR dB", "median dB", "SSIM", "best blind guess, PSNR dB"]
+    head += ["that guess", "positive control, PSNR dB", "its n"]
     return (
-        "## Untrained models, CIFAR-100 †\n"
-        "Batch 1 unless said, labels known unless said, test images from 0 on, seed 0, no defense, "
-        "so every guess knows as much as the attacker but the gradient. The positive control is "
-        f"the same attack on an untrained lenet.\n\n{table(head, body)}\n\n"
+        "## Untrained models †\n"
+        "CIFAR-100, batch 1 unless said, labels known unless said, test images from 0 on, seed 0, "
+        "no defense. So every guess knows as much as the attacker but the gradient. The positive "
+        f"control is the same attack on an untrained lenet.\n\n{table(head, body)}\n\n"
         "Commands and machines: `benchmarks/results/audits/README.md`."
     )
-
-
-def _figures(found: Row | None) -> list[str]:
-    return ["", ""] if found is None else [spread(found.psnr), mean(found.ssim)]

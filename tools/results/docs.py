@@ -1,48 +1,107 @@
 """The figures of the documentation: the table of an audit, and sentences on what was measured."""
 
 import io
+import re
+import textwrap
 from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
 
+from gradveil.papers.beyond import EARLY
 from gradveil.papers.experiments import HYBRID, NONE, STANDARD, STRONGEST
 from gradveil.papers.figures import FINAL_STEP
 from gradveil.report.audit import case_tables
-from results import reproduce, scores, searches
+from results import exact, federated, findings, reproduce, scores, searches
 from results.records import ROOT, audit, row
 
 README = ROOT / "README.md"
+ATTACKS = (STANDARD, STRONGEST)
 AUDIT, SEARCH, MEASURED = "tutorials/audit.md", "tutorials/search.md", "measured.md"
-BEGIN, END = "<!-- made by make results -->\n```\n", "```\n<!-- end -->"
+METHOD, THREATS = "method.md", "threat-models.md"
+COUNTED = r"\d[\d,]* of \d[\d,]*\d"  # what a figure of a count looks like
+REASONED = (
+    "0 of 59",  # pictures that bound what an attack identifies by 5%
+    "18 of 20",  # a test in tests/search/test_race.py
+)
+"""Counts in the documentation that are no measurements on record."""
+
+BEGIN, END = "<!-- made by make results -->\n", "<!-- end -->"
 WIDTH = 110  # columns: every figure, and each name on one line
 
 
 def pages() -> dict[Path, str]:
-    """Return the pages that have figures, as they are."""
-    return {
-        path: path.read_text(encoding="utf-8")
-        for path in (README, *(ROOT / "docs" / name for name in (AUDIT, SEARCH, MEASURED)))
-    }
+    """Return README and the pages of the documentation, as they are."""
+    paths = (README, *sorted((ROOT / "docs").rglob("*.md")))
+    return {path: path.read_text(encoding="utf-8") for path in paths}
 
 
 def with_figures(texts: Mapping[Path, str]) -> dict[Path, str]:
     """Return the pages with the table of their audit, and check the figures of their sentences."""
     made = dict(texts)
     folder = ROOT / "docs"
-    before, rest = made[folder / AUDIT].split(BEGIN)
-    _, after = rest.split(END)
-    made[folder / AUDIT] = f"{before}{BEGIN}{block()}{END}{after}"
-    for path, parts in (
-        (README, [*first_audit(), *why_ranked_so(), *searches.race_words()]),
-        (folder / MEASURED, [*sentence(), *over_training()]),
-        (folder / SEARCH, [*why_ranked_so(), *searches.race_words()]),
-    ):
-        words = " ".join(made[path].split())
+    for name, text in ((AUDIT, f"```\n{block()}```\n"), (MEASURED, held())):
+        before, rest = made[folder / name].split(BEGIN)
+        _, after = rest.split(END)
+        made[folder / name] = f"{before}{BEGIN}{text}{END}{after}"
+    known = {
+        README: [*first_audit(), *why_ranked_so(), *searches.race_words()],
+        folder / MEASURED: [*sentence(), *over_training(), " ".join(held().split())],
+        folder / SEARCH: [*why_ranked_so(), *searches.race_words()],
+        folder / METHOD: gray(),
+        folder / THREATS: threats(),
+    }
+    for path, text in made.items():
+        words, parts = " ".join(text.split()), known.get(path, [])
         for part in parts:
             if part not in words:
                 raise SystemExit(f"{path.name} does not say {part!r}, as the records do")
+        for count in re.findall(COUNTED, words):
+            if count not in " ".join([*parts, *REASONED]):
+                raise SystemExit(f"{path.name} says {count!r}, and no record does")
     return made
+
+
+def held() -> str:
+    """Return the findings of RESULTS.md as a list, each with the section that it comes from."""
+    lines = re.sub(r"\[([^]]+)\]\(#[^)]+\)", r"*\1*", findings.section()).splitlines()[1:]
+    fill = textwrap.TextWrapper(100, subsequent_indent="  ", break_on_hyphens=False).fill
+    wrapped = map(fill, lines)
+    return "\n".join(wrapped) + "\n"
+
+
+def gray() -> list[str]:
+    """Return what a gray picture scores beside the published attack, as the method must have it."""
+    case = audit("trained-60-epochs").cases[0]
+    assert case.defense == NONE
+    flat, attacked = row(case, "blind: grey", "blind"), row(case, STANDARD)
+    return [
+        f"On {flat.n} test pictures of CIFAR-100 a plain gray picture scores {flat.psnr.mean:.1f} "
+        f"dB, and the published attack on a trained model {attacked.psnr.mean:.1f} dB"
+    ]
+
+
+def threats() -> list[str]:
+    """Return the figures on threat models that the documentation must have."""
+    near, far = reproduce.second_training()
+    stages = reproduce.stages()
+    before, after = (
+        "{} of {}".format(*max(found, key=lambda each: each[0] / each[1]))
+        for found in (
+            [(h, n) for name in ATTACKS for at, h, n in stages[NONE, name] if at == step]
+            for step in (0, FINAL_STEP)
+        )
+    )
+    assert not reproduce.done("clients"), "`clients` has cells now: say what they show"
+    return [
+        f"{federated.singles()} in the updates of a Flower app",
+        f"found {before} before training and {after} at the end of it",
+        f"of a second training {near}, and {far} where reconstructions may lie 8 pixels off",
+        f"{exact.recovered('fashion-mnist-untrained', 'none', 32)} pictures in batches of 32",
+        f"{exact.recovered('cifar100-untrained', 'none', 16)} in batches of 16 on CIFAR-100",
+        f"{federated.eights()} pictures were found, over {federated.updates(8)} updates each",
+        f"each cell is {federated.updates(64)} update",
+    ]
 
 
 def first_audit() -> list[str]:
@@ -75,13 +134,13 @@ def sentence() -> list[str]:
     weak, strong = row(plain, "adam-cosine"), row(plain, "raced")
     sham, defended = row(plain, "sham", "sham"), row(hybrid, "raced")
     return [
-        f"the published attack picks {weak.identified} of {weak.n}",
+        f"The published attack picks {weak.identified} of {weak.n}",
         f"`--attack raced` {strong.identified} of {strong.n}",
         f"line-ups of {plain.settings['candidates']} pictures",
         f"{sham.identified} of {sham.n})",
         f"chance {100 / plain.settings['candidates']:.0f}%",
         f"under the paper's policy {hybrid.defense} `raced` finds {defended.identified} of "
-        f"{defended.n}",
+        f"{defended.n}:",
     ]
 
 
@@ -97,16 +156,17 @@ def over_training() -> list[str]:
         return " and ".join(found)
 
     def best(step: int) -> str:
-        every = [stages[NONE, attack] for attack in (STANDARD, STRONGEST)]
+        every = [stages[NONE, attack] for attack in ATTACKS]
         return f"{max(hits / n for each in every for at, hits, n in each if at == step):.0%}"
 
     first, middle, last = (told(STANDARD, step) for step in (0, 50, FINAL_STEP))
     return [
         f"after step 50: {best(50)}, {best(500)} and {best(FINAL_STEP)} at",
-        f"before training the published attack picks {first} images",
+        f"Before training the published attack picks {first} images",
         f"after 50 steps {middle}, at the end of 60 epochs {last}",
         f"`raced` finds more, {told(STRONGEST, FINAL_STEP)}",
         f"it finds less ({told(STRONGEST, 0)})",
+        f"trainings of {EARLY} epochs",
     ]
 
 

@@ -2,9 +2,10 @@
 
 import re
 from collections import Counter
+from functools import cache
 from typing import Any
 
-from results.records import facts, table
+from results.records import chance, facts, table
 
 NAMES = ("federated-leakage-h200.json", "federated-leakage-cpu.json")
 WORDS = {
@@ -15,43 +16,81 @@ WORDS = {
 }
 ATTACKS = ("adam-cosine", "raced")
 FEWEST = 2  # updates below which nothing can be told
+CLIENTS, OF_CLIENT = 50, 64  # as `benchmarks/federated.py` has them
+STAGES = 4  # data sets and rounds of a client's way to share
 
 
 def section() -> str:
-    cells = [cell for name in NAMES for cell in facts(name).values()]
-    body = [_row(cell) for cell in cells]
-    single = [cell for cell in cells if cell["images_of_an_update"] == 1]
-    low, high = (
-        f(_found(cell, "attack", name)["identified"] for cell in single for name in ATTACKS)
-        for f in (min, max)
-    )
-    eights = sorted((c for c in cells if c["images_of_an_update"] == 8), key=_iterations)
-    few = sum(cell["updates"] < FEWEST for cell in cells)
-    steps, races = (
-        [_iterations(cell, name) for cell in cells if cell["updates"] < FEWEST] for name in ATTACKS
-    )
-    head = ["data", "client", "round", "updates"]
-    head += [f"`{name}`, iterations" for name in ATTACKS]
-    head += ["chance", "class mean", "sham", "p, for both attacks"]
+    body = [line for cell in cells() for line in _rows(cell)]
+    several = [cell for cell in cells() if cell["images_of_an_update"] > 1]
+    few = [cell for cell in several if cell["updates"] < FEWEST]
+    head = ["data", "client", "round", "updates", "attack", "iterations", "rank 1", "chance"]
+    head += ["guess: class mean", "sham of the stronger", "p"]
+    remarks = [f"Single images are given away: {singles()}."]
+    if told := [cell for cell in several if cell["updates"] >= FEWEST]:
+        listed = "".join(f"\n    - {_told(cell)}" for cell in sorted(told, key=_iterations))
+        remarks.append(
+            "Of updates of several images, few in each cell, the better of two attacks has:"
+            f"{listed}"
+        )
+    if few:
+        steps, races = ([_iterations(cell, name) for cell in few] for name in ATTACKS)
+        remarks.append(
+            f"{len(few)} cells of {', '.join(sorted({WORDS[c['setting']] for c in few}))} have "
+            f"fewer than {FEWEST} updates each, attacked by {min(steps):,} to {max(steps):,} "
+            f"iterations, and {min(races):,} to {max(races):,} of `raced`, whose heats had a "
+            "fraction of that: nothing can be told from them."
+        )
+    remarks.append("The models of later rounds are hardly trained.")
+    if lacking := len(WORDS) * STAGES - len(cells()):
+        remarks.append(f"{lacking} of {len(WORDS) * STAGES} cells are missing.")
     return (
         "## What clients of a Flower app give away\n"
-        "The convolutional network of Flower's quickstart in train mode, 50 "
-        "clients of 64 images; what the curious server kept of a round was attacked afterwards "
-        f"({_devices(cells)}; labels known). Images with rank 1 in a line-up of their class. "
-        "An update counts once in p. The attacks had minutes at most for a cell, so most made "
-        "few iterations (published: 4,800; of `raced` those of the two searches that its heats "
-        "leave): a figure at chance says that this attacker failed, "
-        "not that nothing leaks.\n\n"
+        f"The convolutional network of Flower's quickstart in train mode, {CLIENTS} clients of "
+        f"{OF_CLIENT} images; what the curious server kept of a round was attacked afterwards "
+        f"({_devices(cells())}; labels known).\n\n"
+        "- Rank 1 is in a line-up of the image's class. An update counts once in p, which is "
+        f"corrected for both attacks (Bonferroni); of fewer than {FEWEST} updates there is none.\n"
+        "- The attacks had minutes at most for a cell, so most made few iterations (published: "
+        "4,800; of `raced` those of the two searches that its heats leave). A figure at chance "
+        "says that this attacker failed, not that nothing leaks.\n\n"
         f"{table(head, body)}\n\n"
-        f"Single images are given away: {low} to {high} of 32. Of batches of 8, four updates each, "
-        f"the better of two attacks has {', '.join(map(_batches, eights))}: few updates, and few "
-        "iterations but in the last. "
-        f"Of FedAvg each of the {few} cells is one client, attacked by {min(steps)} to "
-        f"{max(steps):,} iterations, and {min(races)} to {max(races)} of `raced`, whose heats had "
-        "a fraction of that: nothing can be told from them. The models of later rounds are "
-        "hardly trained. `python benchmarks/federated.py record`, then `leakage`; records "
-        f"{' and '.join(f'`{name}`' for name in NAMES)}; {16 - len(cells)} of 16 cells are missing."
+        + "\n".join(f"- {remark}" for remark in remarks)
+        + "\n\n`python benchmarks/federated.py record`, then `leakage`; records "
+        f"{' and '.join(f'`{name}`' for name in NAMES)}."
     )
+
+
+@cache
+def cells() -> list[dict[str, Any]]:
+    """Return the cells of all machines."""
+    return [cell for name in NAMES for cell in facts(name).values()]
+
+
+def singles() -> str:
+    """Write between which counts single images have rank 1, over both attacks."""
+    some = [cell for cell in cells() if cell["images_of_an_update"] == 1]
+    found = [_found(cell, "attack", name) for cell in some for name in ATTACKS]
+    hits = [each["identified"] for each in found]
+    return f"{min(hits)} to {max(hits)} of {_joined({each['n'] for each in found})}"
+
+
+def eights() -> str:
+    """Write between which counts images of batches of 8 have rank 1, by the better attack."""
+    some = [cell for cell in cells() if cell["images_of_an_update"] == 8]
+    found = [_best(cell)[1] for cell in some]
+    hits = [each["identified"] for each in found]
+    return f"{min(hits)} to {max(hits)} of {_joined({each['n'] for each in found})}"
+
+
+def updates(images: int) -> str:
+    """Write the number of updates of so many images in a cell."""
+    some = [cell for cell in cells() if cell["images_of_an_update"] == images]
+    return _joined({cell["updates"] for cell in some})
+
+
+def _joined(values: set[int]) -> str:
+    return " and ".join(map(str, sorted(values)))
 
 
 def _devices(cells: list[dict[str, Any]]) -> str:
@@ -65,12 +104,19 @@ def _found(cell: dict[str, Any], kind: str, attack: str) -> dict[str, Any]:
     return next((r for r in rows if r["truth"] == "used"), {})
 
 
-def _batches(cell: dict[str, Any]) -> str:
-    both = {name: _found(cell, "attack", name)["identified"] for name in ATTACKS}
-    best = max(ATTACKS, key=lambda name: both[name])
-    n, data = _found(cell, "attack", best)["n"], cell["data"]
-    made = f"`{best}`, {_iterations(cell, best):,} iterations"
-    return f"{both[best]} of {n} ({data}, round {cell['round']}, {made})"
+def _best(cell: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the better of the two attacks on a cell, and its row."""
+    both = {name: _found(cell, "attack", name) for name in ATTACKS}
+    return max(both.items(), key=lambda item: int(item[1]["identified"]))
+
+
+def _told(cell: dict[str, Any]) -> str:
+    name, found = _best(cell)
+    return (
+        f"{found['identified']} of {found['n']} in {cell['updates']} updates: {cell['data']}, "
+        f"{WORDS[cell['setting']]}, round {cell['round']}, `{name}`, {_iterations(cell, name):,} "
+        "iterations"
+    )
 
 
 def _iterations(cell: dict[str, Any], attack: str = ATTACKS[0]) -> int:
@@ -84,21 +130,25 @@ def _rank(row: dict[str, Any]) -> str:
     return f"{row['identified']}/{row['n']}" if row else "-"
 
 
-def _row(cell: dict[str, Any]) -> list[str]:
-    usual, raced = (_found(cell, "attack", name) for name in ATTACKS)
-    p = min(1.0, 2 * min(usual["p_identified"], raced["p_identified"]))
-    few = cell["updates"] < FEWEST
-    return [
-        cell["data"],
-        WORDS[cell["setting"]],
-        str(cell["round"]),
-        str(cell["updates"]),
-        *(
-            f"{_rank(found)}, {_iterations(cell, name):,}"
-            for name, found in zip(ATTACKS, (usual, raced), strict=True)
-        ),
-        f"1 in {cell['candidates']}",
-        _rank(_found(cell, "blind", "blind: class mean")),
-        _rank(_found(cell, "sham", "sham")),
-        "too few" if few else "< 0.001" if p < 0.001 else f"{p:.3f}",
-    ]
+def _rows(cell: dict[str, Any]) -> list[list[str]]:
+    """Return a row for each attack on a cell."""
+    made = []
+    for name in ATTACKS:
+        found = _found(cell, "attack", name)
+        p = min(1.0, len(ATTACKS) * found["p_identified"])
+        made.append(
+            [
+                cell["data"],
+                WORDS[cell["setting"]],
+                str(cell["round"]),
+                str(cell["updates"]),
+                f"`{name}`",
+                f"{_iterations(cell, name):,}",
+                _rank(found),
+                chance(cell["candidates"]),
+                _rank(_found(cell, "blind", "blind: class mean")),
+                _rank(_found(cell, "sham", "sham")),
+                "-" if cell["updates"] < FEWEST else "< 0.001" if p < 0.001 else f"{p:.3f}",
+            ]
+        )
+    return made

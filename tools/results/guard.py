@@ -19,6 +19,16 @@ def section() -> str:
     return "\n\n".join((_updates(), _models(), _accuracy(), _speed()))
 
 
+def count_withheld(defense: str, *, identified: bool) -> tuple[int, int]:
+    """Return how many updates under a defense were withheld, and of how many."""
+    some = [
+        row["withheld"] is not None
+        for row in facts(UPDATES)["updates"]
+        if row["defense"] == defense and (row["rank"] == 1) is identified
+    ]
+    return sum(some), len(some)
+
+
 def _updates() -> str:
     found = facts(UPDATES)
     body = []
@@ -41,33 +51,41 @@ def _updates() -> str:
                     ]
                 )
     head = ["defense", "an audit identifies it", "updates", "withheld", "sent"]
-    head += ["s a check", "of the processor", "a gradient"]
+    head += ["s a check", "s of the processor", "s a gradient"]
     candidates = found["updates"][0]["candidates"]
     failed = sum("the check failed" in row["said"] for row in found["updates"])
-    plain = [row for row in found["updates"] if row["defense"] == "none"]
-    spared = [row for row in plain if row["rank"] > 1]
-    also = sum(row["withheld"] is not None for row in spared)
+    also, spared = count_withheld("none", identified=False)
+    lineups = {int(re.findall(r"line-up of (\d+)", row["said"])[0]) for row in _checked(found)}
+    (size,) = lineups
+    luck = 1 - (1 - 1 / size) ** found["canaries"]
     earlier = facts(EARLIER)
     seen = [row for row in earlier["updates"] if row["rank"] == 1]
     missed = [_iterations(row) for row in seen if row["withheld"] is None]
     return (
         "## A client that checks itself\n"
         "Updates of single images (LeNet, 16 x 16 pixels, 0 to 200 steps of training; one core of "
-        "a busy machine). The guard has its default attack, the search that `auto` has for the "
-        f"defense, for {found['seconds']:g} s of the processor, and {found['canaries']} canaries. "
-        "The audit is a search of 150 iterations; identified is rank 1 of "
+        "a busy machine).\n\n"
+        "- The guard has its default attack, the search that `auto` has for the defense, for "
+        f"{found['seconds']:g} s of the processor, and {found['canaries']} canaries.\n"
+        "- The audit is a search of 150 iterations. Identified is rank 1 of "
         f"{candidates:,} images of ten classes (drawn from its class, 1 in {candidates // 10}).\n\n"
         f"{table(head, body)}\n\n"
-        f"Without a defense the guard also withholds {also} of {len(spared)} that this audit did "
-        f"not identify: it asks about canaries in the image's place. Of all that is withheld, "
-        f"{failed} could not be "
-        f"checked: the time was too short for {LEAST} iterations. Under noise, luck alone (1 in "
-        "2,000, 59 times) withholds 3% of updates. "
-        f"A first run (record `{EARLIER}`) had {earlier['seconds']:g} s by the clock and a least "
-        f"number of 10 iterations: it sent {len(missed)} of {len(seen)} updates that the audit "
-        f"identified, after {min(missed)} to {max(missed)} iterations. `python "
-        f"benchmarks/federated.py guard`; record `{UPDATES}`."
+        f"- Without a defense the guard also withholds {also} of {spared} that this audit did not "
+        "identify: it asks about canaries in the image's place.\n"
+        f"- Of all that is withheld, {failed} could not be checked: the time was too short for "
+        f"{LEAST} iterations.\n"
+        f"- Under noise, luck alone (1 in {size:,}, {found['canaries']} times) withholds "
+        f"{percent(luck, 0)} of updates.\n"
+        f"- A first run had {earlier['seconds']:g} s by the clock and a least number of 10 "
+        f"iterations: it sent {len(missed)} of {len(seen)} updates that the audit identified, "
+        f"after {min(missed)} to {max(missed)} iterations (record `{EARLIER}`).\n\n"
+        f"`python benchmarks/federated.py guard`; record `{UPDATES}`."
     )
+
+
+def _checked(found: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the updates whose canaries stood in a line-up."""
+    return [row for row in found["updates"] if "line-up of" in row["said"]]
 
 
 def _iterations(row: dict[str, Any]) -> int:
@@ -94,24 +112,27 @@ def _models() -> str:
         "### Models that a server sends\n"
         "A client refuses weights that no honest training gives: copied units, a last layer with "
         "zeros for most classes, and linear layers whose units have nearly the same sum of "
-        "weights, which trap weights need. The thresholds were chosen on models like the first, "
-        "and the others judged once. Later the rule on dead and copied units was changed, since it "
-        "refused honest models that start from zeros (last layers, adapters) or lost units by "
-        "pruning or weight decay, and all were judged again. Honest models are untrained, and "
-        "trained for up to 2,000 steps by SGD, Adam, with weight decay, pruned gradients, pruned "
-        "weights and noise, on Fashion-MNIST and CIFAR-100. Planted are trap weights (Boenisch et "
-        "al. 2021) and imprints (Fowl et al. 2021).\n\n"
+        "weights, which trap weights need.\n\n"
+        "- The thresholds were chosen on models like the first, and the others judged once. Later "
+        "the rule on dead and copied units was changed, since it refused honest models that start "
+        "from zeros (last layers, adapters) or lost units by pruning or weight decay, and all were "
+        "judged again.\n"
+        "- Honest models are untrained, and trained for up to "
+        f"{max(row['steps'] for row in rows):,} steps by SGD, Adam, with weight decay, pruned "
+        "gradients, pruned weights and noise, on Fashion-MNIST and CIFAR-100.\n"
+        "- Planted are trap weights (Boenisch et al. 2021) and imprints (Fowl et al. 2021).\n\n"
         f"{table(['models', 'of', 'number', 'refused'], body)}\n\n"
-        "What gets past: sums that vary nearly as much as by chance, traps in a fifth of the "
-        "units, new signs alone. A server that knows the test so leaks more than an honest "
-        "one, and less than with plain traps: of an untrained MLP (300 and 100 units, CIFAR-100), "
+        "- What gets past: sums that vary nearly as much as by chance, traps in a fifth of the "
+        "units, new signs alone.\n"
+        "- A server that knows the test so leaks more than an honest one, and less than with plain "
+        "traps. Of an untrained MLP (300 and 100 units, CIFAR-100), "
         f"{percent(exposed[''], 0)} of the images of a batch of 20 reach a unit alone, "
         f"{percent(exposed['traps, 0.96'], 0)} with traps, "
         f"{percent(exposed['traps, 0.96, sums vary by 0.6'], 0)} with sums that vary by 0.6, "
-        f"{percent(exposed['a fifth of the units traps, 0.96'], 0)} with traps in a fifth. "
-        "Traps made by biases are not looked for. How often units answer tells nothing: in honest "
-        f"trained models many answer to few images. `python benchmarks/received.py`; record "
-        f"`{MODELS}`."
+        f"{percent(exposed['a fifth of the units traps, 0.96'], 0)} with traps in a fifth.\n"
+        "- Traps made by biases are not looked for. How often units answer tells nothing: in "
+        "honest trained models many answer to few images.\n\n"
+        f"`python benchmarks/received.py`; record `{MODELS}`."
     )
 
 
@@ -135,16 +156,10 @@ def _compared(row: dict[str, Any]) -> bool:
 
 def _accuracy() -> str:
     rows = facts(ACCURACY)
-    body = [[str(row["seed"]), percent(row["federated"]), percent(row["one_site"])] for row in rows]
-    body.append(
-        [
-            "mean",
-            *(
-                percent(sum(row[name] for row in rows) / len(rows))
-                for name in ("federated", "one_site")
-            ),
-        ]
-    )
+    ways = ("federated", "one_site")
+    body = [[str(row["seed"]), *(f"{100 * row[way]:.1f}" for way in ways)] for row in rows]
+    means = (sum(row[way] for row in rows) / len(rows) for way in ways)
+    body.append(["mean", *(f"{100 * each:.1f}" for each in means)])
     one = rows[0]
     return (
         f"### {one['clients']} clients beside one site\n"
@@ -152,7 +167,7 @@ def _accuracy() -> str:
         f"{one['steps']} steps from the same weights: FedSGD with {one['clients']} clients of 8 "
         "images a round, and `gradveil train` in batches of 80. Accuracy on "
         f"{one['test_images']:,} test images; a seed orders the images.\n\n"
-        f"{table(['seed', 'federated', 'one site'], body)}\n\n"
+        f"{table(['seed', 'federated, accuracy %', 'one site, accuracy %'], body)}\n\n"
         f"`python benchmarks/federated.py accuracy`; record `{ACCURACY}`."
     )
 
@@ -188,16 +203,17 @@ def _speed() -> str:
             ]
         )
     loads = [row["load_before"] for row in rows]
-    head = ["clients run in", "clients", "repeats", "plain", "the defense adds", "the spy adds"]
-    head += ["plain, by the clock", "with both, by the clock"]
+    head = ["clients run in", "clients", "repeats", "plain, s", "the defense adds, s"]
+    head += ["the spy adds, s", "plain, s by the clock", "with both, s by the clock"]
     return (
         "### Seconds a round\n"
         "LeNet on Fashion-MNIST (28 x 28 pixels), FedSGD with 8 images of each client, two cores; "
-        "the defense is `prune:0.95`, and the spy keeps all that is sent. Seconds of the "
-        "processor, of all processes together, and by the clock: the median round but the first, "
-        "over repeats that take turns (least to most). The machine did other work too, with a load "
-        f"of {min(loads):.1f} to {max(loads):.1f} before the runs, so that the clock tells of a "
-        "busy machine.\n\n"
+        "the defense is `prune:0.95`, and the spy keeps all that is sent.\n\n"
+        "- Seconds of the processor, of all processes together, and by the clock: the median round "
+        "but the first, over repeats that take turns (least to most).\n"
+        "- The machine did other work too, with a load of "
+        f"{min(loads):.1f} to {max(loads):.1f} before the runs, so that the clock tells of a busy "
+        "machine.\n\n"
         f"{table(head, body)}\n\n"
         f"`python benchmarks/federated.py speed`; record `{SPEED}`."
     )

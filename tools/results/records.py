@@ -1,6 +1,7 @@
 """Records, as the sections of RESULTS.md read them, and how figures are written."""
 
 import json
+import re
 from collections.abc import Iterable, Sequence
 from functools import cache
 from pathlib import Path
@@ -10,8 +11,7 @@ from scipy.stats import binomtest
 
 from gradveil.audits.records import Record, read_records
 from gradveil.audits.results import AuditResult, CaseResult, Row, make_row
-from gradveil.papers.published import SOURCES, figure
-from gradveil.papers.published import published as published_figures
+from gradveil.papers.published import published
 from gradveil.stats import Summary, clopper_pearson
 
 ROOT = Path(__file__).parents[2]
@@ -56,6 +56,33 @@ def table(head: Sequence[str], body: Iterable[Sequence[str]]) -> str:
     return "\n".join([made[0], "|" + "--|" * len(head), *made[1:]])
 
 
+def anchor(title: str) -> str:
+    """Return the name that a heading of Markdown has on GitHub."""
+    return re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-")
+
+
+def link(title: str) -> str:
+    """Return a link to the section or the experiment of this heading."""
+    return f"[{title}](#{anchor(title)})"
+
+
+def contents(text: str) -> str:
+    """Return a list of a text's sections, and the parts of each."""
+    found: list[tuple[str, list[str]]] = []
+    for marks, title in re.findall(r"^(##|###) (.+)$", text, re.MULTILINE):
+        if marks == "##":
+            found.append((title, []))
+        else:
+            found[-1][1].append(link(title))
+    lines = [f"- {link(title)}{': ' * bool(parts)}{', '.join(parts)}" for title, parts in found]
+    return "\n".join(["**Contents**", "", *lines])
+
+
+def chance(candidates: int) -> str:
+    """Write the chance of rank 1 in a line-up."""
+    return percent(1 / candidates, 0)
+
+
 def spread(of: Summary, digits: int = 1) -> str:
     """Write mean ± standard deviation."""
     if of.mean is None:
@@ -96,19 +123,7 @@ def percent(value: float, digits: int = 1) -> str:
     return f"{100 * value:.{digits}f}%"
 
 
-TABLES = {"policies": "table1a", "defenses": "table-defenses"}
-QUANTITIES = ("psnr", "acc")
-
-
-def published(part: str, name: str, which: int, unit: str) -> str:
-    """Write what paper and replication print: PSNR is number 0, accuracy 1."""
-    found = [figure(TABLES[part], name, source, QUANTITIES[which]) for source in SOURCES]
-    if None in found:
-        return ""
-    return " / ".join(f"{value:.1f}" for value in found) + unit
-
-
 def published_correlation() -> str:
     """Write Pearson's r of S_pri with PSNR, as paper and replication print it."""
-    found = published_figures()["correlation"]
+    found = published()["correlation"]
     return f"{found['paper']} and {found['replication']}"

@@ -80,13 +80,19 @@ def _raced() -> list[str]:
     r = [spearmanr(figures[k], figures[3]).statistic for k in range(3)]
     head = ["policy", "S_pri", "probe 400: SSIM", "`adam-cosine`, line-up", "`raced`, line-up"]
     return [
-        f"**The strongest attack under {len(body)} of these policies**, evenly spread over S_pri, "
-        "on a semi-trained model of the same recipe, test images drawn over the classes. "
+        f"### The strongest attack under {len(body)} of these policies\nEvenly spread over S_pri, "
+        "on a semi-trained model of the same recipe, test images drawn over the classes.\n\n"
+        f"{table(head, body)}\n\n"
         f"Spearman's r with the line-up of `raced` over the {len(body)} policies: S_pri "
         f"{r[0]:.2f}, the probe {r[1]:.2f}, `adam-cosine` {r[2]:.2f}; at this number, r must be "
-        f"{_LEAST_R} for 5%. Records "
-        f"`reproduce/`, `gradveil reproduce raced-policies`.\n\n{table(head, body)}"
+        f"{_LEAST_R} for 5%. Records `reproduce/`, `gradveil reproduce raced-policies`."
     ]
+
+
+def policies() -> int:
+    """Return the number of policies of the studies."""
+    (count,) = {len(Records(RECORDS / path).policies) for path in STUDIES.values()}
+    return count
 
 
 def foretold() -> dict[tuple[str, str], list[float]]:
@@ -130,14 +136,16 @@ def _choice() -> str:
     most = max(r for found in each.values() for r in found)
     published, written = (each[kind, "privacy"] for kind in RULES)
     return (
-        f"**What a search ranks by.** Of these {len(worst)} scores, the one whose r with the "
+        f"### What a search ranks by\nOf these {len(worst)} scores, the one whose r with the "
         f"line-up is largest where it is smallest, over the two models: SSIM of the probe of 400 "
-        f"iterations ({first} and {second}); S_pri has {published[0]:.2f} and {published[1]:.2f}, "
-        f"as the paper writes it {written[0]:.2f} and {written[1]:.2f}. It is a weak preference: "
-        f"the next score by that rule has {others[0]:.2f}, its lead over S_pri may be chance "
-        f"({_lead()}, 95%, policies and images drawn again), and the best r of any "
-        f"with the line-up on either model is {most:.2f}, {percent(most**2, 0)} of its "
-        "variance. That is why a search ends with audits."
+        f"iterations ({first} and {second}). S_pri has {published[0]:.2f} and {published[1]:.2f}, "
+        f"as the paper writes it {written[0]:.2f} and {written[1]:.2f}.\n\n"
+        "It is a weak preference:\n\n"
+        f"- The next score by that rule has {others[0]:.2f}.\n"
+        f"- Its lead over S_pri may be chance ({_lead()}, 95%, policies and images drawn again).\n"
+        f"- The best r of any with the line-up on either model is {most:.2f}, "
+        f"{percent(most**2, 0)} of its variance.\n\n"
+        "That is why a search ends with audits."
     )
 
 
@@ -175,9 +183,9 @@ def _study(stage: str, path: str) -> str:
         body.append([label, f"{records.seconds(kind):.2f}", *cells])
     agree = {name: reliability(values, rng) for name, values in full.items()}
     body.append(
-        ["the full attack's own two halves of images", "", *(f"{a:.2f}" for a in agree.values())]
+        ["the full attack's own two halves of images", "-", *(f"{a:.2f}" for a in agree.values())]
     )
-    head = ["score", "s a policy", *(WORDS[name] for name in QUANTITIES)]
+    head = ["score", "s a policy", *(f"r with {WORDS[name]} (95%)" for name in QUANTITIES)]
     means = {name: values.mean(1) for name, values in full.items()}
     spread = ", ".join(
         f"{WORDS[name]} {some.min():.2f} to {some.max():.2f}" for name, some in means.items()
@@ -189,17 +197,21 @@ def _study(stage: str, path: str) -> str:
     strongest = correlation(records.values(*best).mean(1), means["lineup"])
     ours = correlation(records.values("privacy", "privacy").mean(1), means["psnr"])
     return (
-        f"**{stage} model** ({facts['data']}, {facts['model']}, {facts['device']}, torch "
-        f"{facts['torch']}, seed {facts['seed']}): {len(records.policies)} policies, each by its "
-        f"scores on {len(records.numbers)} test images and by the full attack (`adam-cosine`, "
-        f"{facts['full_steps']:,} iterations) on {records.images} others. Pearson's r over "
-        "policies between a score and the full attack's mean, with bootstrap intervals (95%, "
-        "policies and images drawn again); the last row is the reliability of the full attack's "
-        f"means (Spearman-Brown), whose root bounds r.\n\n{table(head, body)}\n\n"
-        f"Over the policies the full attack's means go from {spread}. The published correlation "
-        f"of S_pri with PSNR is {published_correlation()}; here it is {ours:.2f}. Of the scores "
-        f"the best for the line-up is {best[0]} by {WORDS.get(best[1], best[1])} (r = "
-        f"{strongest:.2f}, the best of {len(body) - 1}). "
+        f"### {stage.capitalize()} model\n"
+        f"{facts['data']}, {facts['model']}, {facts['device']}, torch {facts['torch']}, seed "
+        f"{facts['seed']}.\n\n"
+        f"- {len(records.policies)} policies, each by its scores on {len(records.numbers)} test "
+        f"images and by the full attack (`adam-cosine`, {facts['full_steps']:,} iterations) on "
+        f"{records.images} others.\n"
+        "- Pearson's r over policies between a score and the full attack's mean, with bootstrap "
+        "intervals (95%, policies and images drawn again).\n"
+        "- The last row is the reliability of the full attack's means (Spearman-Brown), whose root "
+        f"bounds r.\n\n{table(head, body)}\n\n"
+        f"- Over the policies the full attack's means go from {spread}.\n"
+        f"- The published correlation of S_pri with PSNR is {published_correlation()}; here it is "
+        f"{ours:.2f}.\n"
+        f"- Of the scores the best for the line-up is {best[0]} by "
+        f"{WORDS.get(best[1], best[1])} (r = {strongest:.2f}, the best of {len(body) - 1}).\n\n"
         f"`python benchmarks/probe.py --checkpoint W --images {records.images} --probe-images "
         f"{len(records.numbers)} --out FILE`; records `{path}`."
     )

@@ -6,21 +6,12 @@ import tomllib
 from typing import Any
 
 from gradveil.papers.plan import Part
+from gradveil.papers.published import published
 from gradveil.papers.records import Records
 from gradveil.papers.searched import Searched
-from gradveil.papers.tables import rank_one, rank_tests
-from gradveil.search.comparisons import (
-    AGAINST,
-    CONTROLS,
-    SATURATED,
-    Comparison,
-    Confirmation,
-    confirmation,
-    control,
-    saturated,
-)
-from gradveil.stats import holm
-from results.records import RECORDS, facts, mean, percent, rows_of, spread, table
+from gradveil.papers.tables import rank_tests
+from gradveil.search.comparisons import AGAINST, SATURATED, confirmation, saturated
+from results.records import RECORDS, facts, link, mean, percent, rows_of, spread, table
 
 SEARCHES = {
     "The published search (S_pri), CIFAR-100": "published",
@@ -39,14 +30,17 @@ def section() -> str:
     return "\n\n".join(
         (
             "## Automatic transformation search †\n"
-            "Semi-trained models as in the paper (10% of the training images, 50 epochs), seed 0. "
-            "Each search draws random policies, drops those that cost accuracy, keeps the ten with "
-            "the best score, and audits none, random, the best and (where there is one) the hybrid "
-            "with `adam-cosine` on test images 0 to 31, against the images used. PSNR and SSIM do "
-            "not compare policies with each other: a policy changes the image, and with it what a "
-            "guess scores. These records have no line-up as it is now, no sham and no ceilings, "
-            "and the attack was not told the policy. Commands and machines: "
-            "`benchmarks/results/searches/README.md`.",
+            "Earlier searches; those with line-ups are in "
+            f"{link('searches')}.\n\n"
+            "- Semi-trained models as in the paper (10% of the training images, 50 epochs), seed "
+            "0. Each search draws random policies, drops those that cost accuracy, keeps the ten "
+            "with the best score, and audits none, random, the best and (where there is one) the "
+            "hybrid with `adam-cosine` on test images 0 to 31, against the images used.\n"
+            "- PSNR and SSIM do not compare policies with each other: a policy changes the image, "
+            "and with it what a guess scores.\n"
+            "- These records have no line-up as it is now, no sham and no ceilings, and the attack "
+            "was not told the policy.\n\n"
+            "Commands and machines: `benchmarks/results/searches/README.md`.",
             *(_search(title, folder) for title, folder in SEARCHES.items()),
             _singles(),
         )
@@ -74,8 +68,8 @@ def _search(title: str, folder: str) -> str:
     head = ["model", "policy", "n", "PSNR dB", "SSIM"]
     best = ", ".join(f"`{policy}`" for policy in _ten(kept))
     return (
-        f"**{title}** (`searches/{folder}`): {len(trials):,} policies, {counts}. Kept: {best}.\n\n"
-        f"{table(head, body)}"
+        f"### {title}\n{len(trials):,} policies, {counts}. Kept: {best}. Records "
+        f"`searches/{folder}`.\n\n{table(head, body)}"
     )
 
 
@@ -85,17 +79,20 @@ def _ten(kept: dict[str, Any]) -> list[str]:
 
 def _singles() -> str:
     found = facts("singles-h200.json")
-    parts = []
-    for rule, words in (("privacy, code", "the code's"), ("privacy, paper", "the paper's")):
-        if rule in found:
-            parts.append(
-                f"by {words} definition {', '.join(found[rule]['ten_best'])}; of the paper's five "
-                f"best (3, 15, 18, 26, 1) it has {', '.join(found[rule]['of_the_paper'])}"
-            )
-    n = found["privacy, code"]["n"]
+    body = [
+        [
+            f"the {rule}'s",
+            ", ".join(found[f"privacy, {rule}"]["ten_best"]),
+            ", ".join(found[f"privacy, {rule}"]["of_the_paper"]),
+        ]
+        for rule in ("code", "paper")
+    ]
+    paper = ", ".join(str(number) for number in published()["best"]["paper"])
+    head = ["definition", "the ten lowest, from the lowest on", f"of the paper's five ({paper})"]
     return (
-        f"**Single transformations by S_pri**, {found['device']}, {n} images, the ten lowest: "
-        f"{'; '.join(parts)}. `benchmarks/singles.py`, records `singles-h200.json`."
+        f"### Single transformations by S_pri\n{found['device']}, {found['privacy, code']['n']} "
+        f"images.\n\n{table(head, body)}\n\n"
+        "`benchmarks/singles.py`, records `singles-h200.json`."
     )
 
 
@@ -116,6 +113,11 @@ def race_words() -> list[str]:
     """Return what recorded races saved, as documentation and help have it."""
     probed, tried, little = race("the probe")
     scored, _, much = race("S_pri")
+    raced, whole = (
+        tomllib.loads((RECORDS / "searches" / name / "policies.toml").read_text())
+        for name in ("raced", "published")
+    )
+    assert _ten(raced) == _ten(whole), "the race by S_pri kept other policies: say so"
     return [
         f"{probed} of {tried:,} policies",
         f"{percent(little)} of the work",
@@ -123,70 +125,32 @@ def race_words() -> list[str]:
     ]
 
 
-def confirmed(part: Part, records: Records) -> str:
-    """Return the table of the searches' audits, with their controls, and what to know of it.
-
-    p-values are corrected for all of the table's tests.
-    """
-    body: list[list[str]] = []
-    tests: list[tuple[int, str, Comparison]] = []
+def remarks(part: Part, records: Records) -> str:
+    """Return what to know of the tables of the searches' audits."""
     full: dict[str, dict[str, None]] = {}
     told: set[str] = set()
     for entry in part.entries:
         assert isinstance(entry.cell, Searched)
         for model, cases in records.confirmed(entry.cell).items():
             for name, case in cases.items():
-                audit = confirmation(case)
-                told |= {str(case.settings["knows"][audit.attack])}
+                told |= {str(case.settings["knows"][confirmation(case).attack])}
                 found = {} if name in AGAINST else rank_tests(cases, name)
-                tests += [(len(body), other, test) for other, test in found.items()]
                 for other in (other for other, test in found.items() if saturated(test)):
                     full.setdefault(f"{entry.row}, {model}", {})[other] = None
-                defense = name if name in AGAINST else case.defense
-                body.append([entry.row, model, defense, *_figures(audit)])
-    if not body:
-        return ""
-    adjusted = holm([p for *_, test in tests for p in (test.less, test.more)])
-    said: dict[int, list[str]] = {}
-    for number, (line, other, _) in enumerate(tests):
-        less, more = adjusted[2 * number : 2 * number + 2]
-        said.setdefault(line, []).append(f"{other}: {less:.3g}, {more:.3g}")
-    for line, cells in enumerate(body):
-        cells.append("; ".join(said.get(line, ())))
-    head = ["search", "model", "policy", "PSNR dB, SSIM, n", "line-up", "sham"]
-    head += ["draws known", "noisy truth", "gradients", "p of fewer, of more"]
-    return f"{table(head, body)}\n\n{_remarks(len(adjusted), full, told)}"
-
-
-def _figures(audit: Confirmation) -> list[str]:
-    """Return the figures of an attack, and rank 1 of its controls."""
-    (row,) = (row for row in audit.rows if (row.kind, row.truth) == ("attack", "used"))
-    controls = (control(audit, name) for name in CONTROLS)
-    return [
-        f"{spread(row.psnr, 2)}, {mean(row.ssim, 2)}, {row.n}",
-        rank_one(row),
-        *("-" if each is None else each.lineup for each in controls),
-    ]
-
-
-def _remarks(tests: int, full: dict[str, dict[str, None]], told: set[str]) -> str:
     probed, tried, little = race("the probe")
-    text = (
-        "Rank 1 of the controls stands beside each attack: its sham, the class mean that knows the "
-        "victim's draws, and two ceilings (the true picture with noise, candidates ranked by their "
-        f"gradients). p are of exact sign tests of rank 1, with Holm's correction for the table's "
-        f"{tests}. The race by the probe dropped {probed} of {tried:,} policies, {percent(little)} "
-        "of the work."
-    )
+    lines = [
+        f"The race by the probe dropped {probed} of {tried:,} policies, {percent(little)} of the "
+        "work."
+    ]
     if not any("policy" in each for each in told):
-        text += (
-            f" The attack was told the {' and '.join(sorted(told))} alone, not the policy: to one "
+        lines.append(
+            f"The attack was told the {' and '.join(sorted(told))} alone, not the policy: to one "
             "that knows it a policy may leak more (`--attack auto`)."
         )
     if full:
         where = "; ".join(f"{at} (against {' and '.join(who)})" for at, who in full.items())
-        text += (
-            f" At least {SATURATED:.0%} of images have rank 1 on both sides, so that it separates "
+        lines.append(
+            f"At least {SATURATED:.0%} of images have rank 1 on both sides, so that it separates "
             f"nothing at this setting: {where}."
         )
-    return text
+    return "\n".join(f"- {line}" for line in lines)

@@ -17,29 +17,84 @@ CPU_GOAL = 3  # times as fast as the loop
 
 
 def section() -> str:
-    return "\n\n".join((_table(), _busy(), _second_order(), _peers(), _training()))
+    return "\n\n".join(
+        (
+            "## Speed\nThe plain way is measured in the same run.",
+            _attacks(),
+            _others(),
+            _busy(),
+            _second_order(),
+            _peers(),
+            _training(),
+        )
+    )
 
 
-def _table() -> str:
+def _attacks() -> str:
+    """An iteration of an attack on a GPU and on a CPU; a ratio has float32 on both sides."""
     body = []
     for name in ("attack-h200.json", "attack-clients-h200.json"):
-        body += [_on_gpu(found) for found in facts(name)["rows"]]
+        for found in facts(name)["rows"]:
+            goal = MILLISECONDS[found["batch"], found["local_steps"], found["train_mode"]]
+            precise = found.get("float32_ms")
+            body.append(
+                [
+                    *_clients(found),
+                    "GPU, TF32 and bf16",
+                    f"{found['batched_ms']:.1f}",
+                    f"{found['peak_gib']:.1f}",
+                    f"{found['loop_ms']:,.0f}",
+                    f"{found['loop_victims']} of {found['victims']}",
+                    f"{found['loop_ms'] / precise:.0f}x" if precise else "float32 not timed",
+                    f"{goal} ms" + (": missed" if found["batched_ms"] > goal else ""),
+                ]
+            )
     for name in ("attack-cpu.json", "attack-clients-cpu.json"):
-        body += [_on_cpu(found) for found in facts(name)["rows"]]
-    fast, slow = facts("search-h200.json"), facts("search-cpu.json")
-    body.append(
-        [
-            f"S_pri of a policy ({fast['images']} images, {fast['points']} points), "
-            f"{fast['model']}, GPU",
-            f"`benchmarks/search.py --model resnet20-4 --policies {fast['policies']}`",
-            f"{fast['float32_s_per_policy']:.3f} s in float32; {fast['fast_s_per_policy']:.3f} s "
-            "in bf16",
-            f"{fast['loop_s_per_policy']:.1f} s (float32 loop, timed on "
-            f"{fast['loop_images_timed']} of the images)",
-            f"{fast['float32_ratio']:.0f}x in float32; bf16 is {fast['fast_ratio']:.0f}x that loop",
-            "0.10 s",
+        body += [
+            [
+                *_clients(found),
+                "CPU",
+                f"{found['batched_ms']:.1f}",
+                "-",
+                f"{found['loop_ms']:.0f}",
+                "-",
+                f"{found['ratio']:.1f}x",
+                f"{CPU_GOAL}x" + (": missed" if found["ratio"] < CPU_GOAL else ""),
+            ]
+            for found in facts(name)["rows"]
         ]
+    head = ["model", "victims", "images of each", "local steps", "train mode", "on", "batched, ms"]
+    head += ["GiB", "float32 loop, ms", "loop timed on victims", "ratio", "goal"]
+    return (
+        f"### An iteration of an attack\n{table(head, body)}\n\n"
+        "`benchmarks/attack.py --models MODEL --victims N --batch IMAGES --local-steps STEPS "
+        "--train-mode`; records `attack-h200.json`, `attack-clients-h200.json`, `attack-cpu.json`, "
+        "`attack-clients-cpu.json`."
     )
+
+
+def _clients(found: dict[str, Any]) -> list[str]:
+    """Return the model and what clients share."""
+    numbers = (str(found[name]) for name in ("victims", "batch", "local_steps"))
+    return [found["model"], *numbers, "yes" if found["train_mode"] else "no"]
+
+
+def _others() -> str:
+    fast, slow = facts("search-h200.json"), facts("search-cpu.json")
+    what = f"S_pri of a policy ({fast['images']} images, {fast['points']} points), {fast['model']}"
+    command = f"`benchmarks/search.py --model resnet20-4 --policies {fast['policies']}`"
+    loop = f"{fast['loop_s_per_policy']:.1f} s (float32 loop, timed on {fast['loop_images_timed']}"
+    body = [
+        [
+            f"{what}, GPU, {precision}",
+            command,
+            f"{fast[f'{key}_s_per_policy']:.3f} s",
+            f"{loop} of the images)",
+            f"{fast[f'{key}_ratio']:.0f}x" + " that float32 loop" * (key == "fast"),
+            goal,
+        ]
+        for key, precision, goal in (("float32", "float32", "-"), ("fast", "bf16", "0.10 s"))
+    ]
     body.append(
         [
             f"S_pri of a policy, {slow['model']}, CPU",
@@ -65,93 +120,62 @@ def _table() -> str:
         )
     train = facts("training-h200.json")
     each = train["seconds_per_epoch"]
-    body.append(
+    epoch = f"training epoch, {train['data']}, {train['model']}, GPU, bf16"
+    command = "`benchmarks/training.py --data cifar100 --model resnet20-4`"
+    plain = f"{train['plain_seconds']:.2f} s (eager, bf16)"
+    ratio = f"{train['plain_seconds'] / each['none']:.1f}x"
+    body += [
+        [epoch, command, f"{each['none']:.2f} s", plain, ratio, "1.5 s"],
         [
-            f"training epoch, {train['data']}, {train['model']}, GPU, bf16",
-            "`benchmarks/training.py --data cifar100 --model resnet20-4`",
-            f"{each['none']:.2f} s; with policy {train['policy']} {each['policy']:.2f} s "
-            f"({percent(train['policy_overhead'])} more)",
-            f"{train['plain_seconds']:.2f} s (eager, bf16)",
-            f"{train['plain_seconds'] / each['none']:.1f}x",
-            "1.5 s; at most 5% more",
-        ]
-    )
-    head = ["what", "how", "batched", "plain way", "ratio", "goal"]
-    return f"## Speed\n{table(head, body)}"
-
-
-def _on_cpu(found: dict[str, Any]) -> list[str]:
-    """Return the row of an attack on two cores, both sides in float32."""
-    missed = "" if found["ratio"] >= CPU_GOAL else ": missed"
-    return [
-        f"attack iteration, {_clients(found)}, CPU",
-        _command(found),
-        f"{found['batched_ms']:.1f} ms",
-        f"{found['loop_ms']:.0f} ms (loop)",
-        f"{found['ratio']:.1f}x",
-        f"{CPU_GOAL}x{missed}",
+            f"the same, with policy {train['policy']}",
+            command,
+            f"{each['policy']:.2f} s",
+            f"{each['none']:.2f} s (without the policy)",
+            f"{percent(train['policy_overhead'])} more",
+            "at most 5% more",
+        ],
     ]
-
-
-def _clients(found: dict[str, Any]) -> str:
-    """Return the model and what clients share, in words."""
-    batch, steps = found["batch"], found["local_steps"]
-    words = f"{found['model']}, {found['victims']} victims"
-    words += f" of {batch} images" * (batch > 1) + f", {steps} local steps" * (steps > 1)
-    return f"{words}{', train mode' * found['train_mode']}"
-
-
-def _command(found: dict[str, Any]) -> str:
-    batch, steps = found["batch"], found["local_steps"]
-    options = f" --batch {batch}" * (batch > 1) + f" --local-steps {steps}" * (steps > 1)
-    return (
-        f"`benchmarks/attack.py --models {found['model']} --victims {found['victims']}{options}"
-        f"{' --train-mode' * found['train_mode']}`"
-    )
-
-
-def _on_gpu(found: dict[str, Any]) -> list[str]:
-    """Return the row of an attack on a GPU: its ratio is that of float32 on both sides."""
-    goal = MILLISECONDS[found["batch"], found["local_steps"], found["train_mode"]]
-    precise = found.get("float32_ms")
-    return [
-        f"attack iteration, {_clients(found)}, GPU",
-        _command(found),
-        f"{found['batched_ms']:.1f} ms in TF32 and bf16"
-        + (f", {precise:.1f} ms in float32" if precise else "")
-        + f"; {found['peak_gib']:.1f} GiB",
-        f"{found['loop_ms']:,.0f} ms (float32 loop, timed on {found['loop_victims']} of the "
-        f"{found['victims']} victims)",
-        f"{found['loop_ms'] / precise:.0f}x in float32" if precise else "float32 not timed",
-        f"{goal} ms" if found["batched_ms"] <= goal else f"{goal} ms: missed",
-    ]
+    head = ["what", "how", "ours", "plain way", "ratio", "goal"]
+    return f"### Scores, transformations, training\n{table(head, body)}"
 
 
 def _busy() -> str:
     """Say what small attacks on a busy machine cost, beside the better way to run them."""
     rows = [each for each in facts("busy-cpu.json")["rows"] if each["setting"] == "default"]
-    jobs: dict[str, list[str]] = {}
-    for each in rows:
-        jobs.setdefault(each["job"], []).append(f"{each['situation']} {each['of_best']:.2f}")
-    told = "; ".join(f"{job}: {', '.join(found)}" for job, found in jobs.items())
-    missed = [f"{each['job']}, {each['situation']}" for each in rows if each["of_best"] > BUSY_GOAL]
+    body = [
+        [
+            each["job"],
+            each["situation"],
+            f"{each['of_best']:.2f}",
+            f"{BUSY_GOAL}" + (": missed" if each["of_best"] > BUSY_GOAL else ""),
+        ]
+        for each in rows
+    ]
+    head = ["model", "situation", "times the better", "goal"]
     return (
-        "**Busy machines** (two cores, means of two runs; `benchmarks/busy.py`): "
-        "seconds of an attack beside the better of two threads and one, in the same situation: "
-        f"{told}. The goal is {BUSY_GOAL}"
-        + (f"; missed by {' and '.join(missed)}." if missed else ".")
-        + " Records `busy-cpu.json`."
+        "### Busy machines\nTwo cores, means of two runs: seconds of an attack, beside the better "
+        f"of two threads and one in the same situation.\n\n{table(head, body)}\n\n"
+        "`benchmarks/busy.py`; records `busy-cpu.json`."
     )
 
 
 def _second_order() -> str:
     gpu, cpu = facts("lbfgs-h200.json"), facts("lbfgs-cpu.json")
+    body = [
+        [
+            name,
+            f"{each['seconds']:,.1f}",
+            goal,
+            f"{each['psnr_mean']:.1f}",
+            f"{each['found']}/{each['n']}",
+        ]
+        for name, each, goal in ((gpu["device"], gpu, "90"), ("CPU, busy otherwise", cpu, "-"))
+    ]
+    head = ["on", "seconds", "goal, s", "mean PSNR dB", "images from 30 dB on"]
     return (
-        f"`dlg` (L-BFGS), untrained lenet, the first {gpu['n']} test images of CIFAR-100, "
-        f"{gpu['steps']} steps (`benchmarks/lbfgs.py`): {gpu['seconds']:.1f} s on {gpu['device']} "
-        f"(goal 90 s), mean {gpu['psnr_mean']:.1f} dB and {gpu['found']} of {gpu['n']} from 30 dB "
-        f"on; on a CPU {cpu['psnr_mean']:.1f} dB and {cpu['found']} of {cpu['n']}, in "
-        f"{cpu['seconds'] / 60:.0f} minutes on a machine that was busy otherwise."
+        f"### L-BFGS\n`dlg`, untrained lenet, the first {gpu['n']} test images of CIFAR-100, "
+        f"{gpu['steps']} steps.\n\n{table(head, body)}\n\n"
+        "`benchmarks/lbfgs.py`; records `lbfgs-h200.json`, `lbfgs-cpu.json`."
     )
 
 
@@ -163,22 +187,23 @@ def _peers() -> str:
         body.append(
             [
                 each["settings"]["model"],
-                f"{theirs['seconds']:.1f} s",
-                f"{ours['seconds']:.1f} s",
+                f"{theirs['seconds']:.1f}",
+                f"{ours['seconds']:.1f}",
                 f"{theirs['seconds'] / ours['seconds']:.1f}x",
-                f"{theirs['psnr_mean']:.2f} / {ours['psnr_mean']:.2f} dB",
+                f"{theirs['psnr_mean']:.2f}",
+                f"{ours['psnr_mean']:.2f}",
             ]
         )
     first = found["results"][0]
     settings, versions = first["settings"], first["versions"]
-    head = ["model", "breaching", "gradveil", "ratio", "mean PSNR, breaching / gradveil"]
+    head = ["model", "breaching, s", "gradveil, s", "ratio", "mean PSNR dB, breaching"]
+    head.append("mean PSNR dB, gradveil")
     return (
-        f"Against the installed package `breaching` {versions['breaching']} (`benchmarks/peers.py`,"
-        " its own environment, same weights, images, starts and settings): CIFAR-100 test images, "
-        f"{settings['victims']} victims, {settings['steps']} steps, total variation "
+        f"### Against breaching\nThe installed package `breaching` {versions['breaching']}, in its "
+        "own environment, with the same weights, images, starts and settings: CIFAR-100 test "
+        f"images, {settings['victims']} victims, {settings['steps']} steps, total variation "
         f"{settings['tv']}, {settings['threads']} threads, seed {settings['seed']}. The goal is "
-        "5x.\n\n"
-        f"{table(head, body)}"
+        f"5x.\n\n{table(head, body)}\n\n`benchmarks/peers.py`; records `peers-cpu.json`."
     )
 
 
@@ -186,7 +211,8 @@ def _training() -> str:
     found = facts("fashion-convnet-h200.json")
     runs = ", ".join(f"{percent(run['accuracy'], 2)} (seed {run['seed']})" for run in found["runs"])
     return (
-        f"## Training\nFashion-MNIST, the nine-layer convnet, {found['runs'][0]['epochs']} epochs, "
+        "### Training Fashion-MNIST\n"
+        f"Test accuracy of the nine-layer convnet, {found['runs'][0]['epochs']} epochs, "
         f"GPU: {runs}. `{found['command']}` when `convnet` had nine layers, now `convnet-9`; "
         "records `fashion-convnet-h200.json`."
     )

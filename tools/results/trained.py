@@ -1,22 +1,25 @@
 """Models trained by the published recipe: accuracies, and what two attackers find in them."""
 
+import re
+
 from gradveil.audits.results import CaseResult, Row
 from gradveil.papers.catalog import EXPERIMENTS
 from gradveil.papers.cells import Trained
 from gradveil.papers.experiments import Size
-from gradveil.papers.published import figure
+from gradveil.papers.published import SOURCES, figure
 from gradveil.papers.records import Records
 from gradveil.papers.switches import AS_PUBLISHED
 from results.records import (
     RECORDS,
     audit,
+    chance,
     facts,
     hits,
     lines,
+    link,
     mcnemar,
     mean,
     percent,
-    published,
     ranked_first,
     row,
     share,
@@ -29,15 +32,16 @@ POLICIES = ("none", HYBRID, "43-18-18", "3-1-7")
 TRAININGS = "trainings/cifar100-resnet20-4-h200.jsonl"
 LINEUPS = "lineup-trained-60-epochs.json"
 SHIFTS = "lineup-shifts-trained-60-epochs.json"
-FAR = [f"{pixels} pixels" for pixels in (2, 4, 6, 8)]
+PIXELS = (2, 4, 6, 8)  # by which a reconstruction may be moved
 ATTACKS = ("adam-cosine", "raced")
+STRANGER = "adam-cosine of another victim"
 TRIED = 31  # the last of the test images on which the settings of `raced` were chosen
 
 
 def section() -> str:
     return "\n\n".join(
         (
-            "## Trained models: CIFAR-100, resnet20-4, 60 epochs, H200",
+            "## Trained models\nresnet20-4 on CIFAR-100, 60 epochs, H200.",
             _accuracies(),
             _two_attackers(),
             _published_attack(),
@@ -55,13 +59,15 @@ def _accuracies() -> str:
     body = []
     for policy in POLICIES:
         ours = [found.get((policy, seed)) for seed in seeds]
-        theirs = published("policies", policy, 1, "%")
-        cells = ["" if accuracy is None else percent(accuracy, 2) for accuracy in ours]
-        body.append([policy, *cells, theirs])
-    head = ["defense", *(f"seed {seed}" for seed in seeds), "paper / replication"]
+        theirs = (figure("table1a", policy, source, "acc") for source in SOURCES)
+        cells = ["-" if accuracy is None else f"{100 * accuracy:.2f}" for accuracy in ours]
+        body.append([policy, *cells, *("-" if value is None else f"{value}" for value in theirs)])
+    head = ["defense", *(f"accuracy %, seed {seed}" for seed in seeds)]
+    head += [f"accuracy %, {source}" for source in SOURCES]
     return (
-        "Test accuracy by training seed (`gradveil train --data cifar100 --model resnet20-4 "
-        f"--defense D --seed S`; records `{TRAININGS}`):\n\n{table(head, body)}\n\n{_beside()}"
+        f"### Accuracy\nTest accuracy by training seed.\n\n{table(head, body)}\n\n"
+        f"{_beside()}\n\n`gradveil train --data cifar100 --model resnet20-4 --defense D --seed S`; "
+        f"records `{TRAININGS}`."
     )
 
 
@@ -70,31 +76,36 @@ def _beside() -> str:
     records = Records((RECORDS / "reproduce",))
     experiment = EXPERIMENTS["table-defenses"]
     ours: dict[str, float] = {}
+    untrained = []
     for name, cell in experiment.entries(AS_PUBLISHED, Size()):
-        result = records.result(cell) if isinstance(cell, Trained) else None
-        if result is not None:
-            ours[name] = 100 * result["accuracy"]
-    assert experiment.table is not None
+        if isinstance(cell, Trained):
+            result = records.result(cell)
+            if result is None:
+                untrained.append(name)
+            else:
+                ours[name] = 100 * result["accuracy"]
     apart = {}
     for name, value in ours.items():
-        theirs = figure(experiment.table, name, "replication", "acc")
+        theirs = figure(experiment.id, name, "replication", "acc")
         assert theirs is not None
         apart[name] = value - theirs
     hybrid = apart.pop(HYBRID)
     low, high = min(apart.values()), max(apart.values())
-    return (
-        "These have the whole loss and CIFAR-100's constants. Why they are lower than published is "
-        "not known. With the loss halved and CIFAR-10's constants, as published, the "
+    told = (
+        "These trainings have the whole loss and CIFAR-100's constants. Why they are lower than "
+        "published is not known. With the loss halved and CIFAR-10's constants, as published, the "
         f"{len(apart)} gradient defenses are {low:+.1f} to {high:+.1f} points from the "
-        f"replication's (*table-defenses* below), and the hybrid is {hybrid:+.1f}; none is not "
-        "trained so yet. The paper trains for 200 epochs, which is not measured yet either."
+        f"replication's ({link('table-defenses')}), and the hybrid is {hybrid:+.1f}."
+    )
+    return told + (
+        f" Not trained so yet: {', '.join(f'`{each}`' for each in untrained)}." if untrained else ""
     )
 
 
 def _two_attackers() -> str:
     """The published attack and the raced one on the same images, without and with the hybrid."""
     whole = audit("raced-60-epochs")
-    body, notes = [], []
+    body = []
     for case in whole.cases:
         controls = [
             ("blind", _guess(case), "guess that knows the defense"),
@@ -106,12 +117,14 @@ def _two_attackers() -> str:
         found = [_attacked(row(case, name)) for name in ATTACKS]
         found += [_attacked(row(case, name, kind), words) for kind, name, words in controls]
         assert case.model is not None
-        accuracy = percent(case.model.accuracy or 0)
-        body += [[f"`{case.defense}`, {accuracy}", *cells] for cells in found]
-        weak, strong = (ranked_first(case, name) for name in ATTACKS)
-        assert min(weak) > TRIED, "the settings of `raced` came from some of these images"
-        notes.append((case.defense, _differ(weak, strong)))
+        body += [[f"`{case.defense}`", *cells] for cells in found]
+        assert min(ranked_first(case, "raced")) > TRIED, "`raced` was chosen on some of these"
     plain, hybrid = whole.cases
+    accuracies = " and ".join(
+        f"{percent(case.model.accuracy or 0)} (`{case.defense}`)"
+        for case in whole.cases
+        if case.model is not None
+    )
     guessed, strongest = (
         " and ".join(f"{each.psnr.mean:.1f}" for each in rows)
         for rows in (
@@ -121,59 +134,88 @@ def _two_attackers() -> str:
     )
     seconds = [row(plain, name).seconds for name in ATTACKS]
     positives = ", ".join(
-        f"{name} {found.identified}/{found.n}"
+        f"`{name}` {found.identified}/{found.n}"
         for name in ATTACKS
         for found in [row(plain, name, "positive")]
     )
-    pairs = ", ".join(f"{p} under `{name}`" for name, p in notes)
-    by_weak, by_strong = (
-        _differ(ranked_first(hybrid, name), ranked_first(plain, name)) for name in ATTACKS
-    )
+    tests = [
+        *(
+            (f"`{case.defense}`: `{ATTACKS[0]}`, then `{ATTACKS[1]}`", case, ATTACKS[0], case)
+            for case in whole.cases
+        ),
+        *((f"`{name}`: hybrid, then without it", hybrid, name, plain) for name in ATTACKS),
+    ]
+    compared = []
+    for words, first, name, second in tests:
+        other = ATTACKS[1] if first is second else name
+        pair = _differ(ranked_first(first, name), ranked_first(second, other))
+        compared.append([words, *pair])
     candidates = plain.settings["candidates"]
     (before,) = audit("raced-60-epochs-tf32").cases
-    repeated = ", ".join(
-        f"`{name}` {row(before, name).identified} and {row(plain, name).identified} of "
-        f"{row(plain, name).n} "
-        f"({_differ(ranked_first(before, name), ranked_first(plain, name))})"
+    repeated = [
+        [
+            f"`{name}`",
+            *(row(case, name).lineup for case in (before, plain)),
+            *_differ(ranked_first(before, name), ranked_first(plain, name)),
+        ]
         for name in ATTACKS
+    ]
+    head = ["defense", "row", "rank 1 (95%)", "top 5", "PSNR dB", "SSIM"]
+    seen = before.of("attack", "raced")[0].scores["used"]["rank"]
+    return "\n\n".join(
+        [
+            "### What two attackers find",
+            f"- {whole.settings['images']} test images drawn over the classes ({plain.classes}), "
+            f"batch 1, labels known, seed {whole.settings['seed']}. `policy:none` is crop and flip "
+            "alone, as in training.\n"
+            f"- Accuracy, on the device of the audit: {accuracies}.\n"
+            f"- {_raced(plain)} Its settings came from test images 0 to {TRIED} of an earlier "
+            "trial, none of which is among these.\n"
+            "- The line-up asks whether the reconstruction resembles the true picture more than "
+            f"{candidates - 1} others of its class; by chance {chance(candidates)} do.",
+            table(head, body),
+            "*Rank 1 of two, on the same images; p of exact McNemar tests, not corrected for "
+            f"{len(compared)} comparisons:*",
+            table(["compared", "only the first has it", "only the second", "p"], compared),
+            f"- Attack seconds, H200: {seconds[0]:.0f} (`{ATTACKS[0]}`) and {seconds[1]:.0f} "
+            f"(`{ATTACKS[1]}`) for {whole.settings['images']} images.\n"
+            f"- Positive controls, untrained lenet: {positives}.\n"
+            "- PSNR shows little of this: the guess that knows the defense is at "
+            f"{guessed} dB without and with the hybrid, `raced` at {strongest} dB.\n"
+            "- Neither attack looks through the policy; one that does knows more. So the hybrid's "
+            "rate is that of these two attacks.\n"
+            "- One model a defense, one training seed, one attacker seed.",
+            "*Run twice: without a policy the same images and settings were attacked before, in "
+            "TF32, and now, in bf16 between the layers:*",
+            table(["attack", "then", "now", "only then", "only now", "p"], repeated),
+            "![originals, images used, and what raced makes of their gradients](docs/raced.png)",
+            "*Originals, the images that the client used (cropped and flipped), and what `raced` "
+            "makes of their gradients, in the earlier run; PSNR and rank in the line-up below. In "
+            f"the first picture a person sees the squirrel, and its rank is {seen} of "
+            f"{candidates}: {link('The line-up is strict')}.*",
+            "`gradveil audit --data cifar100 --model resnet20-4 --checkpoint W --defense D "
+            "--attack adam-cosine --attack raced --images 64`; records `grids/raced-60-epochs`, "
+            "of the earlier run `grids/raced-60-epochs-tf32`.",
+        ]
     )
-    head = ["defense, accuracy", "row", "line-up", "top 5", "PSNR dB", "SSIM"]
+
+
+def _raced(case: CaseResult) -> str:
+    """Say how many searches `raced` starts and keeps, by its settings in a record."""
+    text = case.settings["attacks"]["raced"]
+    restarts = int(re.findall(r"restarts=(\d+)", text)[0])
+    first, *others = (restarts * int(rows) for rows in re.findall(r"\((\d+), ", text))
+    kept = ", then ".join(map(str, [*others, restarts]))
     return (
-        "**What an attacker finds in trained models** (`policy:none` is crop and flip alone, as in "
-        f"training; accuracy on the device of the audit). {whole.settings['images']} test images "
-        f"drawn over the classes, {plain.classes}, batch 1, labels known, seed "
-        f"{whole.settings['seed']}. `raced` starts 32 searches for each image, keeps the best 8, "
-        "then 2, by their gradient distance; its settings came from test images 0 to "
-        f"{TRIED} of an earlier trial, none of which is among these. The line-up asks whether "
-        f"the reconstruction resembles the true picture more than {candidates - 1} others of its "
-        f"class; by chance {percent(1 / candidates, 0)} do. Exact 95% intervals.\n\n"
-        f"{table(head, body)}\n\n"
-        "Exact McNemar tests, images that only the first and only the second has at rank 1: "
-        f"`adam-cosine` and `raced` {pairs}; under the hybrid and without it {by_weak} for "
-        f"`adam-cosine`, {by_strong} for `raced`: {len(notes) + len(ATTACKS)} comparisons. "
-        f"Attack seconds, H200: {seconds[0]:.0f} and {seconds[1]:.0f} for "
-        f"{whole.settings['images']} images. Positive "
-        f"controls (untrained lenet): {positives}. PSNR shows little of this: the guess that "
-        f"knows the defense is at {guessed} dB, `raced` at {strongest} dB. Not tried: attacks that "
-        "look through the policy (`raced+transform-guessed`), which know more; so the hybrid's "
-        "rate is that of these two attacks.\n\n"
-        "**Run twice**: without a policy the same images and settings were attacked before in "
-        "TF32 and now in bf16 between the layers; rank 1 then and now: "
-        f"{repeated}. Records `grids/raced-60-epochs-tf32`.\n\n"
-        "![originals, images used, and what raced makes of their gradients]"
-        "(docs/raced.png)\n\n"
-        "In the first picture above, of the earlier run, a person sees the squirrel, and its rank "
-        f"is {before.of('attack', 'raced')[0].scores['used']['rank']} of {candidates}: the line-up "
-        "is strict, see below. One model a defense, one training seed, one attacker seed. "
-        "`gradveil audit --data cifar100 --model resnet20-4 --checkpoint W --defense D "
-        "--attack adam-cosine --attack raced --images 64`; records `grids/raced-60-epochs`."
+        f"`raced` starts {first} searches for each image and keeps the best {kept}, by their "
+        "gradient distance."
     )
 
 
-def _differ(left: dict[int, bool], right: dict[int, bool]) -> str:
+def _differ(left: dict[int, bool], right: dict[int, bool]) -> list[str]:
     """Write how many images only each has at rank 1, and the exact McNemar p."""
     ours, theirs, p = mcnemar([left[i] for i in left], [right[i] for i in left])
-    return f"{ours} : {theirs}, p = {p:.2g}"
+    return [str(ours), str(theirs), f"{p:.2g}"]
 
 
 def _guess(case: CaseResult) -> str:
@@ -191,37 +233,36 @@ def _moved() -> str:
     found = facts(SHIFTS)
     body = []
     for defense, rows in found["cases"].items():
-        body.append(
-            [
-                "none, images as they are" if defense == "none" else f"`{defense}`",
-                *(share(rows[f"adam-cosine, {far}"]["rank_1"], 100) for far in FAR),
-                ", ".join(
-                    str(rows[f"adam-cosine of another victim, {far}"]["rank_1"]) for far in FAR
-                ),
-            ]
-        )
+        for name, words in (("adam-cosine", "its own"), (STRANGER, "another victim's")):
+            ranks = [rows[f"{name}, {far} pixels"] for far in PIXELS]
+            body.append([_name(defense), words, *(share(r["rank_1"], r["n"]) for r in ranks)])
     plain, wide = (
-        [r == 1 for r in found["cases"]["policy:none"][f"adam-cosine, {far}"]["ranks"]]
-        for far in (FAR[0], FAR[-1])
+        [r == 1 for r in found["cases"]["policy:none"][f"adam-cosine, {far} pixels"]["ranks"]]
+        for far in (PIXELS[0], PIXELS[-1])
     )
     left, right, p = mcnemar(plain, wide)
-    head = ["defense", *(f"up to {far}" for far in FAR), "of another victim"]
+    head = ["defense", "reconstruction", *(f"rank 1, up to {far} px (95%)" for far in PIXELS)]
     return (
-        "**The line-up is strict.** It finds a reconstruction that is moved by up to 2 pixels. A "
-        "trained network cares little where things are, and its reconstructions may lie further "
-        "off. "
-        "The reconstructions of the last table, ranked with more room; the control is another "
-        f"victim's reconstruction in the same line-up (by chance {100 / found['candidates']:.0f} "
-        f"of 100):\n\n{table(head, body)}\n\n"
-        f"With crop and flip alone, {right} pictures are found only with 8 pixels of room and "
+        "### The line-up is strict\n"
+        "It finds a reconstruction that is moved by up to 2 pixels. A trained network cares little "
+        "where things are, and its reconstructions may lie further off. The reconstructions of the "
+        "last table were ranked with more room. The control is another victim's reconstruction in "
+        f"the same line-up (by chance {chance(found['candidates'])}).\n\n{table(head, body)}\n\n"
+        f"- With crop and flip alone, {right} pictures are found only with 8 pixels of room and "
         f"{left} only with 2 (exact McNemar p = {p:.2g}). So **rates of trained models here are "
-        f"lower bounds**, by {sum(wide) - sum(plain)} points there, and some of what looks like a "
-        "fall of leakage with training may be displacement: untrained ones were not looked at so. "
-        "More room is not always better: an edge as wide is left out, so that with 8 pixels the "
-        "inner 16 x 16 are compared, and less of a picture that lies where it should is seen (see "
-        "`laplacian:0.01` in *table-defenses*). The four distances were looked at after the "
-        f"attack, so none is chosen here. Records `{SHIFTS}` (`benchmarks/lineup.py --shifts`)."
+        f"lower bounds**, by {sum(wide) - sum(plain)} points there.\n"
+        "- Some of what looks like a fall of leakage with training may be displacement. "
+        f"{link('over-training')} has rank 1 with 8 pixels of room where it was recorded.\n"
+        "- More room is not always better. An edge as wide is left out: with 8 pixels the inner "
+        "16 x 16 are compared, and less of a picture that lies where it should is seen "
+        f"(`laplacian:0.01` in {link('table-defenses')}).\n"
+        "- The four distances were looked at after the attack, so none is chosen here.\n\n"
+        f"`benchmarks/lineup.py --shifts`; records `{SHIFTS}`."
     )
+
+
+def _name(defense: str) -> str:
+    return "none, images as they are" if defense == "none" else f"`{defense}`"
 
 
 def _published_attack() -> str:
@@ -232,33 +273,36 @@ def _published_attack() -> str:
         found, lineup = row(case, "adam-cosine"), ranks["cases"][case.defense]
         ours, class_mean = lineup["adam-cosine"], lineup["blind: class mean"]
         noisy = lineup["true picture with the noise of adam-cosine"]
+        theirs = (figure("table1a", case.defense, source, "psnr") for source in SOURCES)
         body.append(
             [
-                "none, images as they are" if case.defense == "none" else f"`{case.defense}`",
-                spread(found.psnr, 2),
-                published("policies", case.defense, 0, " dB"),
-                mean(found.ssim),
+                _name(case.defense),
                 share(ours["rank_1"], ours["n"]),
-                str(ours["top_5"]),
+                f"{ours['top_5']}/{ours['n']}",
                 f"{class_mean['rank_1']}/{class_mean['n']}",
                 f"{noisy['rank_1']}/{noisy['n']}",
+                mean(found.ssim),
+                spread(found.psnr, 2),
+                *("-" if value is None else f"{value:.2f}" for value in theirs),
             ]
         )
-    head = ["defense", "PSNR dB", "paper / replication", "SSIM", "rank 1", "top 5"]
-    head += ["class mean: rank 1", "true picture with noise of that size"]
+    head = ["defense", "rank 1 (95%)", "top 5", "guess: class mean"]
+    head += ["ceiling: true picture with noise of that size", "SSIM", "PSNR dB"]
+    head += [f"PSNR dB, {source}" for source in SOURCES]
     plain, hybrid = (
         [rank == 1 for rank in ranks["cases"][name]["adam-cosine"]["ranks"]]
         for name in ("policy:none", HYBRID)
     )
     left, right, p = mcnemar(plain, hybrid)
     return (
-        f"**`adam-cosine` as published** (4,800 iterations), test images 0 to "
-        f"{whole.settings['images'] - 1}, each model attacked under the defense it was trained "
-        "under (`policy:none` is crop and flip alone, on the model without a defense), against the "
-        f"images used; line-up of {ranks['candidates']}:\n\n{table(head, body)}\n\n"
-        f"Against *this* attack the hybrid gives away fewer pictures than crop and flip alone "
-        f"({left} only without it, {right} only with it, exact McNemar p = {p:.2g}, one of four "
-        "comparisons looked at). That is a weak attack, as the table above shows. Records "
-        "`grids/trained-60-epochs` and "
-        f"`{LINEUPS}` (`benchmarks/lineup.py`)."
+        "### The published attack\n"
+        f"`adam-cosine`, 4,800 iterations, test images 0 to {whole.settings['images'] - 1}. Each "
+        "model is attacked under the defense it was trained under; `policy:none` is crop and flip "
+        "alone, on the model without a defense. Figures are against the images used; the line-up "
+        f"is of {ranks['candidates']}.\n\n{table(head, body)}\n\n"
+        "Against *this* attack the hybrid gives away fewer pictures than crop and flip alone: "
+        f"{left} only without it, {right} only with it (exact McNemar p = {p:.2g}, one of four "
+        f"comparisons looked at). It is a weak attack ({link('What two attackers find')}).\n\n"
+        "`benchmarks/lineup.py`; records `grids/trained-60-epochs` and "
+        f"`{LINEUPS}`."
     )

@@ -1,34 +1,40 @@
-"""The features of each image of a batch at the last dense layer, from that layer's gradient.
+"""The features of each image of a batch at the first dense layer, from gradients of dense layers.
 
-With logits z = W h + c the gradient is dW = mean_b s_b h_b^T and dc = mean_b s_b, where s_b is the
-slope of image b's loss by its logits. So every h_b lies in the row space of dW, which has as many
-dimensions as the batch has images: h_b = R a_b. Which combinations a_b they are follows from the
-slopes, since s_b is a known function of h_b and the label: fewer unknowns than equations as long as
-the batch has fewer images than the layer has units. Kariyappa et al. 2023 (cocktail party attack)
-separate them by independent components; here the equations are solved.
+It begins with the last layer. With logits z = W h + c the gradient is dW = mean_b s_b h_b^T and
+dc = mean_b s_b, where s_b is the slope of image b's loss by its logits. So every h_b lies in the
+row space of dW, which has as many dimensions as the batch has images: h_b = R a_b. Which
+combinations a_b they are follows from the slopes, since s_b is a known function of h_b and the
+label: fewer unknowns than equations as long as the batch has fewer images than the layer has units.
+Kariyappa et al. 2023 (cocktail party attack) separate them by independent components; here the
+equations are solved. The inputs of the dense layers before follow from those of the last
+(`dense_layers`).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Generator, Tensor, nn
 from torch.func import grad, jacrev, vmap
 
+from gradveil.attacks.dense_layers import Found, find_first_inputs, trailing
 from gradveil.attacks.distances import Cosine, Measure
 from gradveil.attacks.labels import last_layer, predict
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Gradients, Loss, Observation
 from gradveil.engine.draws import Draws, drawing
 from gradveil.engine.gradients import in_mode
+from gradveil.engine.norms import takes_statistics
 from gradveil.engine.shares import Shares
 
-STARTS = 128  # of the equations
+STARTS, FEWEST = 128, 4  # of the equations, at most and at least
+NUMBERS = 2**21  # of the equations' slopes, of all starts together
 SUREST = 8.0  # logits by which a label leads at most
 ITERATIONS = 100
 PATIENCE = 20  # iterations in which the error must halve
 SOLVED = 1e-3  # relative error at most of the gradient that features explain
+NEAR = 1e-5  # relative error from which features are tried on the layers before
 EXACT = 3e-7  # relative error of float32
 
 
@@ -99,12 +105,17 @@ class Equations:
         found: Tensor = torch.linalg.pinv(slopes.transpose(1, 2)) @ self.target[:, :-1] * images
         return found
 
-    def solve(self, rng: Generator) -> tuple[Tensor, float]:
-        """Return the features (images, features) that explain most, and the relative error."""
-        a = self.start(rng, STARTS)
+    def solve(self, rng: Generator) -> Iterator[tuple[Tensor, float]]:
+        """Give features (images, features), and the relative error that they leave.
+
+        First those that are nearly right, then, if asked for, those that explain most.
+        """
+        units, images = self.target.shape[0], len(self.labels)
+        size = units * (images + 1) * images**2
+        a = self.start(rng, max(FEWEST, min(STARTS, NUMBERS // size)))
         damping = torch.full((len(a),), 1e-2, dtype=torch.float64)
         errors = self.errors(a)
-        before = math.inf
+        before, wanted = math.inf, NEAR
         for number in range(ITERATIONS):
             if number % PATIENCE == 0:
                 if SOLVED < float(errors.min()) > before / 2:
@@ -116,19 +127,54 @@ class Equations:
             a = torch.where(better[:, None, None], tried, a)
             errors = torch.where(better, after, errors)
             damping = torch.where(better, damping / 3, damping * 4).clamp(1e-12, 1e12)
+            if float(errors.min()) < wanted:
+                yield self._best(a, errors)
+                wanted = EXACT
             if float(errors.min()) < EXACT:
-                break
+                return
+        yield self._best(a, errors)
+
+    def _best(self, a: Tensor, errors: Tensor) -> tuple[Tensor, float]:
         best = int(errors.argmin())
         return a[best] @ self.basis.T, float(errors[best])
 
+    def slopes(self, features: Tensor) -> Tensor:
+        """Return the slope of each image's loss by the logits, (images, units)."""
+        return self._slopes((features @ self.basis)[None])[0][0]
 
-def find_features(victim: Observation, rng: Generator) -> Tensor:
-    """Return the input of the last dense layer for each image, (images, features) in float64.
 
-    Images are in the order of the labels that the attacker knows. Refuse a gradient that no such
-    features explain, as under noise. Of a pruned gradient, columns that lost entries are completed
-    from those that are whole; columns with fewer entries left than images count as zero.
+def find_features(victim: Observation, rng: Generator) -> Found:
+    """Return the inputs of the first dense layer for each image, or of one after it.
+
+    The dense layers are those at the model's end, with nothing but a ReLU, a sigmoid, a tanh or
+    dropout that is off between them. Images are in the order of the labels that the attacker knows.
+    Refuse a gradient that no such features explain, as under noise. Of a pruned gradient, columns
+    that lost entries are completed from those that are whole; columns with fewer entries left than
+    images count as zero.
     """
+    equations, cut = _equations(victim)
+    layers = trailing(victim)
+    found: Found | None = None
+    error = math.inf
+    for features, error in equations.solve(rng):
+        if not error <= SOLVED:
+            break
+        again = find_first_inputs(victim, layers, features, equations.slopes(features))
+        if found is None or again.layer is layers[0].layer:
+            found = again
+        if found.layer is layers[0].layer and found.error < EXACT:
+            break
+    if found is None:
+        raise GradveilError(
+            f"features: the gradient of the last dense layer{cut} is not that of {victim.size} "
+            f"images (relative error {error:.1g}): a defense may have added noise to it, or the "
+            "labels are wrong"
+        )
+    return found
+
+
+def _equations(victim: Observation) -> tuple[Equations, str]:
+    """Return the equations of the last dense layer, and what pruning left of it, in words."""
     layer = last_layer(victim)
     names = {id(parameter): name for name, parameter in victim.model.named_parameters()}
     shared = [
@@ -161,15 +207,8 @@ def find_features(victim: Observation, rng: Generator) -> Tensor:
         victim.knowledge.labels.cpu().long(),
         victim.loss,
     )
-    found, error = equations.solve(rng)
-    if not error <= SOLVED:
-        cut = f", of which pruning left {kept} of {completed.shape[1]} columns," if kept else ""
-        raise GradveilError(
-            f"features: the gradient of the last dense layer{cut} is not that of {size} images "
-            f"(relative error {error:.1g}): a defense may have added noise to it, or the labels "
-            "are wrong"
-        )
-    return found
+    cut = f", of which pruning left {kept} of {completed.shape[1]} columns," if kept else ""
+    return equations, cut
 
 
 def _completed(weight: Tensor, size: int) -> tuple[Tensor, int]:
@@ -204,12 +243,12 @@ def _completed(weight: Tensor, size: int) -> tuple[Tensor, int]:
 class FeatureCosine(Cosine):
     """The cosine distance, plus `features` times the distance of each image's features.
 
-    The features are those at the last dense layer, found from its gradient (`find_features`). Their
+    The features are those at the first dense layer, found from gradients (`find_features`). Their
     distance is |f' - f|^2 / |f|^2, over all images of a row. Where the features of a victim cannot
     be found, the cosine alone is left; where no victim's can, that is an error.
     """
 
-    features: float = 3.0
+    features: float = 1.0
     seed: int = field(default=0, kw_only=True)
 
     @property
@@ -219,8 +258,7 @@ class FeatureCosine(Cosine):
     def bind(self, seen: Sequence[Observation], restarts: int = 1) -> Measure:
         check_model(seen[0])
         inner = super().bind(seen, restarts)
-        layer = last_layer(seen[0])
-        found: list[Tensor | None] = []
+        found: list[Found | None] = []
         problem = GradveilError("features: no victim")
         for victim in seen:
             try:
@@ -228,33 +266,47 @@ class FeatureCosine(Cosine):
             except GradveilError as error:
                 found.append(None)
                 problem = error
-        if all(each is None for each in found):
+        layers = {each.layer: None for each in found if each is not None}
+        if not layers:
             raise problem
         like = next(iter(seen[0].gradients.values()))
-        shape = seen[0].size, layer.in_features
-        target = torch.stack(
-            [torch.zeros(shape) if each is None else each.float() for each in found]
-        )
-        factor = torch.tensor([0.0 if each is None else self.features for each in found])
-        sizes = target.flatten(1).square().sum(1).clamp(min=1e-30)
-        return FeatureMeasure(
-            inner,
-            seen[0].model,
-            layer,
-            target.to(like).repeat_interleave(restarts, 0),
-            (factor / sizes).to(like).repeat_interleave(restarts, 0),
-        )
+        aims = [self._aim(layer, found, seen[0].size, like, restarts) for layer in layers]
+        return FeatureMeasure(inner, seen[0].model, tuple(aims))
+
+    def _aim(
+        self,
+        layer: nn.Linear,
+        found: Sequence[Found | None],
+        size: int,
+        like: Tensor,
+        restarts: int,
+    ) -> "FeatureAim":
+        """Return the aim of the victims whose features are those at this layer."""
+        here = [each.features if each and each.layer is layer else None for each in found]
+        none = torch.zeros(size, layer.in_features, dtype=torch.float64)
+        target = torch.stack([none if features is None else features for features in here])
+        weight = torch.tensor([0.0 if each is None else self.features for each in here])
+        factors = weight / target.flatten(1).square().sum(1).clamp(min=1e-30)
+        rows = (part.to(like).repeat_interleave(restarts, 0) for part in (target, factors))
+        return FeatureAim(layer, *rows)
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureAim:
+    """The features to come near at a layer, and what each row's squared gap from them counts."""
+
+    layer: nn.Linear
+    target: Tensor  # (rows, images, features)
+    factors: Tensor  # (rows,)
 
 
 @dataclass(frozen=True, eq=False)
 class FeatureMeasure(Measure):
-    """Another measure, plus the weighted squared distance of the features from their target."""
+    """Another measure, plus the weighted squared distances of features from their aims."""
 
     inner: Measure
     model: nn.Module
-    layer: nn.Linear
-    target: Tensor  # (rows, images, features)
-    factors: Tensor  # (rows,)
+    aims: tuple[FeatureAim, ...]
 
     def __call__(self, found: Gradients) -> Tensor:
         return self.inner(found)
@@ -264,18 +316,25 @@ class FeatureMeasure(Measure):
     ) -> Tensor:
         distance = self.inner.from_shares(shares, images, labels, draws, differentiable)
         with torch.set_grad_enabled(differentiable):
-            features = self._features(images).view_as(self.target)
-            gap = (features - self.target).square().flatten(1).sum(1)
-            return distance + self.factors * gap
+            for aim, features in zip(self.aims, self._features(images), strict=True):
+                gap = (features.view_as(aim.target) - aim.target).square().flatten(1).sum(1)
+                distance = distance + aim.factors * gap
+        return distance
 
-    def _features(self, images: Tensor) -> Tensor:
-        made: list[Tensor] = []
-        handle = self.layer.register_forward_pre_hook(lambda _, inputs: made.append(inputs[0]))
+    def _features(self, images: Tensor) -> list[Tensor]:
+        """Return what goes into the layer of each aim, (rows x images, features)."""
+        made: dict[nn.Module, Tensor] = {}
+
+        def keep(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            made[layer] = inputs[0]
+
+        handles = [aim.layer.register_forward_pre_hook(keep) for aim in self.aims]
         try:
             predict(self.model, images.flatten(0, 1), train_mode=False)
         finally:
-            handle.remove()
-        return made[0]
+            for handle in handles:
+                handle.remove()
+        return [made[aim.layer] for aim in self.aims]
 
 
 def check_model(victim: Observation) -> None:
@@ -286,11 +345,12 @@ def check_model(victim: Observation) -> None:
             f"{protocol.in_words(victim.size)}: features need the gradient of 1; "
             "choose a matching attack"
         )
-    if protocol.train_mode:
-        raise GradveilError(
-            "train mode: features need a model whose images do not mix; choose a matching attack"
-        )
-    with in_mode(victim.model, False):
+    with in_mode(victim.model, protocol.train_mode):
+        if any(takes_statistics(module) for module in victim.model.modules()):
+            raise GradveilError(
+                "train mode: features need a model whose images do not mix, and its batch norm "
+                "mixes them; choose a matching attack"
+            )
         if drawing(victim.model):
             raise GradveilError(
                 "features: the model draws by itself, and features with it; choose an attack that "

@@ -8,6 +8,7 @@ images were reached shows this only where the attack was shown to work: see `Pos
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from gradveil.audits.model import ModelFacts
@@ -178,6 +179,8 @@ class Certificate:
     cases: int = 1
     controls: Mapping[str, PositiveControl] = field(default_factory=dict)  # of every attack
     same_weights: bool = False  # those of the defense are the baseline's, so no loss was measured
+    not_run: tuple[str, ...] = ()  # attacks known to break the defense
+    holds_without: str = ""  # the case it is compared with, where delta holds there too
 
     @property
     def each(self) -> float:
@@ -199,7 +202,7 @@ class Certificate:
         """The attacks that were shown to work, by a positive control or in a case."""
         return tuple(attack for attack, control in self.controls.items() if control.works)
 
-    @property
+    @cached_property
     def rows(self) -> tuple[DecidedRow, ...]:
         """A row for each attack and truth, for the strongest by truth, and for any attacker."""
         made = [
@@ -350,6 +353,7 @@ def certify(
         count,
         _controls(named, [result, *beside], threshold),
         same_weights,
+        result.breakers_not_run,
     )
 
 

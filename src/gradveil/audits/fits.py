@@ -25,10 +25,11 @@ def automatic_attacks(
 
 @dataclass(frozen=True, eq=False)
 class Tried:
-    """What each attack that suits an update found, by its name, and why others were left out.
+    """What each attack found in an update, by its name, and why others found nothing.
 
-    Distances can be compared only where they are measured alike: `nearest` names the attack with
-    the smallest, and all that it was compared with, by how they measure.
+    Those in `left_out` do not suit the update, or failed. Distances can be compared only where they
+    are measured alike: `nearest` names the attack with the smallest, and all that it was compared
+    with, by how they measure.
     """
 
     found: Mapping[str, Reconstruction]
@@ -37,19 +38,24 @@ class Tried:
 
 
 def try_each(attacks: Mapping[str, Attack], run: Callable[[str, Attack], Reconstruction]) -> Tried:
-    """Run every attack that suits; where none does, the first one's error is what is wrong."""
+    """Run every attack that suits; where none found anything, the first one's reason is raised."""
     found: dict[str, Reconstruction] = {}
-    errors: dict[str, GradveilError] = {}
+    left_out: dict[str, GradveilError] = {}
     for name, attack in attacks.items():
         try:
-            found[name] = run(name, attack)
+            made = run(name, attack)
         except GradveilError as error:
-            errors[name] = error
+            left_out[name] = error
+            continue
+        if made.status == "ok":
+            found[name] = made
+        else:
+            left_out[name] = GradveilError(made.status)
     if not found:
-        raise next(iter(errors.values()))
+        raise next(iter(left_out.values()))
     return Tried(
         found,
-        {name: str(error) for name, error in errors.items()},
+        {name: str(reason) for name, reason in left_out.items()},
         nearest({name: made.distance for name, made in found.items()}, attacks),
     )
 

@@ -27,13 +27,22 @@ from gradveil.audits.victims import (
 )
 from gradveil.controls import Controls
 from gradveil.core.errors import GradveilError
-from gradveil.core.files import digest
-from gradveil.core.job_folder import SETTINGS
+from gradveil.core.files import digest, shown
+from gradveil.core.job_folder import SETTINGS, SHORT, differences
 from gradveil.data import Images, load
 from gradveil.data.images import as_images
 from gradveil.defenses import Defense
 
-KEPT = ("left_out", "knows", "protected", "searches", "class_names", "passed_over", "note")
+KEPT = (
+    "left_out",
+    "knows",
+    "protected",
+    "searches",
+    "class_names",
+    "passed_over",
+    "note",
+    "comes_with",
+)
 """Settings of a case that are taken from its folder: the first four are known only after its
 attacks were tried out, and folders of older versions lack the others."""
 
@@ -120,7 +129,7 @@ def prepare(
         "cases": [case.plain() for case in job.cases],
         "public_sha256": _digest(job.public),
     }
-    AUDIT.refuse_other(out, settings)
+    refuse_other(out, settings)
     split, public, test = _splits(job, root)
     victims = _choose_victims(job, split)
     refuse_tuned_on(job.attacks, split, victims.numbers)
@@ -137,6 +146,42 @@ def prepare(
             cases.append(_prepare_case(job, case, stage, device, out / case.folder))
     plain = guesses.get("none") or Controls.of(public, Defense(), 1, job.seed)
     return Prepared(job, device, test, settings, tuple(cases), plain, public)
+
+
+def refuse_other(out: Path, settings: Mapping[str, Any]) -> None:
+    """Refuse a folder of anything but this audit; where only the cases differ, name them."""
+    try:
+        AUDIT.refuse_other(out, settings)
+    except GradveilError as error:
+        raise GradveilError(_other_cases(out, settings) or str(error)) from None
+
+
+def _other_cases(out: Path, settings: Mapping[str, Any]) -> str:
+    """Name the cases that only the audit there has, or only this one, and say what to do.
+
+    Empty where more differs, or there is no audit.
+    """
+    try:
+        audit = AUDIT.read(out)
+    except GradveilError:
+        return ""
+    there, here = ({c["folder"]: c for c in some["cases"]} for some in (audit, settings))
+    alone = {
+        "there": [case for name, case in there.items() if name not in here],
+        "here": [case for name, case in here.items() if name not in there],
+    }
+    if not any(alone.values()) or differences({**audit, "cases": settings["cases"]}, settings):
+        return ""
+    names = "; ".join(
+        f"only {side}: {shown(', '.join(case['folder'] for case in some), SHORT)}"
+        for side, some in alone.items()
+        if some
+    )
+    do = "choose another --out"
+    if not all(alone.values()) and all(c.get("control") for some in alone.values() for c in some):
+        more = bool(alone["there"])
+        do = f"go on {'without' if more else 'with'} --no-control (control={more}), or {do}"
+    return f"{shown(out)} holds an audit of other cases ({names}): {do}"
 
 
 def refuse_too_few(job: AuditJob, root: Path | None) -> None:
@@ -219,6 +264,8 @@ def _prepare_case(
         | _facts(stage, device)
         | ({"note": job.note} if job.note else {})
     )
+    if (comes_with := case.defense.control) not in (None, case.defense):
+        settings["comes_with"] = str(comes_with)
     if (folder / SETTINGS).is_file():
         kept = CASE.read(folder)
         left_out = {name: str(reason) for name, reason in dict(kept.get("left_out", {})).items()}

@@ -29,6 +29,8 @@ from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.formats import AuditSettings, CaseSettings
 from gradveil.core.job_folder import Kind
 from gradveil.core.text import SafeConsole, on_one_line
+from gradveil.defenses import REGISTRY
+from gradveil.defenses.chain import THEN
 from gradveil.stats import (
     Summary,
     Verdict,
@@ -87,13 +89,16 @@ class Row:
     certain: int | None = None  # images that the attack calls exact; None where it makes no claim
     certain_wrong: int = 0  # of these, those with a wrong pixel
     reasons: tuple[tuple[str, int], ...] = ()  # why images failed, and how many; the most first
+    updates: int = 1  # that the n images were shared in; each counts once in the tests
+    largest_update: int = 1  # images of the largest of them
 
     @property
     def doubt(self) -> str | None:
         """Why the row shows no leak: `NO_BETTER`, `TOO_FEW`, or None where it shows one."""
         if self.verdict.better:
             return None
-        told = can_tell(self.n, self.verdict.chance, self.verdict.tests)
+        by_chance = self.verdict.chance * self.largest_update
+        told = can_tell(self.updates, by_chance, self.verdict.tests)
         return NO_BETTER if told else TOO_FEW
 
     @property
@@ -162,6 +167,11 @@ class CaseResult:
         return str(self.settings.get("control", ""))
 
     @property
+    def comes_with(self) -> str:
+        """The control of its defense, as text: what a policy comes with; empty where it is none."""
+        return str(self.settings.get("comes_with") or "")
+
+    @property
     def clean(self) -> bool:
         """Whether the clean gradient was attacked, the defense acting in training only."""
         return bool(self.settings["clean"])
@@ -219,6 +229,7 @@ class CaseResult:
             for row in self._rows
             if row.kind in TESTED and row.truth in self.truths
             for test in P_VALUES
+            if row.candidates or test != "p_identified"
         ]
 
     @property
@@ -274,6 +285,24 @@ class CaseResult:
                 f"{self.out} holds no attacked image yet: run the same command again"
             )
         return max(rows, key=_strength)
+
+    @property
+    def breakers_not_run(self) -> tuple[str, ...]:
+        """The attacks known to break the case's defense that were neither run nor left out.
+
+        The defense is looked up by its name: its text is a file's, and so is never parsed.
+        """
+        if self.clean:
+            return ()
+        names = *(record.attack for record in self.of("attack")), *self.settings["left_out"]
+        run = {part for name in names for part in str(name).split("+")}
+        known: dict[str, None] = {}
+        for text in self.defense.split(THEN):
+            name = text.strip().partition(":")[0]
+            policy = name[:1].isdecimal() or "(" in name  # such as 3-1-7, or translate_x(9)
+            kind = REGISTRY.get("policy" if policy else name)
+            known |= dict.fromkeys(() if kind is None else kind.breakers)
+        return tuple(name for name in known if name not in run)
 
     def of(self, kind: str, attack: str | None = None) -> list[Record]:
         """Return the records of this kind, and of this attack."""
@@ -481,7 +510,8 @@ def make_row(records: Sequence[Record], truth: str) -> Row:
     claims = [r.certain for r in records if r.certain is not None]
     ranks = [scores["rank"] for scores in good if "rank" in scores]
     chance = _chance(first, truth)
-    share = share_of_updates(_hits(records, truth), chance)
+    hits = _hits(records, truth)
+    share = share_of_updates(hits, chance)
     by_rank = signed_rank(_gains(records, truth))
     better = min(by_rank, share.p) < LEVEL / 2
     return Row(
@@ -504,6 +534,8 @@ def make_row(records: Sequence[Record], truth: str) -> Row:
             bool(r.certain) and r.scores[truth]["mse"] > WRONG for r in records if r.ok
         ),
         reasons=tuple(_reasons(records)),
+        updates=len(hits),
+        largest_update=max(map(len, hits)),
     )
 
 

@@ -13,13 +13,20 @@ from torch import nn
 from gradveil.attacks import Attack
 from gradveil.audits.case_run import AUDITING, CaseRun
 from gradveil.audits.job import AuditJob, controls_in_words, make_cases, name_attacks, with_controls
-from gradveil.audits.prepare import Prepared, PreparedCase, fitted_to, naming, prepare
+from gradveil.audits.prepare import (
+    Prepared,
+    PreparedCase,
+    fitted_to,
+    naming,
+    prepare,
+    refuse_other,
+)
 from gradveil.audits.records import (
     RECORDS,
 )
 from gradveil.audits.results import AUDIT, AuditResult
 from gradveil.audits.timing import Costs
-from gradveil.audits.victims import passed_over_words
+from gradveil.audits.victims import count_public, passed_over_words
 from gradveil.checks.doctor import before_audit
 from gradveil.checks.weights import look_at_weights
 from gradveil.clients import Client
@@ -197,7 +204,7 @@ def run_audit(
     _look_first(prepared, out, Bar(progress), weights=only is None)
     # Machines that share the cases hold only the folder of theirs.
     with alone(out, AUDITING) if only is None else nullcontext():
-        AUDIT.refuse_other(out, prepared.settings)  # another process may have been faster
+        refuse_other(out, prepared.settings)  # another process may have been faster
         claim(out, prepared.settings, parts=(".*.part",))  # cases belong to their processes
         bar = Bar(progress)
         try:
@@ -248,6 +255,17 @@ def _look_first(prepared: Prepared, out: Path, bar: Bar, *, weights: bool) -> No
             GradveilWarning,
             stacklevel=3,
         )
+    given = prepared.job.public
+    if new and given is not None:
+        stage = new[0].stage
+        if known := count_public(stage.split, stage.victims, given):
+            warnings.warn(
+                f"public: {known} of the {prepared.job.images} images attacked are among them, and "
+                "others of their line-ups are not: a guess made of public images can win without "
+                "an update; leave out those attacked",
+                GradveilWarning,
+                stacklevel=3,
+            )
     seen: set[str] = set()
     passed_over = prepared.cases[0].stage.victims.passed_over
     if passed_over and weights and len(new) == len(prepared.cases):

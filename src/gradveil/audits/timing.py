@@ -9,11 +9,12 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 
 from gradveil.attacks import Attack, GradientMatching
-from gradveil.audits.job import AuditJob, shortened
+from gradveil.audits.job import AuditJob, shortened, shorter
 from gradveil.audits.stage import Stage, run_attack
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import LONG
@@ -125,28 +126,58 @@ class Costs:
         return found
 
     def fit(self, stages: Iterable[Stage], minutes: float) -> float:
-        """Return the share of their iterations that all attacks can make in the budget."""
+        """Return the share of their iterations that all attacks can make in the budget.
+
+        Each makes one iteration at least. What that takes beyond the share of those with the
+        fewest, the others go without.
+        """
         stages = list(stages)
-        fixed = sum(map(self.ceiling, stages))
-        whole, given = self.total(stages) - fixed, 60 * minutes
+        fixed, given = sum(map(self.ceiling, stages)), 60 * minutes
         given = max(given - fixed, LEAST_SHARE * given)
+        searches = sorted(search for stage in stages for search in self._searches(stage))
+        whole, once = sum(each.whole for each in searches), sum(each.once for each in searches)
         if whole <= given:
             return 1.0
-        share = given / whole
-        fewest = min(
-            attack.steps
-            for stage in stages
-            for attack in stage.attacks.values()
-            if isinstance(attack, GradientMatching)
-        )
-        if share * fewest < 1:
-            once = whole / fewest
+        if once > given:
             least = min(once + fixed, once / LEAST_SHARE) / 60
             raise GradveilError(
                 f"budget {minutes:g}: these minutes are too few for one iteration of every attack; "
-                f"give at least {least:.2g}, fewer images or fewer attacks"
+                f"give at least {_rounded_up(least)}, fewer images or fewer attacks"
             )
+        share = given / whole
+        for each in searches:
+            if share * each.steps >= 1:
+                break
+            given, whole = given - each.once, whole - each.whole
+            share = min(share, given / whole) if whole > 0 else share
         return share
+
+    def _searches(self, stage: Stage) -> list["_Search"]:
+        """Return what each attack takes, those that take no time left out, and the sham."""
+        images, found = _images(stage), list[_Search]()
+        for name, attack in stage.attacks.items():
+            least = shorter({name: attack}, 0.0)[name]
+            whole, once = (self(stage.kind, name, some, images) for some in (attack, least))
+            steps = attack.steps if isinstance(attack, GradientMatching) else 1
+            found += [_Search(steps, whole, once)] if whole else []
+        longest = max(found, key=lambda each: each.whole, default=None)
+        if longest is not None and (sham := self.sham(stage)):
+            found.append(_Search(longest.steps, sham, sham * longest.once / longest.whole))
+        return found
+
+
+class _Search(NamedTuple):
+    """The iterations of an attack, the seconds of all of them, and those of a single one."""
+
+    steps: int
+    whole: float
+    once: float
+
+
+def _rounded_up(minutes: float) -> str:
+    """Write minutes with two digits, none of which is too small."""
+    digit = 10.0 ** (math.floor(math.log10(minutes)) - 1)
+    return f"{math.ceil(minutes / digit) * digit:.2g}"
 
 
 def _images(stage: Stage) -> int:

@@ -182,6 +182,23 @@ def refuse_tuned_on(
                 )
 
 
+def count_public(split: Images, victims: Victims, public: Images) -> int:
+    """Count the victims among public images, where not all others of their line-ups are.
+
+    A guess made of these images, such as a class mean, could win a line-up without an update.
+    """
+    lineups = victims.lineups
+    if lineups is None:
+        return 0
+    known = {short_digest(image) for image in public.images}
+
+    def there(numbers: Tensor) -> list[bool]:
+        return [short_digest(split.images[number]) in known for number in numbers.tolist()]
+
+    found = sum(there(victims.numbers))
+    return found if found and not all(there(lineups.candidates.unique())) else 0
+
+
 def find_scored(split: Images, digests: Set[str]) -> tuple[int, ...]:
     """Return the numbers of the images that have one of these short digests."""
     if not digests:

@@ -1,6 +1,7 @@
 """gradveil reproduce: run the papers' experiments again, over several sittings."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -288,10 +289,10 @@ def _show_outcome(
     plain: list[dict[str, Any]] = []
     for experiment in dict.fromkeys(part.experiment for part in plan.parts):
         ways = {part.way: part for part in plan.parts if part.experiment is experiment}
-        head, body = compare(ways, records)
-        if body:
-            shown.append(table(f"{experiment.id}: {experiment.claim}", head, body))
-        plain.append({"id": experiment.id, "columns": head, "rows": body})
+        tables = compare(ways, records)
+        shown += [f"{experiment.id}: {experiment.claim}"] if tables else []
+        shown += [table(each.title, each.head, each.body) for each in tables]
+        plain.append({"id": experiment.id, "tables": [asdict(each) for each in tables]})
     lines = ["", f"{len(outcome.done)} cells done now, {len(outcome.left)} left for later"]
     lines += [f"failed {key}: {reason}" for key, reason in outcome.failed.items()]
     lines += [QUICK] if size.quick else []

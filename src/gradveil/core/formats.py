@@ -76,6 +76,7 @@ class CaseSettings(Asked, frozen=True, kw_only=True):
     knows: dict[str, str]
     left_out: dict[str, str]
     control: str = ""  # the defense that it is the control of
+    comes_with: str | None = None  # the control of its defense, audited or not
     searches: dict[str, str] | None = None  # restarts x steps of each attack that has them
     protected: bool = False
     candidates: Count | UnsetType = UNSET

@@ -82,7 +82,7 @@ class Decision:
     name: str
     claim: str
     verdict: str
-    figure: str
+    figures: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -128,7 +128,7 @@ def protects(evidence: Evidence, tables: Sequence[str], name: str, text: str) ->
             f"{table}: `{STRONGEST}` has rank 1 for {rank_one(hybrid)}{beside}, chance {chance:.0%}"
             f"{_to_originals(evidence, table, experiment.hybrid)}"
         )
-    return Decision(name, text, together(verdicts), "; ".join(figures))
+    return Decision(name, text, together(verdicts), tuple(figures))
 
 
 def _to_originals(evidence: Evidence, table: str, hybrid: str) -> str:
@@ -156,11 +156,13 @@ def defeats_attacks(evidence: Evidence) -> Decision:
         else:
             chance, bare = 1 / hybrid.candidates, (none.identified, none.n)
             verdicts.append(decide_infeasible(hybrid.identified, hybrid.n, chance, bare))
-            figures.append(f"{attack} {rank_one(hybrid)} against {rank_one(none)}")
+            figures.append(
+                f"`{attack}` has rank 1 for {rank_one(hybrid)} with the hybrid against "
+                f"{rank_one(none)} without"
+            )
         if told := _psnr_change(evidence, attack):
             figures.append(told)
-    text = f"rank 1 with the hybrid against without: {'; '.join(figures)}" if figures else ""
-    return Decision("claim 2", claim(2), together(verdicts), text)
+    return Decision("claim 2", claim(2), together(verdicts), tuple(figures))
 
 
 def _psnr_change(evidence: Evidence, attack: str) -> str:
@@ -210,31 +212,31 @@ def costs_nothing(
             else f"{tested:,} images, one training each"
         )
         figures.append(
-            f"{with_it} loses {100 * lost:.1f} ({100 * low:.1f} to {100 * high:.1f}) points, over "
-            f"{over}"
+            f"{with_it} loses {100 * lost:z.1f} ({100 * low:.1f} to {100 * high:.1f}) points of "
+            f"accuracy, over {over}"
         )
-    return Decision(name, text, together(verdicts), "; ".join(figures))
+    return Decision(name, text, together(verdicts), tuple(figures))
 
 
 def shallow_layers(evidence: Evidence) -> Decision:
     """Decide whether the hybrid lowers the likeness of gradients in shallow layers most."""
     none, hybrid = (evidence.result("exp8", row) for row in (NONE, HYBRID))
     if none is None or hybrid is None:
-        return Decision("claim 5", claim(5), MISSING, "")
+        return Decision("claim 5", claim(5), MISSING, ())
     falls, figures = [], []
     for layer, values in none["layers"].items():
         middle, low, high = welch(values["last"], hybrid["layers"][layer]["last"])
         falls.append((middle, low, high))
-        figures.append(f"{layer} {middle:.2f} ({low:.2f} to {high:.2f})")
+        figures.append(
+            f"{layer}: cosine without minus with the hybrid {middle:.2f} ({low:.2f} to {high:.2f})"
+        )
     shallow, deep = falls[:2], falls[2:]
     less = max(middle for middle, _, _ in deep) < min(middle for middle, _, _ in shallow)
     if all(low > 0 for _, low, _ in shallow):
         verdict = HOLDS if less else IN_PART
     else:
         verdict = FAILS if any(high < 0 for _, _, high in shallow) else UNTOLD
-    return Decision(
-        "claim 5", claim(5), verdict, f"cosine without minus with the hybrid: {'; '.join(figures)}"
-    )
+    return Decision("claim 5", claim(5), verdict, tuple(figures))
 
 
 def later_rise(evidence: Evidence) -> Decision:
@@ -242,7 +244,7 @@ def later_rise(evidence: Evidence) -> Decision:
     text = EXPERIMENTS["exp1"].claim
     result = evidence.result("exp1", "lines")
     if result is None:
-        return Decision("figure 1", text, MISSING, "")
+        return Decision("figure 1", text, MISSING, ())
     middle, bare = result["points"] // 2, result["lines"][NONE]
     name, with_it = next(item for item in result["lines"].items() if item[0] != NONE)
     n = evidence.entries("exp1", "lines")[0].cell.n
@@ -254,12 +256,12 @@ def later_rise(evidence: Evidence) -> Decision:
         f"{fall + half:.3f}), {n} images"
     )
     if (others := _lower_than_none(evidence)) is None:
-        return Decision("figure 1", text, verdict, figure)
+        return Decision("figure 1", text, verdict, (figure,))
     below, count = others
-    figure += f"; of {count} random policies, {below} have a lower S_pri than none"
     if verdict == HOLDS and 2 * below < count:
         verdict = IN_PART
-    return Decision("figure 1", text, verdict, figure)
+    beside = f"of {count} random policies, {below} have a lower S_pri than none"
+    return Decision("figure 1", text, verdict, (figure, beside))
 
 
 def _lower_than_none(evidence: Evidence) -> tuple[int, int] | None:
@@ -278,7 +280,7 @@ def best_transformations(evidence: Evidence, experiment: str, name: str, least: 
     text = EXPERIMENTS[experiment].claim
     result = evidence.result(experiment, "singles")
     if result is None:
-        return Decision(name, text, MISSING, "")
+        return Decision(name, text, MISSING, ())
     figures, verdicts = [], []
     for rule, values in result["values"].items():
         found, low, high = overlap(values)
@@ -287,14 +289,14 @@ def best_transformations(evidence: Evidence, experiment: str, name: str, least: 
             f"{found} ({low} to {high}) of five by the rule of the {rule}: "
             f"{', '.join(lowest(values))}"
         )
-    return Decision(name, text, verdicts[0], "; ".join(figures))
+    return Decision(name, text, verdicts[0], tuple(figures))
 
 
 def score_foretells(evidence: Evidence) -> Decision:
     """Decide whether S_pri rises with PSNR as the paper has it."""
     result = evidence.result("exp10", "correlation")
     if result is None:
-        return Decision("claim 7", claim(7), MISSING, "")
+        return Decision("claim 7", claim(7), MISSING, ())
     rule, _, _, r, low, high = correlation_table(result)[0]
     paper = float(published()["correlation"]["paper"])
     if low > 0:
@@ -307,7 +309,7 @@ def score_foretells(evidence: Evidence) -> Decision:
         f"policies, {victims} images each: {r:.2f} ({low:.2f} to {high:.2f}, over policies and "
         f"images); paper {paper}"
     )
-    return Decision("claim 7", claim(7), verdict, figure)
+    return Decision("claim 7", claim(7), verdict, (figure,))
 
 
 def best_defense(evidence: Evidence) -> Decision:
@@ -327,7 +329,7 @@ def best_defense(evidence: Evidence) -> Decision:
             right[row] = values[0]
     others = [row for row in worst if row not in (HYBRID, NONE)]
     if HYBRID not in worst or HYBRID not in right or not others:
-        return Decision("defenses", table.claim, MISSING, "")
+        return Decision("defenses", table.claim, MISSING, ())
     wanted = [row for row in table.rows if row != NONE]
     verdicts = [MISSING for row in wanted if row not in worst or row not in right]
     for row in others:
@@ -336,15 +338,15 @@ def best_defense(evidence: Evidence) -> Decision:
             tested = count_tested(evidence.entries(table.id, row), evidence.records)
             _, low, high = accuracy_loss([right[row]], [right[HYBRID]], tested)
             verdicts.append(decide_better((gap.low, gap.high), (low, high)))
-    figures = ", ".join(
-        f"{row} {hits}/{n}, accuracy {right.get(row, float('nan')):.1%}"
+    figures = [
+        f"{row}: rank 1 for {hits}/{n}, accuracy {right.get(row, float('nan')):.1%}"
         for row, (hits, n) in worst.items()
+    ]
+    rule = (
+        "rank 1 is on the shared gradient, of the stronger of two attacks; a gradient defense's "
+        "raced attack knows it, the hybrid's does not"
     )
-    text = (
-        f"rank 1 on the shared gradient, the stronger of two attacks (a gradient defense's raced "
-        f"attack knows it, the hybrid's does not): {figures}"
-    )
-    return Decision("defenses", table.claim, together(verdicts), text)
+    return Decision("defenses", table.claim, together(verdicts), (*figures, rule))
 
 
 def search_finds(evidence: Evidence) -> Decision:
@@ -369,7 +371,7 @@ def search_finds(evidence: Evidence) -> Decision:
         figures.append(f"{entry.row}: `{rows[name].defense}` {ours:.0%} with rank 1, {told}{flat}")
     if figures:
         figures.append("the attack does not know the policy, and p is not corrected")
-    return Decision("searches", experiment.claim, together(verdicts), "; ".join(figures))
+    return Decision("searches", experiment.claim, together(verdicts), tuple(figures))
 
 
 def training_lowers(evidence: Evidence) -> Decision:
@@ -395,14 +397,13 @@ def training_lowers(evidence: Evidence) -> Decision:
             f"{row}, `{attack}`: " + ", then ".join(_shares(stage[attack]) for stage in stages)
             for attack in (stages[0] if all(stages) else ())
         ]
-    text = (
-        "the stronger of two attacks at each stage is compared. Rank 1 before training, then at "
-        f"the end of each training (and with {FAR} pixels of room, where recorded): "
-        f"{'; '.join(figures)}. Before training one seed was attacked"
-        if figures
-        else ""
+    rule = (
+        "rank 1 is given before training, then at the end of each of two trainings, in brackets "
+        f"with {FAR} pixels of room where recorded; the stronger of two attacks at each stage is "
+        "compared; before training one seed was attacked"
     )
-    return Decision("training", experiment.claim, together(verdicts), text)
+    notes = (rule,) if figures else ()
+    return Decision("training", experiment.claim, together(verdicts), (*figures, *notes))
 
 
 def tuning_gains(evidence: Evidence) -> Decision:
@@ -433,7 +434,7 @@ def tuning_gains(evidence: Evidence) -> Decision:
         figures.append(
             f"{row}: tuned {ours}, `{best}` {theirs} of the same {len(both)}, p = {more:.2g}"
         )
-    return Decision("tuning", experiment.claim, together(verdicts), "; ".join(figures))
+    return Decision("tuning", experiment.claim, together(verdicts), tuple(figures))
 
 
 def _firsts(evidence: Evidence, experiment: str, row: str) -> dict[str, Firsts]:
@@ -495,7 +496,7 @@ def precode_protects(evidence: Evidence, way: str) -> Decision:
     if figures:
         figures.append("untrained models, without a sham")
     name = "PRECODE, attacked as published" if way == "published" else "PRECODE, with breakers"
-    return Decision(name, experiment.claim, together(verdicts), "; ".join(figures))
+    return Decision(name, experiment.claim, together(verdicts), tuple(figures))
 
 
 def precode_grid(evidence: Evidence) -> Decision:
@@ -509,7 +510,7 @@ def precode_grid(evidence: Evidence) -> Decision:
     costly = [right[row] for row in ("beta = 0.1", "2 modules", "3 modules") if row in right]
     text = EXPERIMENTS["precode-grid"].claim
     if usual is None or not same or not costly:
-        return Decision("PRECODE's settings", text, MISSING, "")
+        return Decision("PRECODE's settings", text, MISSING, ())
     tested = count_tested(evidence.entries("precode-grid", "k = 256"), evidence.records)
     parts = []
     for value in same:
@@ -525,8 +526,8 @@ def precode_grid(evidence: Evidence) -> Decision:
         _, low, high = accuracy_loss([usual], [value], tested)
         parts.append(HOLDS if low > 0 else FAILS if high < POINT else UNTOLD)
     figures = ", ".join(f"{row} {value:.1%}" for row, value in right.items())
-    figures += "; one training each"
-    return Decision("PRECODE's settings", text, together(parts), f"accuracies: {figures}")
+    told = f"accuracies, of one training each: {figures}"
+    return Decision("PRECODE's settings", text, together(parts), (told,))
 
 
 def decide_all(parts: Sequence[Part], records: Records) -> list[Decision]:

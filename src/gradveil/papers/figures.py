@@ -1,6 +1,7 @@
 """Figures of the experiments, drawn from their records as the papers draw them."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -8,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from gradveil.papers.beyond import OverTraining
+from gradveil.papers.beyond import EARLY, OverTraining
 from gradveil.papers.cells import GRID, Audited, Cell, Trained
 from gradveil.papers.experiments import NONE, Entry, Pictures
 from gradveil.papers.measurements import Correlated, Layers, Lines, Singles
@@ -16,7 +17,7 @@ from gradveil.papers.plan import Part
 from gradveil.papers.precode import PrecodeReconstructions
 from gradveil.papers.records import Records
 from gradveil.papers.summaries import correlations, lowest
-from gradveil.papers.tables import count_first
+from gradveil.papers.tables import count_first, way_words
 from gradveil.report.pictures import open_picture, save_figure, save_picture
 from gradveil.stats import clopper_pearson
 
@@ -30,10 +31,18 @@ Done = Sequence[tuple[str, Mapping[str, Any]]]
 WIDTH, HEIGHT = 5.0, 3.6  # inches of a panel
 GAP = 12  # pixels between pictures
 FINAL_STEP = -1  # stands for the end of a training
+STYLES = ("-", "--", ":", "-.")
 SPREAD = 0.06  # of the way to the next step, between the points of two lines
 
 Stages = Mapping[tuple[str, str], Sequence[tuple[int, int, int]]]
-Drawing = Callable[[Path], None]
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure: the function that draws it into a file, and its caption."""
+
+    draw: Callable[[Path], None]
+    caption: str
 
 
 def draw_figures(parts: Sequence[Part], records: Records, folder: Path) -> list[Path]:
@@ -41,26 +50,34 @@ def draw_figures(parts: Sequence[Part], records: Records, folder: Path) -> list[
     drawn = []
     for part in parts:
         path = folder / f"{part.experiment.id}-{part.way}.png"
-        if (draw := find_drawing(part, records)) is not None:
-            draw(path)
+        if (drawing := find_drawing(part, records)) is not None:
+            drawing.draw(path)
             drawn.append(path)
     return drawn
 
 
 def find_drawing(part: Part, records: Records) -> Drawing | None:
-    """Return the function that draws a part's figure into a file; None where there is nothing."""
-    title = f"{part.experiment.id}, {part.way}"
+    """Return a part's figure; None where there is nothing to draw."""
+    title = _title(part)
     if isinstance(part.experiment, OverTraining):
         stages = find_stages(part, records)
-        return partial(_save, draw_stages, title, stages) if stages else None
+        return Drawing(partial(_save, draw_stages, title, stages), STAGES) if stages else None
     if isinstance(part.experiment, Pictures | PrecodeReconstructions):
         grids = _grids(part, records)
-        return partial(stack_pictures, grids) if grids else None
-    for kind, draw in FIGURES.items():
+        return Drawing(partial(stack_pictures, grids), GRIDS) if grids else None
+    for kind, (draw, caption) in FIGURES.items():
         done = _done([entry for entry in part.entries if isinstance(entry.cell, kind)], records)
         if done and (kind is not Trained or _has_curves(part)):
-            return partial(_save, draw, title, done)
+            return Drawing(partial(_save, draw, title, done), caption(done))
     return None
+
+
+def _title(part: Part) -> str:
+    """Name the experiment, the way, and the data set and model where they are the same for all."""
+    trainings = [entry.cell.training for entry in part.entries]
+    names = [{each.data for each in trainings}, {each.model for each in trainings}]
+    same = ", ".join(next(iter(some)) for some in names if len(some) == 1)
+    return f"{part.experiment.id}, {way_words(part.way)}{f': {same}' if same else ''}"
 
 
 def _save(draw: "Callable[[str, Any], Figure]", title: str, found: Any, path: Path) -> None:
@@ -112,9 +129,13 @@ def find_stages(part: Part, records: Records) -> Stages:
 
 
 def draw_stages(title: str, stages: Stages) -> "Figure":
-    """Draw the share of images with rank 1 by step of training, with 95% intervals."""
+    """Draw the share of images with rank 1 by step of training, with 95% intervals.
+
+    Lines of one row have one color, those of one attack one style.
+    """
     figure, (axis,) = _panels(title, 1)
     steps = sorted({step for line in stages.values() for step, _, _ in line}, key=_order)
+    rows, attacks = ([*dict.fromkeys(names)] for names in zip(*stages, strict=True))
     for number, ((row, attack), line) in enumerate(stages.items()):
         points = sorted(line, key=lambda point: _order(point[0]))
         shift = SPREAD * (number - (len(stages) - 1) / 2)
@@ -122,7 +143,15 @@ def draw_stages(title: str, stages: Stages) -> "Figure":
         shares = np.array([hits / n for _, hits, n in points])
         bounds = np.array([clopper_pearson(hits, n) for _, hits, n in points])
         errors = np.abs(bounds.T - shares)
-        axis.errorbar(places, 100 * shares, 100 * errors, marker="o", label=f"{row}, {attack}")
+        axis.errorbar(
+            places,
+            100 * shares,
+            100 * errors,
+            color=f"C{rows.index(row)}",
+            linestyle=STYLES[attacks.index(attack) % len(STYLES)],
+            marker="o",
+            label=f"{row}, {attack}",
+        )
     axis.set_xticks(range(len(steps)), ["end" if step < 0 else f"{step:,}" for step in steps])
     axis.set(xlabel="step of training", ylabel="rank 1, % of images", ylim=(-2, 102))
     axis.legend(fontsize=7)
@@ -237,10 +266,50 @@ def draw_correlations(title: str, done: Done) -> "Figure":
     return figure
 
 
-FIGURES: dict[type[Cell], "Callable[[str, Done], Figure]"] = {
-    Lines: draw_lines,
-    Trained: draw_curves,
-    Layers: draw_layers,
-    Singles: draw_singles,
-    Correlated: draw_correlations,
+def _lines_caption(_: Done) -> str:
+    return (
+        "Mean GradSim with the gradient of the image, on the way from noise (0) to the image (1), "
+        "by policy; the bands are one standard deviation over images."
+    )
+
+
+def _curves_caption(_: Done) -> str:
+    return "Training loss and test accuracy by epoch, by defense; each line is a training."
+
+
+def _layers_caption(_: Done) -> str:
+    return "Mean cosine of the layer's gradient with the shared one, by iteration of the attack."
+
+
+def _singles_caption(done: Done) -> str:
+    images = len(done[0][1]["values"][next(iter(done[0][1]["values"]))][NONE])
+    return (
+        f"S_pri of each transformation by its number, mean of {images} images; a panel for each "
+        "definition. The five lowest are red, the line is S_pri without any."
+    )
+
+
+def _correlations_caption(done: Done) -> str:
+    attacked = [*done[0][1]["attack"].values()]
+    return (
+        f"PSNR of the attack against S_pri; each of the {len(attacked)} points is a random policy, "
+        f"mean of {len(attacked[0]['psnr'])} images. Above: Pearson's r with its 95% interval."
+    )
+
+
+STAGES = (
+    "Share of images with rank 1 by step of training, for each defense and attack, with exact 95% "
+    "intervals over images; the first training of each alone. Steps are those of trainings of "
+    f"{EARLY} epochs, the end that of others."
+)
+GRIDS = (
+    "Originals above, reconstructions below, with PSNR and rank in the line-up; a column of rows "
+    "for each model. The attack is named above each row; others of the table have no pictures here."
+)
+FIGURES: dict[type[Cell], tuple[Callable[[str, Done], "Figure"], Callable[[Done], str]]] = {
+    Lines: (draw_lines, _lines_caption),
+    Trained: (draw_curves, _curves_caption),
+    Layers: (draw_layers, _layers_caption),
+    Singles: (draw_singles, _singles_caption),
+    Correlated: (draw_correlations, _correlations_caption),
 }

@@ -12,6 +12,12 @@ from gradveil.papers.published import published
 from gradveil.papers.records import Records
 
 RESAMPLES = 2_000
+WORDS = {
+    "psnr": "PSNR",
+    "ssim": "SSIM",
+    "lineup": "rank 1",
+    "over_blind": "dB over the knowing guess",
+}
 
 Values = NDArray[np.float64]
 
@@ -87,7 +93,7 @@ def correlation_table(result: Mapping[str, Any]) -> list[tuple[str, str, str, fl
     found = []
     for rule, values in result["privacy"].items():
         score = np.array([values[name] for name in names])
-        for quantity in ("psnr", "ssim", "lineup", "over_blind"):
+        for quantity in WORDS:
             attacked = np.array([result["attack"][name][quantity] for name in names])
             for kind in ("Pearson", "Spearman"):
                 r = correlations(score, attacked, ranks=kind == "Spearman")
@@ -101,7 +107,9 @@ def measurement_lines(entry: Entry, records: Records) -> list[list[str]]:
     if result is None:
         return []
     make = next(lines for kind, lines in LINES.items() if isinstance(entry.cell, kind))
-    return [[f"{entry.row}: {name}", value] for name, value in make(result)]
+    model = f"{entry.row}: " if isinstance(entry.cell, Layers) else ""
+    lines = [("images", str(entry.cell.n)), *make(result)]
+    return [[f"{model}{name}", value] for name, value in lines]
 
 
 def _similarity_lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -127,10 +135,11 @@ def _single_lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _correlation_lines(result: Mapping[str, Any]) -> list[tuple[str, str]]:
-    victims = len(next(iter(result["attack"].values()))["psnr"])
-    of = f", {victims} image{'s' * (victims > 1)} a policy"
-    return [
-        (f"{kind}'s r of S_pri ({rule}) and {quantity}{of}", f"{r:.2f} ({low:.2f} to {high:.2f})")
+    return [("policies", str(len(result["attack"])))] + [
+        (
+            f"{kind}'s r of S_pri ({rule}) and {WORDS[quantity]}",
+            f"{r:.2f} ({low:.2f} to {high:.2f})",
+        )
         for rule, quantity, kind, r, low, high in correlation_table(result)
     ]
 

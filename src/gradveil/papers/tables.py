@@ -1,12 +1,12 @@
 """Tables of the experiments: what was published, beside ours as published and as it should be."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from gradveil.audits.records import Record
 from gradveil.audits.results import CaseResult, Row, make_row
 from gradveil.papers.cells import Audited, Trained
-from gradveil.papers.experiments import STANDARD, Entry, PolicyTable
+from gradveil.papers.experiments import Entry
 from gradveil.papers.measurements import Correlated, Layers, Lines, Singles
 from gradveil.papers.plan import Part
 from gradveil.papers.published import SOURCES, figure
@@ -14,12 +14,23 @@ from gradveil.papers.records import Records
 from gradveil.papers.searched import Searched
 from gradveil.papers.summaries import measurement_lines
 from gradveil.scores.lineup import FAR
-from gradveil.search.comparisons import AGAINST, Comparison, confirmation
+from gradveil.search.comparisons import AGAINST, CONTROLS, Comparison, confirmation, control
 from gradveil.search.comparisons import compare as compare_audits
-from gradveil.stats import clopper_pearson
+from gradveil.stats import Summary, clopper_pearson, holm
 
 FAR_RANK = f"rank_{FAR}"
 APART = 10**9  # between the numbers of images of two cells that are pooled
+NOTHING = "-"  # in a table: there is none, or it is not measured
+BOTH = "both ways"  # of a row whose cells are the same in both
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of an experiment: what it shows, its head with units, and its rows."""
+
+    title: str
+    head: list[str]
+    body: list[list[str]]
 
 
 def attacks_of(entries: Iterable[Entry]) -> list[str]:
@@ -73,96 +84,176 @@ def rows_of(part: Part | None, row: str) -> list[Entry]:
     return [] if part is None else [entry for entry in part.entries if entry.row == row]
 
 
-def compare(ways: Mapping[str, Part], records: Records) -> tuple[list[str], list[list[str]]]:
-    """Return the head and the rows of an experiment's table; no rows where nothing is done."""
+def compare(ways: Mapping[str, Part], records: Records) -> list[Table]:
+    """Return the tables of an experiment, of those rows that are measured."""
     part = next(iter(ways.values()))
     if any(isinstance(e.cell, Lines | Layers | Singles | Correlated) for e in part.entries):
-        return _compare_measurements(ways, records)
-    if any(isinstance(e.cell, Searched) for e in part.entries):
-        return _compare_searches(part, records)
-    return _compare_rows(ways, records)
+        found = [_measurements(ways, records)]
+    elif any(isinstance(e.cell, Searched) for e in part.entries):
+        found = _searches(part, records)
+    else:
+        found = [_beside_published(ways, records), *_lineups(ways, records)]
+    return [table for table in found if table.body]
 
 
-def _compare_rows(ways: Mapping[str, Part], records: Records) -> tuple[list[str], list[list[str]]]:
-    first = next(iter(ways.values()))
-    experiment = first.experiment
-    names = [*dict.fromkeys(entry.row for part in ways.values() for entry in part.entries)]
-    head = ["row"]
-    if experiment.table is not None:
-        head += [f"{source}: PSNR, accuracy" for source in SOURCES]
-    for way in ways:
-        head += [f"{_way(way)}: PSNR dB, SSIM, n", "line-up", "to the original", "accuracy"]
-    body, anything = [], False
-    for name in names:
-        cells = [name]
-        if experiment.table is not None:
-            cells += [_published(experiment.table, name, source) for source in SOURCES]
-        for part in ways.values():
-            measured = _measured(rows_of(part, name), records, experiment)
-            anything |= any(measured)
-            cells += measured
-        body.append(cells)
-    return _without_empty(head, body) if anything else (head, [])
+def way_words(way: str) -> str:
+    """Write a way of running an experiment."""
+    return "as published" if way == "published" else "as it should be"
 
 
-def _without_empty(
-    head: list[str], body: Sequence[Sequence[str]]
-) -> tuple[list[str], list[list[str]]]:
-    """Leave out columns and rows that say nothing yet."""
-    kept = [k for k in range(len(head)) if any(cells[k] for cells in body)]
-    rows = [[cells[k] for k in kept] for cells in body if any(cells[1:])]
-    return [head[k] for k in kept], rows
+def _names(ways: Mapping[str, Part]) -> list[str]:
+    """Return the rows of an experiment, each once."""
+    return [*dict.fromkeys(entry.row for part in ways.values() for entry in part.entries)]
 
 
-def _way(way: str) -> str:
-    return "ours as published" if way == "published" else "ours as it should be"
+def _tidy(title: str, head: Sequence[str], body: Sequence[Sequence[str]], always: int = 1) -> Table:
+    """Return a table without the columns that are empty; `always` are the first, which stay."""
+    kept = [k for k in range(len(head)) if k < always or any(cells[k] for cells in body)]
+    rows = [[cells[k] or NOTHING for k in kept] for cells in body]
+    return Table(title, [head[k] for k in kept], rows)
 
 
-def _published(table: str, row: str, source: str) -> str:
-    level, spread, right = (figure(table, row, source, q) for q in ("psnr", "std", "acc"))
-    parts = [] if level is None else [f"{level:.2f}" + (f" ± {spread:.2f}" if spread else "")]
-    return ", ".join(parts + ([] if right is None else [f"{right:.1f}%"]))
-
-
-def _measured(entries: Sequence[Entry], records: Records, experiment: object) -> list[str]:
-    """Return four texts: PSNR, SSIM and n; line-ups; to the original; accuracy."""
-    levels, lineups, originals = [], [], []
-    attacks = attacks_of(entries)
-    usual = experiment.attack if isinstance(experiment, PolicyTable) else STANDARD
-    for attack in attacks:
-        row = attack_row(entries, records, attack)
-        if row is None or row.psnr.mean is None:
+def _beside_published(ways: Mapping[str, Part], records: Records) -> Table:
+    """Show PSNR and accuracy as published and ours, a column for each; accuracy alone else."""
+    names, table = _names(ways), next(iter(ways.values())).experiment.table
+    columns: dict[str, list[str]] = {}
+    known = dict.fromkeys(names, False)
+    for unit, quantity in (("PSNR dB", "psnr"), ("accuracy %", "acc")):
+        if table is None and quantity == "psnr":
             continue
-        told = "" if len(attacks) == 1 or attack == usual else f"{attack}: "
-        like = "-" if row.ssim.mean is None else f"{row.ssim.mean:.2f}"
-        wide = "" if row.psnr.std is None else f" ± {row.psnr.std:.2f}"
-        levels.append(f"{told}{row.psnr.mean:.2f}{wide}, {like}, {row.n}")
-        lineups.append(told + rank_one(row) + _far(attack_records(entries, records, attack)))
-        shams = attack_records(entries, records, attack, "sham")
-        if shams:
-            lineups.append(f"sham {make_row(shams, 'used').lineup}{_far(shams)}")
-        other = attack_row(entries, records, attack, truth="original")
-        if other is not None and other.psnr.mean is not None and other.psnr != row.psnr:
-            originals.append(f"{told}{other.psnr.mean:.2f}, {rank_one(other)}")
-    lineups += _guessed(entries, records, attacks[:1]) if lineups else []
-    right = accuracies(entries, records)
-    each = ", ".join(f"{100 * value:.1f}%" for value in right)
-    return ["; ".join(levels), "; ".join(lineups), "; ".join(originals), each]
+        ours = {
+            way: [_of_row(rows_of(part, name), records, quantity) for name in names]
+            for way, part in ways.items()
+        }
+        if not any(any(cells) for cells in ours.values()):
+            continue
+        for cells in ours.values():
+            known |= {name: True for name, cell in zip(names, cells, strict=True) if cell}
+        for source in () if table is None else SOURCES:
+            theirs = [_published(str(table), name, source, quantity) for name in names]
+            columns[f"{unit}, {source}"] = theirs
+        first, *others = ours.values()
+        if others and all(cells == first for cells in others):
+            columns[f"{unit}, ours {BOTH}"] = first
+        else:
+            columns |= {f"{unit}, ours {way_words(way)}": ours[way] for way in ours}
+    body = [
+        [name, *(cells[k] for cells in columns.values())]
+        for k, name in enumerate(names)
+        if known[name]
+    ]
+    usual = {attacks[0] for part in ways.values() for attacks in _attacks(part) if attacks}
+    told = usual.pop() if len(usual) == 1 else "the row's attack"
+    title = "Test accuracy, a figure for each training"
+    if any(head.startswith("PSNR") for head in columns):
+        title = f"PSNR of {told}, mean ± standard deviation, and test accuracy"
+    return _tidy(title, ["case", *columns], body)
 
 
-def _guessed(entries: Sequence[Entry], records: Records, attacks: Sequence[str]) -> list[str]:
-    """Write rank 1 of the guess and of the bar beside an attack on some cells."""
+def _attacks(part: Part) -> list[list[str]]:
+    """Return the attacks of each row of an experiment."""
+    return [attacks_of(rows_of(part, name)) for name in _names({part.way: part})]
+
+
+def _of_row(entries: Sequence[Entry], records: Records, quantity: str) -> str:
+    """Write the PSNR of a row's first attack, or the accuracies of its trainings."""
+    if quantity == "acc":
+        return ", ".join(f"{100 * value:.1f}" for value in accuracies(entries, records))
+    attacks = attacks_of(entries)
+    row = attack_row(entries, records, attacks[0]) if attacks else None
+    return "" if row is None else _level(row.psnr)
+
+
+def _published(table: str, row: str, source: str, quantity: str) -> str:
+    value, std = (figure(table, row, source, name) for name in (quantity, "std"))
+    if value is None:
+        return ""
+    if quantity == "acc":
+        return f"{value:.1f}"
+    return f"{value:.2f}" + (f" ± {std:.2f}" if std else "")
+
+
+def _level(psnr: Summary) -> str:
+    """Write a PSNR as mean ± standard deviation; empty where there is none."""
+    wide = "" if psnr.std is None else f" ± {psnr.std:.2f}"
+    return "" if psnr.mean is None else f"{psnr.mean:.2f}{wide}"
+
+
+def _lineups(ways: Mapping[str, Part], records: Records) -> list[Table]:
+    """Show each attack with its line-up, the controls beside it, and its likeness, by way.
+
+    A way whose rows all stand in another's is not shown.
+    """
+    bodies = {
+        way: [
+            [name, attack, *cells]
+            for name in _names({way: part})
+            for attack in attacks_of(rows_of(part, name))
+            if (cells := _attacked(rows_of(part, name), records, attack))
+        ]
+        for way, part in ways.items()
+    }
+    found = []
+    for number, (way, body) in enumerate(bodies.items()):
+        others = [(k, rows) for k, rows in enumerate(bodies.values()) if k != number]
+        if not any(
+            all(row in rows for row in body) and (rows != body or k > number) for k, rows in others
+        ):
+            same = {row[1] for _, rows in others for row in rows if row in body}
+            found.append(_lineup_table(way, body, same))
+    return found
+
+
+def _lineup_table(way: str, body: list[list[str]], same: set[str]) -> Table:
+    """Show the line-ups of a way; the attacks in `same` have the same cells in the other."""
+    head = ["case", "attack", "chance", "n", "rank 1 (95%)", "sham", "guess", "bar"]
+    head += [f"rank 1, {FAR} px", f"sham, {FAR} px", "PSNR dB", "SSIM"]
+    head += ["originals: rank 1 (95%)", "originals: PSNR dB"]
+    title = f"Rank 1 in the line-up, and likeness to the image used, {way_words(way)}"
+    if same:
+        title += f" (the rows of {' and '.join(sorted(same))}: {BOTH})"
+    where = head.index("chance")
+    chances = {cells[where] for cells in body}
+    if len(chances) == 1 and "" not in chances:
+        title += f"; chance {chances.pop()}"
+        body = [[*cells[:where], "", *cells[where + 1 :]] for cells in body]
+    return _tidy(title, head, body)
+
+
+def _attacked(entries: Sequence[Entry], records: Records, attack: str) -> list[str]:
+    """Return the figures of an attack on some cells, by the head of `_lineup_table`."""
+    made = attack_records(entries, records, attack)
+    if not made:
+        return []
+    row, original = (make_row(made, truth) for truth in ("used", "original"))
+    shams = attack_records(entries, records, attack, "sham")
+    apart = original.psnr.mean is not None and original.psnr != row.psnr
+    ranked = (f"{1 / row.candidates:.0%}", "", rank_one(row))
+    return [
+        *(ranked if row.candidates else ("", str(row.n), "")),
+        *(_first(some) for some in (shams, *_guesses(entries, records, attack))),
+        *(_first(some, FAR_RANK) for some in (made, shams)),
+        _level(row.psnr),
+        _ssim(row),
+        rank_one(original) if apart and original.candidates else "",
+        f"{original.psnr.mean:.2f}" if apart else "",
+    ]
+
+
+def _guesses(
+    entries: Sequence[Entry], records: Records, attack: str
+) -> tuple[list[Record], list[Record]]:
+    """Return the records of the guess and of the bar beside an attack on some cells."""
     guesses: list[Record] = []
     bars: list[Record] = []
     for entry in entries:
         case = None
-        if isinstance(entry.cell, Audited) and entry.cell.attack in attacks:
+        if isinstance(entry.cell, Audited) and entry.cell.attack == attack:
             case = records.case(entry.cell)
         if case is not None and "guess" in case.settings:
             guesses += case.of("blind", case.settings["guess"]["used"])
             bars += case.of("bar")
-    found = [(name, some, count_first(some)) for name, some in (("guess", guesses), ("bar", bars))]
-    return [f"{name} {hits}/{len(some)}" for name, some, hits in found if hits is not None]
+    return guesses, bars
 
 
 def rank_one(row: Row) -> str:
@@ -173,10 +264,10 @@ def rank_one(row: Row) -> str:
     return f"{row.identified}/{row.n} ({100 * low:.0f} to {100 * high:.0f}%)"
 
 
-def _far(found: Sequence[Record]) -> str:
-    """Write how many have rank 1 in the line-up with the most room, where all records say it."""
-    hits = count_first(found, FAR_RANK)
-    return "" if hits is None else f", {FAR} px: {hits}"
+def _first(found: Sequence[Record], rank: str = "rank") -> str:
+    """Write rank 1 as `3/8`; empty where a record lacks it."""
+    hits = count_first(found, rank)
+    return "" if hits is None else f"{hits}/{len(found)}"
 
 
 def count_first(found: Sequence[Record], rank: str = "rank") -> int | None:
@@ -185,38 +276,65 @@ def count_first(found: Sequence[Record], rank: str = "rank") -> int | None:
     return ranks.count(1) if ranks and None not in ranks else None
 
 
-def _compare_measurements(
-    ways: Mapping[str, Part], records: Records
-) -> tuple[list[str], list[list[str]]]:
-    body = []
+def _measurements(ways: Mapping[str, Part], records: Records) -> Table:
+    """Show what measurements gave, a column for each way."""
+    found: dict[str, dict[str, str]] = {}
     for way, part in ways.items():
         for entry in part.entries:
-            body += [[_way(way), *line] for line in measurement_lines(entry, records)]
-    return ["way", "quantity", "value"], body
+            for quantity, value in measurement_lines(entry, records):
+                found.setdefault(quantity, {})[way] = value
+    body = [[quantity, *(each.get(way, "") for way in ways)] for quantity, each in found.items()]
+    return _tidy(
+        "Measured, ± one standard deviation or with 95% intervals",
+        ["quantity", *(f"ours {way_words(w)}" for w in ways)],
+        body,
+    )
 
 
-SEARCHED = ["search", "model", "policy", "PSNR dB, SSIM, n", "line-up", "p of fewer, of more"]
+def _searches(part: Part, records: Records) -> list[Table]:
+    """Show the audits of searches with their controls, and the tests of their policies.
 
-
-def _compare_searches(part: Part, records: Records) -> tuple[list[str], list[list[str]]]:
-    """Return a row for each audit of a search, with the tests of its policies against others."""
-    body = []
+    p-values are corrected for all of the tests.
+    """
+    audits: list[list[str]] = []
+    tests: list[tuple[list[str], Comparison]] = []
     for entry in part.entries:
         assert isinstance(entry.cell, Searched)
         for model, rows in records.confirmed(entry.cell).items():
             for name, case in rows.items():
-                row = next(r for r in case.rows if (r.kind, r.truth) == ("attack", "used"))
-                tests = {} if name in AGAINST else rank_tests(rows, name)
-                told = "; ".join(
-                    f"{other}: {test.less:.2g}, {test.more:.2g}" for other, test in tests.items()
+                audit = confirmation(case)
+                row = next(r for r in audit.rows if (r.kind, r.truth) == ("attack", "used"))
+                where = [entry.row, model, name if name in AGAINST else case.defense]
+                beside = (control(audit, each) for each in CONTROLS)
+                audits.append(
+                    [
+                        *(*where, rank_one(row)),
+                        *("" if each is None else each.lineup for each in beside),
+                        *(_level(row.psnr), _ssim(row)),
+                    ]
                 )
-                wide = "" if row.psnr.std is None else f" ± {row.psnr.std:.2f}"
-                like = "-" if row.ssim.mean is None else f"{row.ssim.mean:.2f}"
-                level = "-" if row.psnr.mean is None else f"{row.psnr.mean:.2f}{wide}"
-                defense = name if name in AGAINST else case.defense
-                figures = [f"{level}, {like}, {row.n}", rank_one(row)]
-                body.append([entry.row, model, defense, *figures, told])
-    return SEARCHED, body
+                found = {} if name in AGAINST else rank_tests(rows, name)
+                tests += [([*where, other], test) for other, test in found.items()]
+    adjusted = holm([p for _, test in tests for p in (test.less, test.more)])
+    compared = [
+        [*where, *(f"{p:.3g}" for p in adjusted[2 * k : 2 * k + 2])]
+        for k, (where, _) in enumerate(tests)
+    ]
+    where = ["search", "model", "policy"]
+    head = [*where, "rank 1 (95%)", *CONTROLS.values(), "PSNR dB", "SSIM"]
+    return [
+        _tidy("Audits of the policies, with their controls", head, audits, always=len(where)),
+        Table(
+            f"Exact sign tests of rank 1, with Holm's correction for these {len(adjusted)}",
+            [*where, "against", "p of fewer", "p of more"],
+            compared,
+        ),
+    ]
+
+
+def _ssim(row: Row) -> str:
+    """Write a mean SSIM; empty where there is none."""
+    return "" if row.ssim.mean is None else f"{row.ssim.mean:.2f}"
 
 
 def rank_tests(rows: Mapping[str, CaseResult], name: str) -> dict[str, Comparison]:

@@ -9,8 +9,6 @@ from gradveil.audits import AuditResult, CaseResult, Row
 from gradveil.audits.results import NO_BETTER, TOO_FEW
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Protocol
-from gradveil.defenses.chain import THEN
-from gradveil.defenses.registry import REGISTRY
 from gradveil.report.audit import ORIGINAL, USED, number
 
 Tone = Literal["leak", "unclear", "none"]
@@ -46,13 +44,12 @@ def attacked(result: AuditResult) -> list[CaseResult]:
 def make_answer(result: AuditResult) -> Answer:
     """Find the strongest attack without a defense, and the defense that leaves least to attack.
 
-    A defense is judged by its worst case, over all steps of training. Without a case of no defense
-    the first sentence is about the worst case of all.
+    A defense is judged by its worst case, over all steps of training, beside its own baseline.
+    Without a case of no defense, or where a defense alone was shown to leak, the first sentence is
+    about the worst case of all.
     """
     cases = attacked(result)
-    bare = [case for case in cases if case.defense in BARE]
     named = [case for case in cases if not case.control]
-    worst = max(bare or named or cases, key=leakage)
     defended: dict[tuple[str, bool], CaseResult] = {}
     for case in cases:
         if case.defense not in BARE and not case.control:
@@ -60,12 +57,45 @@ def make_answer(result: AuditResult) -> Answer:
             defended[key] = max(defended.get(key, case), case, key=leakage)
     others = [case for case in defended.values() if not case.clean or len(defended) == 1]
     best = min(others, key=leakage) if others else None
+    worst = max(_bare(best, cases) or named or cases, key=leakage)
+    if worst.strongest.doubt is not None:
+        leaking = [case for case in others if case.strongest.doubt is None]
+        worst = max(leaking, key=leakage, default=worst)
     row = worst.strongest
     tone: Tone = "leak" if row.doubt is None else "unclear"
-    if row.doubt == NO_BETTER and _works(worst, cases[0]):
+    if row.doubt == NO_BETTER and row.failed < row.n and _works(worst, cases[0]):
         tone = "none"
-    second = _best_words(best, len(others), worst if bare else None)
+    second = _best_words(best, others, worst, cases)
     return Answer(tone, (_worst_words(worst, cases[0]), second), worst, best)
+
+
+def _bare(best: CaseResult | None, cases: Sequence[CaseResult]) -> list[CaseResult]:
+    """Return the cases without a defense, or else those of crop and flip beside the best one."""
+    if found := [case for case in cases if case.defense == "none"]:
+        return found
+    beside = cases
+    if best is not None:
+        steps = [case for case in cases if case.defense == best.defense]
+        beside = [other for case in steps if (other := baseline(case, cases)) is not None]
+    return [case for case in beside if case.defense in BARE]
+
+
+def baseline(case: CaseResult, cases: Sequence[CaseResult]) -> CaseResult | None:
+    """Return the case that a defense is compared with, of the same training step; None without any.
+
+    That is what it comes with, alone, at best on the same weights; where that was not audited, no
+    defense.
+    """
+    beside = [other for other in cases if other.asked_step == case.asked_step]
+
+    def fits(other: CaseResult) -> tuple[bool, bool]:
+        same = other.settings["checkpoint"] == case.settings["checkpoint"]
+        return same, other.clean == case.clean
+
+    for defense in (case.comes_with, "none"):
+        if found := [other for other in beside if other.defense == defense]:
+            return max(found, key=fits)
+    return None
 
 
 def leakage(case: CaseResult) -> tuple[float, float]:
@@ -123,31 +153,52 @@ def _few(expected: float) -> str:
     return f"{expected:.0f}" if expected >= 3 else f"{expected:.2g}"
 
 
-def _best_words(best: CaseResult | None, count: int, bare: CaseResult | None) -> str:
-    """Say how little the best of `count` defenses leaked, beside the case without a defense."""
+def _best_words(
+    best: CaseResult | None,
+    others: Sequence[CaseResult],
+    worst: CaseResult,
+    cases: Sequence[CaseResult],
+) -> str:
+    """Say how little the best of the defenses leaked, and its baseline where that is news."""
     if best is None:
         return "No defense was audited beside it."
-    row = best.strongest
+    row, beside, count = best.strongest, baseline(best, cases), len(others)
+    if count == 1 and beside is None:
+        return "The same was not measured without a defense."
     if count == 1:
         least = f"Under {best.name} it was"
-    elif bare is not None and row.candidates and leakage(best)[0] >= leakage(bare)[0]:
+    elif row.candidates and beside is not None and not any(_helps(each, cases) for each in others):
         least = f"None of {count} defenses leaked less; under {best.name} it was"
     else:
         least = f"Of {count} defenses {best.name} leaked least:"
-    if bare is None and count == 1:
-        return "The same was not measured without a defense."
-    if not row.candidates:
-        figures = f"{number(row.over_blind.mean, '+.1f')} dB over a blind guess"
-    else:
-        low, high = row.identified_bounds
-        figures = f"{row.identified} of {row.n} ({low:.0%} to {high:.0%})"
-    cost = _cost(best)
     doubt = {
         NO_BETTER: ", not clearly more than luck",
         TOO_FEW: ", too few images to tell from luck",
         None: ", still more than luck",
     }[row.doubt]
-    return f"{least} {figures} by {row.attack}{doubt}{cost}."
+    said = [f"{least} {_figures(row)} by {row.attack}{doubt}{_cost(best)}."]
+    if count == 1 and best is worst:  # then the first sentence has said it
+        said = []
+    if beside is not None and beside is not worst:
+        under = BARE.get(beside.defense, f"Under {beside.defense}")
+        no_more = "no more: " if row.candidates and not _helps(best, cases) else ""
+        said.append(f"{under}, its baseline, it was {no_more}{_figures(beside.strongest)}.")
+    return " ".join(said)
+
+
+def _helps(case: CaseResult, cases: Sequence[CaseResult]) -> bool:
+    """Whether a defense leaked less than its baseline."""
+    beside = baseline(case, cases)
+    return beside is not None and leakage(case)[0] < leakage(beside)[0]
+
+
+def _figures(row: Row) -> str:
+    """Write how many pictures were recognized, with the interval; without line-ups the gain."""
+    failed = f", {row.failed} failed" if row.failed else ""
+    if not row.candidates:
+        return f"{number(row.over_blind.mean, '+.1f')} dB over a blind guess{failed}"
+    low, high = row.identified_bounds
+    return f"{row.identified} of {row.n} ({low:.0%} to {high:.0%}{failed})"
 
 
 def _cost(case: CaseResult) -> str:
@@ -250,7 +301,7 @@ def untested_words(result: AuditResult) -> list[str]:
         said.append(words + ("." if len(names) == len(cases) else f" ({'; '.join(names)})."))
     not_run: dict[str, dict[str, None]] = {}
     for case in cases:
-        if missing := _breakers_not_run(case):
+        if case.defense not in BARE and (missing := case.breakers_not_run):
             not_run.setdefault(", ".join(missing), {})[case.name] = None
     for attacks, broken in not_run.items():
         against = "; ".join(broken)
@@ -263,25 +314,6 @@ def untested_words(result: AuditResult) -> list[str]:
         every = [row for case in cases for row in case.rows if _counts(row) and row.failed]
         said += dict.fromkeys(f"{row.attack}: {row.failures}." for row in every)
     return said
-
-
-def _breakers_not_run(case: CaseResult) -> list[str]:
-    """Return the attacks known to break the case's defense that were neither run nor left out.
-
-    The defense is looked up by its name: its text is a file's, and so is never parsed.
-    """
-    run = {
-        part
-        for name in (*(r.attack for r in case.of("attack")), *case.settings.get("left_out", {}))
-        for part in str(name).split("+")
-    }
-    known: dict[str, None] = {}
-    for text in case.defense.split(THEN):
-        name = text.strip().partition(":")[0]
-        kind = REGISTRY.get("policy" if name[:1].isdecimal() else name)
-        known |= dict.fromkeys(() if kind is None else kind.breakers)
-    skipped = case.clean or case.defense in BARE
-    return [] if skipped else [name for name in known if name not in run]
 
 
 def _counts(row: Row) -> bool:

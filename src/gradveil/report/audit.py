@@ -238,17 +238,23 @@ def _control_words(case: CaseResult) -> list[str]:
     shams = [row for (kind, _), row in rows.items() if kind == "sham"]
     ceilings = [row for (kind, _), row in rows.items() if kind == "ceiling"]
     lines = []
+    strongest = case.strongest.attack
     for row in shams:
+        others = f"Sham: {strongest} on updates of other images of the same labels"
+        if row.failed == row.n:
+            lines.append(f"{others} fails on all {row.n}, and shows nothing.")
+            continue
         lines.append(
-            f"Sham: {case.strongest.attack} on updates of other images of the same labels has rank "
-            f"1 in {row.lineup} (p = {row.verdict.p_identified:.2g}), SSIM "
+            f"{others} has rank 1 in {row.lineup} (p = {row.verdict.p_identified:.2g}), SSIM "
             f"{number(row.ssim.mean, '.3f')}: what its prior gives without the victim's update."
         )
     if ceilings:
-        said = ", ".join(f"{row.attack} {row.lineup}" for row in ceilings)
+        said = ", ".join(
+            f"{row.attack} {'not made' if row.failed == row.n else row.lineup}" for row in ceilings
+        )
         lines.append(
-            f"Ceilings of the line-up: {said}. The first has noise of the size of "
-            f"{case.strongest.attack}'s error; the second ranks the candidates by their gradients."
+            f"Ceilings of the line-up: {said}. The first has noise of the size of {strongest}'s "
+            "error; the second ranks the candidates by their gradients."
         )
     tests = max(row.verdict.tests for row in case.rows)
     lines.append(f"Better than blind: at 5% over all {tests} tests together (Holm).")
@@ -265,7 +271,8 @@ def _positive_words(row: Row, cases: Sequence[CaseResult]) -> str:
     if row.doubt is None:
         says = f"{_shown_by(row)}: the attack works"
     elif row.doubt == TOO_FEW:
-        says = f"{row.n} among {row.candidates} candidates are {TOO_FEW} whether the attack works"
+        among = f"among {row.candidates} candidates" if row.candidates else "without a line-up"
+        says = f"{row.n} {among} are {TOO_FEW} whether the attack works"
     return (
         f"Positive control: {row.attack} on an untrained {model}{under}, one image a victim "
         f"and one gradient: {number(row.psnr.mean)} dB, {number(row.over_blind.mean, '+.2f')} dB "
@@ -299,9 +306,9 @@ def _attack_words(row: Row, positive: Row | None, against: str, undoes: bool) ->
     """
     low, high = row.identified_bounds
     failed = f", {row.failed} failed" if row.failed else ""
+    tested = f" (95%: {low:.1%} to {high:.1%}, p = {row.verdict.p_identified:.2g})"
     figures = (
-        f"{_lineup_words(row)} (95%: {low:.1%} to {high:.1%}, "
-        f"p = {row.verdict.p_identified:.2g}){_rank_words(row)}{failed}; "
+        f"{_lineup_words(row)}{tested if row.candidates else ''}{_rank_words(row)}{failed}; "
         f"p = {row.verdict.p_over_blind:.2g} for dB over blind{certain_words(row)}"
     )
     if row.doubt is None:

@@ -1,6 +1,7 @@
 """Certificates of an audit as a table, in sentences, and as a section of the page."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from rich.table import Table
 
@@ -18,6 +19,7 @@ from gradveil.audits.certificates import (
     percent,
 )
 from gradveil.audits.results import NO_BETTER
+from gradveil.report.answer import baseline
 from gradveil.report.audit import ATTACKER, DEFENSE
 from gradveil.report.layout import Fitted
 from gradveil.report.markup import Html, breakable, element, joined
@@ -56,7 +58,7 @@ def _certified(
     case: CaseResult, result: AuditResult, threshold: Threshold, count: int
 ) -> Certificate:
     """Return the certificate of a case, with the baseline and positive controls of its audit."""
-    return certify(
+    made = certify(
         case,
         threshold,
         trained=case.trained_so,
@@ -64,6 +66,11 @@ def _certified(
         cases=count,
         beside=result.cases,
     )
+    without = baseline(case, [other for other in result.cases if other.of("attack")])
+    if without is None or without is case or not made.bounded:
+        return made
+    held = certify(without, threshold, cases=count, beside=result.cases).bounded
+    return replace(made, holds_without=without.name) if held else made
 
 
 def certificate_table(certificates: Mapping[str, Certificate]) -> Table:
@@ -177,7 +184,8 @@ def _certificate_words(certificate: Certificate) -> str:
         lost = f"{loss.value:+.1%} ({loss.low:+.1%} to {loss.high:+.1%}, {side})"
     return (
         f"{reached}; accuracy loss gamma {lost}."
-        f"{_decision(certificate)}{_control_words(certificate)}{_reached_blindly(certificate)}"
+        f"{_decision(certificate)}{_control_words(certificate)}{_praise(certificate)}"
+        f"{_reached_blindly(certificate)}"
     )
 
 
@@ -232,6 +240,22 @@ def _control_words(certificate: Certificate) -> str:
     return (
         f" No attack here was shown to work, so images that were not reached say nothing. {said}."
     )
+
+
+def _praise(certificate: Certificate) -> str:
+    """Say what keeps a low share from being praise of the defense.
+
+    Without it the attacks may reach as few, and those known to break it may not have been run.
+    """
+    said = ""
+    if certificate.holds_without:
+        said += (
+            f" Delta holds under {certificate.holds_without} too: that it holds is not shown to be "
+            "this defense's doing."
+        )
+    if certificate.not_run and certificate.bounded is not False:
+        said += f" Known to break this defense, and not run: {', '.join(certificate.not_run)}."
+    return said
 
 
 def _doubt(control: PositiveControl, asked: Threshold) -> str:
@@ -350,7 +374,8 @@ def _has_ranks(case: CaseResult) -> bool:
 def _page_words(certificate: Certificate) -> str:
     """Return what is decided and what it rests on; nothing where there is nothing to say."""
     same = f" {SAME_WEIGHTS}" if certificate.same_weights else ""
-    return f"{_decision(certificate)}{_control_words(certificate)}{same}".strip()
+    said = _decision(certificate), _control_words(certificate), _praise(certificate)
+    return f"{''.join(said)}{same}".strip()
 
 
 def _page_rows(name: str, certificate: Certificate) -> list[Html]:

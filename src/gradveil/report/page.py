@@ -191,7 +191,7 @@ class Page:
             f"{settings['model']} on {settings['data']}",
             f"{settings['images']} pictures",
             _counted(len({r.attack for c in run.cases for r in c.of("attack")}), "attack"),
-            _counted(len({c.defense for c in run.cases} - {*BARE}), "defense"),
+            _counted(len({c.defense for c in run.cases if not c.control} - {*BARE}), "defense"),
             f"seed {settings['seed']}",
         ]
         return element(

@@ -131,7 +131,7 @@ def _value(row: Row, name: str) -> float | None:
     if name == "failed":
         return row.failed / row.n
     if name in ("identified", "identified_high"):
-        if not row.candidates:
+        if not row.candidates or row.failed == row.n:
             return None
         return row.identified / row.n if name == "identified" else row.identified_bounds[1]
     value: float | None = getattr(row, name).mean

@@ -96,7 +96,7 @@ def write_report(
     found = search if len(folders) == 1 else None
     advice = _advice(folders[0]) if len(folders) == 1 else []
     return write_files(
-        results,
+        _corrected(results),
         target,
         asked,
         found,
@@ -144,6 +144,18 @@ def write_files(
     files = {name: out / name for name in texts} | {str(path): path for path in save}
     certificates, words = _certified(results, threshold)
     return Report(out / PAGE, files, decision, certificates, words)
+
+
+def _corrected(results: dict[str, AuditResult]) -> dict[str, AuditResult]:
+    """Return the audits with their p-values corrected for those of all others of the page too."""
+    tests = {
+        name: [p for case in result.cases[:1] for p in (*case.p_values, *case.others)]
+        for name, result in results.items()
+    }
+    return {
+        name: result.beside([p for other in tests if other != name for p in tests[other]])
+        for name, result in results.items()
+    }
 
 
 def _certified(
