@@ -1,4 +1,4 @@
-"""The small models, pictures and updates that tests share: quick, and the same at every call.
+"""The small models, pictures, updates and files of tests: quick, and the same at every call.
 
 Import it as `import toys`. By default a picture has 3 channels of 8 x 8 pixels and one of 10
 classes. Models are float64 (`double`), where oracles need it; call `.float()` for float32.
@@ -12,9 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from gradveil.attacks import GradientMatching
+from gradveil.attacks.attack_files import FORMAT, attack_table
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
+from gradveil.core.toml import toml_lines
 from gradveil.core.types import Batch, Observation
 from gradveil.data import Images, load
 from gradveil.defenses import Defense, parse
@@ -338,6 +341,31 @@ def observe_each(
     protection = parse(defense) if isinstance(defense, str) else defense
     client = Client(model, defense=protection, **settings)
     return [found.seen for found in client.share_each(batch.images, batch.labels, seed, tell=told)]
+
+
+def attack_file(attack: GradientMatching, kind: str = FORMAT) -> str:
+    """Return the text of an attack.toml of this format, tuned on a single picture."""
+    compared = "{tuned = 0.5, standard = 0.4, p = 0.1}"
+    return f"""
+format = "{kind}"
+gradveil = "0.1.0"
+[attack]
+{toml_lines(attack_table(attack))}
+[tuning]
+seed = 3
+[cost]
+tuned = 8
+standard = 8
+[gain]
+n = 4
+updates = 4
+candidates = 20
+lineup = {compared}
+ssim = {compared}
+[images]
+tuned_on = ["{"0" * 64}"]
+held_out = []
+"""
 
 
 def refused(function: Callable[..., object], *arguments: Any, **more: Any) -> str:

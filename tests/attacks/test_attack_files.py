@@ -12,31 +12,9 @@ from gradveil.attacks import PRESETS, GradientMatching, find, raced
 from gradveil.attacks.attack_files import FORMAT, attack_table, image_digest, read_attack
 from gradveil.attacks.priors import PriorState, Sum, TotalVariation, Weighted
 from gradveil.attacks.starts import Given
-from gradveil.core.toml import toml_lines, toml_value
+from gradveil.core.toml import toml_value
 
-DIGEST = "0" * 64
-COMPARED = "{tuned = 0.5, standard = 0.4, p = 0.1}"
-REST = f"""
-[tuning]
-seed = 3
-[cost]
-tuned = 8
-standard = 8
-[gain]
-n = 4
-updates = 4
-candidates = 20
-lineup = {COMPARED}
-ssim = {COMPARED}
-[images]
-tuned_on = ["{DIGEST}"]
-held_out = []
-"""
-
-
-def text(attack: GradientMatching, kind: str = FORMAT) -> str:
-    head = f'format = "{kind}"\ngradveil = "0.1.0"\n[attack]\n'
-    return head + toml_lines(attack_table(attack)) + REST
+DIGEST = "0" * 64  # of the picture that `toys.attack_file` was tuned on
 
 
 def written(folder: Path, content: str) -> Path:
@@ -60,13 +38,13 @@ MATCHING = [name for name, attack in PRESETS.items() if isinstance(attack, Gradi
 def test_every_preset_comes_back_as_it_was(name: str, tmp_path: Path) -> None:
     attack = PRESETS[name]
     assert isinstance(attack, GradientMatching)
-    found = read_attack(written(tmp_path, text(attack)))
+    found = read_attack(written(tmp_path, toys.attack_file(attack)))
     assert found == attack and found.tuned_on == (DIGEST,)
 
 
 def test_a_part_of_a_user_comes_back_where_its_class_has_been_imported(tmp_path: Path) -> None:
     prior = Sum((TotalVariation(0.1), Bright(0.2)))
-    path = written(tmp_path, text(replace(raced, prior=prior)))
+    path = written(tmp_path, toys.attack_file(replace(raced, prior=prior)))
     found = find(str(path))
     assert isinstance(found, GradientMatching) and found.prior == prior
     path.write_text(path.read_text().replace(":Bright", ":Dull"))
@@ -75,7 +53,7 @@ def test_a_part_of_a_user_comes_back_where_its_class_has_been_imported(tmp_path:
 
 
 def test_a_file_can_be_combined_with_a_preset(tmp_path: Path) -> None:
-    path = written(tmp_path, text(raced))
+    path = written(tmp_path, toys.attack_file(raced))
     found = find(f"{path}+masked")
     assert isinstance(found, GradientMatching)
     assert found.race == raced.race and found.distance == find("masked").distance  # type: ignore[attr-defined]
@@ -103,14 +81,14 @@ def test_a_file_can_be_combined_with_a_preset(tmp_path: Path) -> None:
 def test_a_file_that_is_damaged_or_of_another_version_is_one_line(
     old: str, new: str, said: str, tmp_path: Path
 ) -> None:
-    content = text(raced)
+    content = toys.attack_file(raced)
     assert old in content
     path = written(tmp_path, content.replace(old, new))
     assert said in toys.refused(find, str(path))
 
 
 def test_a_file_that_ends_early_is_refused(tmp_path: Path) -> None:
-    content = text(raced)
+    content = toys.attack_file(raced)
     for end in range(0, len(content) - len("held_out = []\n"), 97):
         toys.refused(find, str(written(tmp_path, content[:end])))
 

@@ -13,7 +13,7 @@ import torch
 from torch import Generator, Tensor
 
 import toys
-from gradveil.attacks import Attack, GradientMatching, find, optimizers
+from gradveil.attacks import Attack, GradientMatching, find, lbfgs, optimizers
 from gradveil.attacks.hidden_draws import FreshDraws
 from gradveil.attacks.matching import Problem
 from gradveil.attacks.policy_views import ExpectedTransform
@@ -120,7 +120,8 @@ def test_steps_that_are_replayed_read_draws_that_were_made_before_them(
         refill(fresh, draws)
 
     monkeypatch.setattr(FreshDraws, "refill", made_before)
-    monkeypatch.setattr(optimizers, "Replayed", toys.AsReplayed)
+    for module in (optimizers, lbfgs):
+        monkeypatch.setattr(module, "Replayed", toys.AsReplayed)
     monkeypatch.setattr(Problem, "_replayable", lambda _: True)
     assert same(plain, attack(victims, generator(5)))
 

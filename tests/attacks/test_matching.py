@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from gradveil.attacks import GradientMatching, dlg
 from gradveil.attacks.distances import cosine, l2
 from gradveil.attacks.labels import Counted, Joint, SingleLabel
-from gradveil.attacks.optimizers import LBFGS, Adam
+from gradveil.attacks.lbfgs import LBFGS
+from gradveil.attacks.optimizers import Adam
 from gradveil.attacks.priors import TotalVariation
 from gradveil.attacks.starts import Given, Normal
 from gradveil.core.errors import GradveilError

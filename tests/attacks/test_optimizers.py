@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 
 import toys
-from gradveil.attacks import optimizers
-from gradveil.attacks.optimizers import LBFGS, SGD, Adam, Optimizer, Search
+from gradveil.attacks import lbfgs
+from gradveil.attacks.lbfgs import LBFGS
+from gradveil.attacks.optimizers import SGD, Adam, Optimizer, Search
 
 ROWS, DIM = 5, 6
 
@@ -139,7 +140,7 @@ def test_lbfgs_forgets_the_oldest_pairs_as_torch_does() -> None:
 def test_lbfgs_takes_the_same_steps_where_they_are_replayed(
     optimizer: LBFGS, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optimizers, "Replayed", toys.AsReplayed)
+    monkeypatch.setattr(lbfgs, "Replayed", toys.AsReplayed)
     for low in (-9.0, -0.2):
         plain, replayed = (batched(optimizer, 6, low=low, replayable=way) for way in (False, True))
         assert torch.equal(plain, replayed)

@@ -1,9 +1,13 @@
 """Options that several commands share, read into values."""
 
+from dataclasses import asdict
+from inspect import signature
+
 import pytest
 
-from gradveil.cli.options import client_optimizer, normalized_model
+from gradveil.cli.options import Local, client_optimizer, normalized_model, with_local
 from gradveil.core.errors import GradveilError
+from gradveil.core.types import Protocol
 from gradveil.models import NormalizedName
 
 
@@ -35,6 +39,20 @@ def test_a_client_optimizer_holds_momentum_and_weight_decay(
 def test_a_client_optimizer_that_cannot_be_used_is_refused(text: str, says: str) -> None:
     with pytest.raises(GradveilError, match=says):
         client_optimizer(text, 0.5, 0.0)
+
+
+def test_a_command_has_the_options_of_local_training_and_gets_them_as_a_value() -> None:
+    found = []
+
+    @with_local
+    def command(*, first: int, local: Local, last: int = 0) -> None:
+        found.append((first, local.protocol, last))
+
+    assert [*signature(command).parameters] == ["first", *asdict(Local()), "last"]
+    assert Local().protocol == Protocol()
+    given = asdict(Local(local_epochs=3, train_mode=True, client_optimizer="sgd:momentum=0.9"))
+    command(first=1, last=2, **given)
+    assert found == [(1, Protocol(local_epochs=3, train_mode=True, client_momentum=0.9), 2)]
 
 
 def test_a_model_has_its_loaders_normalization_only_where_one_is_given() -> None:

@@ -45,6 +45,7 @@ def test_without_records_or_data_all_is_missing(gradveil: Any) -> None:
         ("exp1 --all", "give experiments, --all, --list or --status: one of them"),
         ("exp1 --scale huge", "unknown scale 'huge': choose from paper, quick"),
         ("exp1 --engine slurm", "unknown engine 'slurm': choose from local, ray"),
+        ("exp1 --ray-address a:1", "ray address a:1: engine local has no use for it"),
         ("--all --minutes 0", "minutes 0: it must be above 0"),
         ("exp1 --switch loss=third", "'third': choose from whole, halved"),
         ("exp1 --images 0", "images 0: it must be from 1 to 10,000"),

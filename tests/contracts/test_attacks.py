@@ -18,7 +18,7 @@ from torch import Generator, Tensor, nn
 from gradveil import attacks
 from gradveil.attacks import Attack, GradientMatching, find, names
 from gradveil.attacks.blind import find_means, make_blind_attacks
-from gradveil.attacks.optimizers import LBFGS
+from gradveil.attacks.lbfgs import LBFGS
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator

@@ -15,17 +15,17 @@ from gradveil.audits import AuditJob, Case
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import digest
 from gradveil.core.job_folder import Kind, claim, differences
-from gradveil.core.locks import locked
+from gradveil.core.locks import LOCK, locked
 from gradveil.search import SearchJob
 from gradveil.training import TrainingJob
 from gradveil.training.job import RUN
 
-CHESS = Kind("a game", "game of chess", ignored=("clock",))
+CHESS = Kind("a game", "game of chess")
 
 
 def test_a_folder_that_is_new_empty_or_the_jobs_own_is_not_refused(tmp_path: Path) -> None:
     CHESS.refuse_other(tmp_path / "new", {"a": 1})
-    (tmp_path / "clock").touch()
+    (tmp_path / LOCK).touch()
     (tmp_path / ".settings.json.x.part").touch()
     CHESS.refuse_other(tmp_path, {"a": 1})
     assert claim(tmp_path, {"a": 1, "b": (2, 3)}) and not claim(tmp_path, {"a": 1, "b": (2, 3)})

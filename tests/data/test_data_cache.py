@@ -41,7 +41,7 @@ def test_a_second_load_reads_the_cache_and_writes_nothing(
     first = load(str(photos))
     before = stamps(cache)
     monkeypatch.setattr(
-        "gradveil.data.folder.opened", lambda path: pytest.fail(f"{path} was decoded again")
+        "gradveil.data.folder.decode_image", lambda path: pytest.fail(f"{path} was decoded again")
     )
     second = load(str(photos))
     assert len(before) == 3 and stamps(cache) == before

@@ -31,15 +31,15 @@ from PIL import Image
 from safetensors.torch import save
 from torch import nn
 
+import toys
 from fuzz.changes import Choose, broken, json_text, swapped, toml_text
 from gradveil.attacks import raced
-from gradveil.attacks.attack_files import attack_table, read_attack
+from gradveil.attacks.attack_files import read_attack
 from gradveil.audits.results import CASE
 from gradveil.core import GradveilError
 from gradveil.core.cell_files import read_cell
 from gradveil.core.formats import RecordLine, TrainedModel
 from gradveil.core.reading import read_json, read_lines
-from gradveil.core.toml import toml_lines
 from gradveil.data import load
 from gradveil.models.checkpoints import load_checkpoint, read_resume, read_settings
 from gradveil.models.weight_files import read_weights
@@ -342,28 +342,6 @@ psnr = 15.0
 accuracy = 0.9
 images = 32
 """
-DIGEST = "0" * 64
-COMPARED = "{tuned = 0.5, standard = 0.4, p = 0.1}"
-ATTACK = f"""
-format = "gradveil attack 1"
-gradveil = "0.1.0"
-[attack]
-{toml_lines(attack_table(raced))}
-[tuning]
-seed = 3
-[cost]
-tuned = 8
-standard = 8
-[gain]
-n = 4
-updates = 4
-candidates = 20
-lineup = {COMPARED}
-ssim = {COMPARED}
-[images]
-tuned_on = ["{DIGEST}"]
-held_out = []
-"""
 UPDATE: dict[str, Any] = {
     "client": "1",
     "round": 1,
@@ -508,7 +486,9 @@ FORMATS = {
         lambda choose: toml_text(THRESHOLDS, choose),
         read_thresholds,
     ),
-    "attack": Format("attack.toml", lambda choose: toml_text(ATTACK, choose), read_attack),
+    "attack": Format(
+        "attack.toml", lambda choose: toml_text(toys.attack_file(raced), choose), read_attack
+    ),
     "spied": Format("client-1.safetensors", lambda choose: safetensors(choose, UPDATE), read_spied),
     "settings": Format("settings.json", audit_settings, read_audit),
     "records": Format("records.jsonl", records, read_records),

@@ -11,7 +11,7 @@ from gradveil.papers.catalog import EXPERIMENTS
 from gradveil.papers.cells import Cell, Workspace
 from gradveil.papers.claims import Evidence, costs_nothing, decide_all, training_lowers
 from gradveil.papers.experiments import Size
-from gradveil.papers.queue import make_parts
+from gradveil.papers.plan import make_parts
 from gradveil.papers.records import Records
 from gradveil.papers.summaries import correlation_table, correlations, lowest, overlap
 from gradveil.papers.switches import VARIANTS
@@ -30,7 +30,7 @@ from gradveil.papers.verdicts import (
     decide_search,
     together,
 )
-from gradveil.search.confirm import Comparison
+from gradveil.search.comparisons import Comparison
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,9 @@ from gradveil.papers.catalog import ALIASES, EXPERIMENTS, find_experiments
 from gradveil.papers.cells import Audited, Trained, Workspace, keep_file
 from gradveil.papers.experiments import HYBRID, NONE, Entry, Experiment, Size
 from gradveil.papers.networks import with_constants
+from gradveil.papers.plan import make_parts
 from gradveil.papers.precode import GRID
 from gradveil.papers.published import SOURCES, figure, published, table_rows
-from gradveil.papers.queue import make_parts
 from gradveil.papers.records import Records
 from gradveil.papers.searched import Searched
 from gradveil.papers.switches import AS_PUBLISHED, CHOICES, OURS, VARIANTS, Switches, switched

@@ -13,7 +13,7 @@ from gradveil.papers.catalog import EXPERIMENTS
 from gradveil.papers.cells import Cell, Workspace
 from gradveil.papers.experiments import Size
 from gradveil.papers.figures import draw_curves, draw_figures, draw_singles, draw_stages
-from gradveil.papers.queue import make_parts
+from gradveil.papers.plan import make_parts
 from gradveil.papers.records import Records
 from gradveil.papers.switches import OURS, VARIANTS
 from gradveil.papers.tables import compare

@@ -16,17 +16,8 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.locks import held
 from gradveil.papers.cells import Audited, Cell, Trained, Training, Workspace
 from gradveil.papers.experiments import Entry, Experiment, Size
-from gradveil.papers.queue import (
-    Clock,
-    Outcome,
-    Plan,
-    Worker,
-    estimate,
-    make_parts,
-    make_plan,
-    run_queue,
-    work_through,
-)
+from gradveil.papers.plan import Plan, estimate, make_parts, make_plan
+from gradveil.papers.queue import Clock, Outcome, Worker, run_queue, work_through
 from gradveil.papers.records import Records
 from gradveil.papers.switches import OURS, Switches
 from gradveil.papers.tables import Table, attack_row, compare

@@ -14,8 +14,9 @@ from gradveil.audits.job import slug
 from gradveil.audits.model import ModelFacts, save_facts
 from gradveil.audits.records import append, images_path, save_images
 from gradveil.audits.results import FORMAT
+from gradveil.core.formats import Quantity
 from gradveil.core.seeds import generator
-from gradveil.search.results import Quantity, SearchResult, TriedPolicy
+from gradveil.search.results import SearchResult, TriedPolicy
 from gradveil.transforms import Policy
 
 CANDIDATES = 50

@@ -8,7 +8,8 @@ import pytest
 
 import toys
 from gradveil.core.errors import GradveilError, GradveilWarning
-from gradveil.search.results import Quantity, SearchResult, TriedPolicy, policies_text, trials_text
+from gradveil.core.formats import Quantity
+from gradveil.search.results import SearchResult, TriedPolicy, policies_text, trials_text
 from gradveil.transforms import Policy
 
 QUANTITIES = ("over_blind", "accuracy")

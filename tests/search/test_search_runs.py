@@ -37,23 +37,25 @@ from gradveil.papers.records import read_case
 from gradveil.report.search import confirmation_table, search_in_words, search_tables
 from gradveil.report.write import write_report
 from gradveil.search import SearchJob, SearchResult, run_search, search_policies, setup
-from gradveil.search.confirm import (
+from gradveil.search.comparisons import (
     FEWEST,
     MODELS,
     TESTS,
     Comparison,
     Confirmation,
-    audit_seconds,
-    audit_tasks,
     compare,
     in_words,
-    policies_to_audit,
-    read_audits,
-    read_confirmed,
     verdict,
     verdicts,
 )
-from gradveil.search.confirm import confirmation as confirmed
+from gradveil.search.comparisons import confirmation as confirmed
+from gradveil.search.confirm import (
+    audit_seconds,
+    audit_tasks,
+    policies_to_audit,
+    read_audits,
+    read_confirmed,
+)
 from gradveil.search.engine import LocalEngine
 from gradveil.search.loop import qualified
 from gradveil.search.run import accuracy_note, job_notes, knowledge_note, threshold_note

@@ -18,10 +18,9 @@ from msgspec.structs import replace
 from sqlalchemy.exc import OperationalError
 
 from gradveil.core.errors import GradveilError, GradveilWarning
-from gradveil.core.formats import OwnerEntry
-from gradveil.search import storage as storages
+from gradveil.search import owners
+from gradveil.search.owners import SILENCE, OwnerEntry, lives, this_process
 from gradveil.search.space import Trial, draw, policy_of
-from gradveil.search.storage import SILENCE, lives, this_process
 from gradveil.transforms import Policy
 
 FOLDER = Path(__file__).parent
@@ -160,7 +159,7 @@ def test_a_database_that_stays_away_is_told_in_one_line_without_its_password(
 ) -> None:
     study = searching.join(new_database(postgres.url))
     study.claim(1, 4)
-    monkeypatch.setattr(storages, "AWAY", 1.0)
+    monkeypatch.setattr("gradveil.search.storage.AWAY", 1.0)
     postgres.stop(signal.SIGQUIT)
     try:
         with (
@@ -285,7 +284,7 @@ def test_an_owner_is_dead_when_its_process_is_gone_or_it_was_silent_for_long() -
 
 def owner_of(pid: int) -> OwnerEntry:
     """What a study would know of this process, had it joined a moment ago."""
-    me, start = this_process(), storages._started(pid)
+    me, start = this_process(), owners._started(pid)
     return replace(me.entry(time.time()), pid=pid, start=start)
 
 
@@ -304,7 +303,7 @@ def test_a_killed_process_is_dead_before_its_parent_asks() -> None:
 def test_without_a_process_table_a_process_is_asked_by_a_signal(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(storages, "PROCESSES", tmp_path)
+    monkeypatch.setattr(owners, "PROCESSES", tmp_path)
     assert lives(owner_of(os.getpid())) and owner_of(os.getpid()).start == "running"
     child = subprocess.Popen([sys.executable, "-c", ""])
     owner = owner_of(child.pid)

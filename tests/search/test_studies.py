@@ -14,8 +14,9 @@ from optuna.trial import TrialState
 
 import toys
 from gradveil.core import GradveilError
+from gradveil.search.owners import Heartbeat
 from gradveil.search.space import POLICIES, FinishedTrial, Trial, draw, policy_of
-from gradveil.search.storage import Heartbeat, without_password
+from gradveil.search.storage import without_password
 from gradveil.search.study import Study
 from gradveil.transforms import Policy
 

@@ -258,7 +258,7 @@ def test_a_long_tuning_says_beforehand_how_long_it_takes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("gradveil.tuning.setup.time_iteration", lambda *_: 0.5)
-    monkeypatch.setattr("gradveil.tuning.run._open_study", lambda *_: pytest.fail("it begins"))
+    monkeypatch.setattr("gradveil.search.study.Study.open", lambda *_: pytest.fail("it begins"))
     with pytest.raises(pytest.fail.Exception, match="it begins"):
         run_tuning(JOB, tmp_path / "run")
     # 6 iterations of half a second, on 12 images of 6 trials and twice on 3 held out

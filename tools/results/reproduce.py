@@ -21,8 +21,8 @@ from gradveil.papers.experiments import (
     Size,
 )
 from gradveil.papers.figures import Stages, draw_figures, find_drawing, find_stages
+from gradveil.papers.plan import Part, make_parts
 from gradveil.papers.published import table_title
-from gradveil.papers.queue import Part, make_parts
 from gradveil.papers.records import Records
 from gradveil.papers.switches import VARIANTS
 from gradveil.papers.tables import (

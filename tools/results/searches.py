@@ -5,12 +5,12 @@ import gzip
 import tomllib
 from typing import Any
 
+from gradveil.papers.plan import Part
 from gradveil.papers.published import published
-from gradveil.papers.queue import Part
 from gradveil.papers.records import Records
 from gradveil.papers.searched import Searched
 from gradveil.papers.tables import rank_tests
-from gradveil.search.confirm import AGAINST, SATURATED, confirmation, saturated
+from gradveil.search.comparisons import AGAINST, SATURATED, confirmation, saturated
 from results.records import RECORDS, facts, link, mean, percent, rows_of, spread, table
 
 SEARCHES = {

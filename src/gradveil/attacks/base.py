@@ -8,9 +8,9 @@ from typing import NamedTuple, final, overload
 import torch
 from torch import Generator, Tensor
 
-from gradveil.core.boundary import check_value, contained
+from gradveil.core.boundary import check_value
 from gradveil.core.errors import GradveilError, kind_of, text_of
-from gradveil.core.importing import user_code
+from gradveil.core.importing import contained, user_code
 from gradveil.core.seeds import as_generator
 from gradveil.core.types import Knowledge, Observation, Reconstruction
 

@@ -15,10 +15,7 @@ from torch import Generator, Tensor
 from gradveil.attacks.base import Attack, Progress
 from gradveil.attacks.labels import Known
 from gradveil.core.errors import GradveilError
-from gradveil.core.types import Observation, Reconstruction
-
-ImageShape = tuple[int, int, int]
-"""(C, H, W)."""
+from gradveil.core.types import ImageShape, Observation, Reconstruction
 
 
 @dataclass(frozen=True, eq=False)

@@ -168,11 +168,11 @@ class Peel:
             return False
         pulls = self.network.pulls(images / LEVELS) / self.victim.size
         taken = False
-        for image, own, slopes in zip(images, units, pulls, strict=True):
+        for image, alone, slopes in zip(images, units, pulls, strict=True):
             if len(self.images) == self.victim.size:
                 break
-            seen = self.bias[own]
-            errors = ((slopes[:, own] - seen) / seen).abs().median(1).values
+            seen = self.bias[alone]
+            errors = ((slopes[:, alone] - seen) / seen).abs().median(1).values
             label = int(errors.argmin())
             if float(errors[label]) > FITTING:
                 self.unexplained = True

@@ -14,9 +14,10 @@ from gradveil.attacks.base import About, Attack, not_an_attack
 from gradveil.attacks.distances import Cosine, Distance, Likelihood, cosine, l1, l2
 from gradveil.attacks.features import FeatureCosine
 from gradveil.attacks.hidden_draws import JointMasks, JointNoise
+from gradveil.attacks.lbfgs import LBFGS
 from gradveil.attacks.linear import LinearInversion
 from gradveil.attacks.matching import GradientMatching
-from gradveil.attacks.optimizers import LBFGS, SGD, Adam
+from gradveil.attacks.optimizers import SGD, Adam
 from gradveil.attacks.peeling import Peeling
 from gradveil.attacks.policy_views import ExpectedTransform, GuessedTransform, KnownTransform
 from gradveil.attacks.priors import LabelTerm, Smoothness, TotalVariation
@@ -209,13 +210,13 @@ def _find_part(part: str) -> Attack:
     return read_attack(Path(part)) if is_file(part) else _import(part)
 
 
-def find_attack(given: Attack | str, name: str = "attack") -> Attack:
-    """Return an attack itself, or the one of this name; `name` is the argument's, for messages."""
+def find_attack(given: Attack | str) -> Attack:
+    """Return an attack itself, or the one of this name."""
     if isinstance(given, str):
         return find(given)
     if isinstance(given, Attack):
         return given
-    raise not_an_attack(given, name)
+    raise not_an_attack(given, "attack")
 
 
 def _import(reference: str) -> Attack:

@@ -197,7 +197,7 @@ def _stopped() -> int:
 
 
 def _explained(error: BaseException) -> tuple[str, int]:
-    """What to say of an error, and the status to exit with."""
+    """Return the words for an error, and the status to exit with."""
     if isinstance(error, GradveilError | OSError):
         return str(error), BAD_INPUT
     # Of click's errors about usage, wherever this typer keeps click.

@@ -8,7 +8,6 @@ from rich.table import Table
 
 from gradveil.cli import completion, options
 from gradveil.cli.options import examples, say, table
-from gradveil.cli.report import WithPictures
 
 if TYPE_CHECKING:
     from gradveil.assessment import Assessment
@@ -22,12 +21,12 @@ EXAMPLES = examples(
 )
 
 
+@options.with_local
 def assess_command(
+    *,
     data: options.Data,
     model: options.Model,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help=f"{options.CHECKPOINT} Untrained without.")
-    ] = None,
+    checkpoint: options.Weights = None,
     out: Annotated[
         Path, typer.Option("--out", help="The folder of the assessment and its page.")
     ] = Path("assessment"),
@@ -51,15 +50,8 @@ def assess_command(
     budget: Annotated[float, typer.Option(help="Minutes for all of it, about.")] = 60.0,
     batch_size: options.BatchSize = 1,
     labels: options.Labels = "known",
-    local_steps: options.LocalSteps = 1,
-    local_lr: options.LocalRate = 0.01,
-    local_epochs: options.LocalEpochs = 1,
-    local_batch_size: options.LocalBatchSize = None,
-    client_momentum: options.ClientMomentum = 0.0,
-    client_weight_decay: options.ClientWeightDecay = 0.0,
-    client_optimizer: options.ClientOptimizer = None,
-    train_mode: options.TrainMode = False,
-    with_pictures: WithPictures = False,
+    local: options.Local,
+    with_pictures: options.WithPictures = False,
     image_size: options.ImageSize = None,
     channels: options.Channels = None,
     normalize: options.Normalization = None,
@@ -73,12 +65,8 @@ def assess_command(
     Everything has a default. Run the same command again after a stop: it goes on.
     """
     from gradveil.assessment import AssessJob, run_assessment  # torch takes seconds to import
-    from gradveil.core.types import Protocol
     from gradveil.defenses import parse
 
-    client_momentum, client_weight_decay = options.client_optimizer(
-        client_optimizer, client_momentum, client_weight_decay
-    )
     job = AssessJob(
         options.normalized_model(model, normalize),
         data,
@@ -87,15 +75,7 @@ def assess_command(
         images,
         batch_size,
         labels,
-        Protocol(
-            local_steps,
-            local_lr,
-            train_mode,
-            local_epochs,
-            local_batch_size,
-            client_momentum,
-            client_weight_decay,
-        ),
+        local.protocol,
         epochs,
         lr,
         most_loss,

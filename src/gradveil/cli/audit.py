@@ -1,6 +1,6 @@
 """gradveil audit: attack what a model's clients share, under a defense or several."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -9,16 +9,14 @@ import typer
 
 from gradveil.cli import completion, options
 from gradveil.cli.options import examples, say
-from gradveil.cli.report import Thresholds, WithPictures, read_certify
+from gradveil.cli.report import read_certify
 from gradveil.core.errors import GradveilError
 
 if TYPE_CHECKING:
-    from gradveil.attacks import Attack
     from gradveil.audits import AuditJob, AuditResult, Threshold
     from gradveil.core.formats import ThresholdsFile
-    from gradveil.core.types import Loss, Protocol
+    from gradveil.core.types import Loss
     from gradveil.defenses import Defense
-    from gradveil.models import NormalizedName
 
 END = "end"
 
@@ -52,7 +50,9 @@ SPIED = ("round", "client_images", "loss")
 """Options that are for --flower alone."""
 
 
+@options.with_local
 def audit_command(
+    *,
     context: typer.Context,
     data: options.Data,
     model: options.Model,
@@ -139,14 +139,7 @@ def audit_command(
         int | None, typer.Option(help="Searches for each victim. Default: as published.")
     ] = None,
     labels: options.Labels = "known",
-    local_steps: options.LocalSteps = 1,
-    local_lr: options.LocalRate = 0.01,
-    local_epochs: options.LocalEpochs = 1,
-    local_batch_size: options.LocalBatchSize = None,
-    client_momentum: options.ClientMomentum = 0.0,
-    client_weight_decay: options.ClientWeightDecay = 0.0,
-    client_optimizer: options.ClientOptimizer = None,
-    train_mode: options.TrainMode = False,
+    local: options.Local,
     split: Annotated[str, typer.Option(help="train or test.")] = "test",
     first: Annotated[
         int | None,
@@ -182,8 +175,8 @@ def audit_command(
         int | None,
         typer.Option(help="Victims attacked together. Default: 16 on a CPU, 100 on a GPU."),
     ] = None,
-    thresholds: Thresholds = None,
-    with_pictures: WithPictures = False,
+    thresholds: options.Thresholds = None,
+    with_pictures: options.WithPictures = False,
     image_size: options.ImageSize = None,
     channels: options.Channels = None,
     normalize: options.Normalization = None,
@@ -201,54 +194,40 @@ def audit_command(
     from gradveil.audits.job import controls_in_words, with_controls
     from gradveil.audits.run import run_audit  # scipy and matplotlib take a second to import
     from gradveil.core.progress import Bar
-    from gradveil.core.types import Protocol
     from gradveil.report.verdict import read_thresholds
 
-    client_momentum, client_weight_decay = options.client_optimizer(
-        client_optimizer, client_momentum, client_weight_decay
-    )
     limits = None if thresholds is None else read_thresholds(thresholds)
     defenses = _defenses(defense, policy)
     threshold = read_certify(certify, delta, gamma)
     auto, attacks = name_attacks(attack)
-    protocol = Protocol(
-        local_steps,
-        local_lr,
-        train_mode,
-        local_epochs,
-        local_batch_size,
-        client_momentum,
-        client_weight_decay,
-    )
     given = [name for name in context.params if _was_given(context, name)]
-    chosen = options.normalized_model(model, normalize)
+    asked = AuditJob(
+        options.normalized_model(model, normalize),
+        data,
+        attacks,
+        auto,
+        images=images,
+        steps=steps,
+        restarts=restarts,
+        labels=labels,
+        protocol=local.protocol,
+        sham=sham,
+        budget=budget,
+        victims_at_once=victims_at_once,
+        image_size=image_size,
+        channels=channels,
+        seed=seed,
+    )
     if flower is not None:
         job = _spied_job(
+            asked,
             flower,
             number,
             client_images,
-            data,
-            chosen,
             defenses,
             given,
-            protocol=protocol,
-            attacks=attacks,
-            auto=auto,
-            steps=steps,
-            audited=images,
-            loss=options.read_loss(loss),
-            image_size=image_size,
-            channels=channels,
-            seed=seed,
-            root=data_root,
-        )
-        job = replace(
-            job,
-            restarts=restarts,
-            labels=labels,
-            sham=sham,
-            budget=budget,
-            victims_at_once=victims_at_once,
+            options.read_loss(loss),
+            data_root,
         )
     else:
         _refuse(given, SPIED, "is for --flower")
@@ -263,27 +242,7 @@ def audit_command(
             cases = with_controls(cases)
             if said := controls_in_words(cases, "--no-control"):
                 Bar(True).say(said)
-        job = AuditJob(
-            chosen,
-            data,
-            attacks,
-            auto,
-            cases,
-            images,
-            batch_size=batch_size,
-            steps=steps,
-            restarts=restarts,
-            labels=labels,
-            protocol=protocol,
-            split=split,
-            first=first,
-            sham=sham,
-            budget=budget,
-            victims_at_once=victims_at_once,
-            image_size=image_size,
-            channels=channels,
-            seed=seed,
-        )
+        job = replace(asked, cases=cases, batch_size=batch_size, split=split, first=first)
     result = run_audit(job, out, root=data_root, device=device)
     if _show(result, threshold, limits, with_pictures, as_json) is False:
         raise typer.Exit(1)
@@ -304,67 +263,67 @@ def _refuse(given: Sequence[str], options: Sequence[str], why: str) -> None:
 
 
 def _spied_job(
+    asked: "AuditJob",
     flower: Path,
     number: int | None,
     client_images: Path | None,
-    data: str,
-    model: "str | NormalizedName",
     defenses: "list[Defense]",
     given: Sequence[str],
-    *,
-    protocol: "Protocol",
-    attacks: "Mapping[str, Attack]",
-    auto: bool,
-    steps: int | None,
-    audited: int,
     loss: "Loss | None",
-    image_size: int | None,
-    channels: int | None,
-    seed: int,
     root: Path | None,
 ) -> "AuditJob":
-    """Return the audit of a round that a spy kept."""
-    from gradveil.core.boundary import check_value
+    """Return the audit that was asked for, of a round that a spy kept."""
     from gradveil.data import load
     from gradveil.federated.job import SPY
     from gradveil.federated.recorded import make_audit
     from gradveil.federated.spied_audits import find_round, is_run, make_app_audit, read_run
+    from gradveil.models import NormalizedName
 
     _refuse(given, NOT_SPIED, "does not go with --flower: the spy's files say it")
-    if check_value(audited, int, "images") < 1:
-        raise GradveilError(f"images {audited}: it must be at least 1")
     if len(defenses) > 1:
         raise GradveilError(
             f"--flower and {len(defenses)} defenses: the updates are of one, give that alone"
         )
     (defense,) = defenses
-    more: dict[str, Any] = {"attacks": attacks, "auto": auto, "steps": steps, "audited": audited}
+    more: dict[str, Any] = {"attacks": asked.attacks, "auto": asked.auto}
+    more |= {"steps": asked.steps, "audited": asked.images}
+    assert isinstance(asked.data, str) and isinstance(asked.model, str | NormalizedName)
     if is_run(flower):
         _refuse(given, OF_A_RUN, f"is known of {flower}, a run of gradveil federate")
-        run = read_run(flower, data, model, defense, **more)
-        return make_audit(run, find_round(flower / SPY, number), flower, run.splits(root))
-    chosen = find_round(flower, number)
-    if client_images is None:
-        raise GradveilError(
-            f"--flower {flower} is of an app of yours: a line-up needs --client-images; without "
-            f"them use gradveil reconstruct --spy {flower} --round {chosen}"
+        run = read_run(flower, asked.data, asked.model, defense, **more)
+        job = make_audit(run, find_round(flower / SPY, number), flower, run.splits(root))
+    else:
+        chosen = find_round(flower, number)
+        if client_images is None:
+            raise GradveilError(
+                f"--flower {flower} is of an app of yours: a line-up needs --client-images; "
+                f"without them use gradveil reconstruct --spy {flower} --round {chosen}"
+            )
+        size = asked.image_size
+        train, test = (
+            load(asked.data, name, root=root, image_size=size, channels=asked.channels)
+            for name in ("train", "test")
         )
-    train, test = (
-        load(data, name, root=root, image_size=image_size, channels=channels)
-        for name in ("train", "test")
-    )
-    return make_app_audit(
-        flower,
-        chosen,
-        client_images,
-        (train, test),
-        model,
-        defense,
-        protocol=protocol,
-        loss=loss,
-        resized=image_size is not None,
-        seed=seed,
-        **more,
+        job = make_app_audit(
+            flower,
+            chosen,
+            client_images,
+            (train, test),
+            asked.model,
+            defense,
+            protocol=asked.protocol,
+            loss=loss,
+            resized=size is not None,
+            seed=asked.seed,
+            **more,
+        )
+    return replace(
+        job,
+        restarts=asked.restarts,
+        labels=asked.labels,
+        sham=asked.sham,
+        budget=asked.budget,
+        victims_at_once=asked.victims_at_once,
     )
 
 

@@ -1,7 +1,6 @@
 """gradveil doctor: what an audit of a model and images would meet, said before it starts."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,10 +11,6 @@ from gradveil.core.errors import GradveilError, unknown
 
 if TYPE_CHECKING:
     from gradveil.checks import Diagnosis, Finding
-    from gradveil.defenses import Defense
-
-AUTO = "auto"
-LABELS = ("known", "inferred")
 
 EXAMPLES = examples(
     "gradveil doctor --data fashion-mnist-mini --model lenet --steps 30",
@@ -28,7 +23,9 @@ EXAMPLES = examples(
 )
 
 
+@options.with_local
 def doctor_command(
+    *,
     data: Annotated[
         str | None,
         typer.Option(
@@ -53,10 +50,7 @@ def doctor_command(
             "or `running`: the SuperLinks and SuperNodes that run on this machine.",
         ),
     ] = None,
-    checkpoint: Annotated[
-        Path | None,
-        typer.Option(help=f"{options.CHECKPOINT} Untrained without."),
-    ] = None,
+    checkpoint: options.Weights = None,
     defense: Annotated[
         str,
         typer.Option(
@@ -67,14 +61,7 @@ def doctor_command(
     ] = "none",
     batch_size: options.BatchSize = 1,
     labels: options.Labels = "known",
-    local_steps: options.LocalSteps = 1,
-    local_lr: options.LocalRate = 0.01,
-    local_epochs: options.LocalEpochs = 1,
-    local_batch_size: options.LocalBatchSize = None,
-    client_momentum: options.ClientMomentum = 0.0,
-    client_weight_decay: options.ClientWeightDecay = 0.0,
-    client_optimizer: options.ClientOptimizer = None,
-    train_mode: options.TrainMode = False,
+    local: options.Local,
     attack: Annotated[
         str,
         typer.Option(
@@ -109,12 +96,11 @@ def doctor_command(
     if data is None or model is None:
         raise GradveilError(f"Missing option '--{'data' if data is None else 'model'}'.")
     from gradveil.attacks import find  # torch takes seconds to import
+    from gradveil.audits.attackers import AUTO, automatic
+    from gradveil.audits.job import LABELS
     from gradveil.checks.doctor import TRIAL, doctor
     from gradveil.defenses import parse
 
-    client_momentum, client_weight_decay = options.client_optimizer(
-        client_optimizer, client_momentum, client_weight_decay
-    )
     if labels not in LABELS:
         raise unknown("labels", labels, LABELS)
     protection = parse(defense)
@@ -129,13 +115,7 @@ def doctor_command(
             checkpoint=checkpoint,
             batch_size=batch_size,
             know_labels=labels == "known",
-            train_mode=train_mode,
-            local_steps=local_steps,
-            local_lr=local_lr,
-            local_epochs=local_epochs,
-            local_batch_size=local_batch_size,
-            client_momentum=client_momentum,
-            client_weight_decay=client_weight_decay,
+            **local.protocol.settings(),
             image_size=image_size,
             channels=channels,
             seed=seed,
@@ -153,13 +133,6 @@ def _tell(found: "Diagnosis", as_json: bool) -> None:
     say(found.plain(), as_json, str(found))
     if found.errors:
         raise typer.Exit(1)
-
-
-def automatic(defense: "Defense") -> tuple[str, ...]:
-    """The names of the attacks that `auto` stands for in an audit of this defense."""
-    from gradveil.audits.attackers import automatic as attacks_of
-
-    return attacks_of(defense)
 
 
 def automatic_note(names: tuple[str, ...], *, ran: bool) -> "Finding":

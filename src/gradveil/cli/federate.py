@@ -9,7 +9,6 @@ from gradveil.cli import completion, options
 from gradveil.cli.options import examples, say, table
 from gradveil.core.errors import GradveilError
 from gradveil.core.stopping import end, signaled
-from gradveil.core.text import read_number
 
 EXAMPLES = examples(
     "gradveil federate --data fashion-mnist-mini --model lenet --clients 10 --rounds 20 --lr 0.05 "
@@ -38,12 +37,8 @@ def federate_command(
             "several joined by ,then,.",
         ),
     ] = None,
-    policy: Annotated[
-        str | None, typer.Option("--policy", help="Another spelling of --defense.")
-    ] = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help=f"Start from these weights. {options.CHECKPOINT}")
-    ] = None,
+    policy: options.OtherSpelling = None,
+    checkpoint: options.Start = None,
     split: Annotated[
         str,
         typer.Option(help="How images are shared out: equal, dirichlet:0.3, or classes:2."),
@@ -110,15 +105,9 @@ def federate_command(
     result.
     """
     from gradveil.audits import name_attacks
-    from gradveil.defenses import parse
     from gradveil.federated import FederationJob, federate
     from gradveil.federated.partition import parse_graph, parse_partition
 
-    if defense is not None and policy is not None:
-        raise GradveilError(
-            f"policy {policy} and defense {defense}: give one; for a chain, "
-            f"--defense {policy},then,{defense}"
-        )
     if spy is not None and graph is None:
         raise GradveilError(
             f"spy {spy}: without --graph it is the server that spies; leave it out, or give a graph"
@@ -129,7 +118,7 @@ def federate_command(
         options.normalized_model(model, normalize),
         clients,
         rounds,
-        parse(defense or policy or "none"),
+        options.find_defense(defense, policy),
         parse_partition(split),
         batch_size,
         local_epochs,
@@ -141,7 +130,7 @@ def federate_command(
         train_mode,
         None if graph is None else parse_graph(graph, clients),
         spy or 0,
-        _rounds(spy_rounds),
+        options.read_counts(spy_rounds, "spy-rounds", "1,5,10"),
         average_of,
         attacks,
         auto,
@@ -203,12 +192,3 @@ def _cells(row: dict[str, Any]) -> tuple[object, ...]:
     said = "; ".join(part for part in (*row["flags"], row["note"]) if part)
     psnr = f"{row['psnr']['mean']:.1f}"
     return row["round"], row["attack"], row["n"], row["lineup"], psnr, said
-
-
-def _rounds(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(sorted({read_number(part, int) for part in text.split(",") if part.strip()}))
-    except ValueError:
-        raise GradveilError(
-            f"spy-rounds {text!r}: write whole numbers with commas, such as 1,5,10"
-        ) from None

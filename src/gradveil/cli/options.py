@@ -1,7 +1,10 @@
 """Options that commands share, and their output: tables for people, JSON for programs."""
 
+import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +18,8 @@ from gradveil.core.streams import print_line
 from gradveil.core.text import SafeConsole, on_one_line, read_number
 
 if TYPE_CHECKING:
+    from gradveil.core.types import Protocol
+    from gradveil.defenses import Defense
     from gradveil.models import NormalizedName
 
 Json = Annotated[
@@ -68,14 +73,34 @@ Normalization = Annotated[
     ),
 ]
 CHECKPOINT = "The model's weights: .safetensors, .pt, .pth, .ckpt or .npz; never unpickled."
+Weights = Annotated[Path | None, typer.Option(help=f"{CHECKPOINT} Untrained without.")]
+Start = Annotated[Path | None, typer.Option(help=f"Start from these weights. {CHECKPOINT}")]
+OtherSpelling = Annotated[
+    str | None, typer.Option("--policy", help="Another spelling of --defense.")
+]
 Augment = Annotated[
     bool, typer.Option(help="Random crop (padding 4) and mirror image before the policy.")
 ]
 
-# The protocol of a client.
+Study = Annotated[str, typer.Option(help="The study's name in the storage.")]
 RayAddress = Annotated[
     str | None,
     typer.Option(help="The cluster's address. Default: $RAY_ADDRESS, else one on this machine."),
+]
+Thresholds = Annotated[
+    Path | None,
+    typer.Option(
+        "--thresholds",
+        help="A TOML file of what the run must keep to, such as \\[most] identified = 0.05 or "
+        "\\[least] accuracy = 0.9. The status is 1 where it does not.",
+    ),
+]
+WithPictures = Annotated[
+    bool,
+    typer.Option(
+        "--with-pictures",
+        help="Show your own images in the page too. Those of published data sets are always shown.",
+    ),
 ]
 Delta = Annotated[
     float | None, typer.Option(help="For --certify: decide whether that share is at most this.")
@@ -88,32 +113,6 @@ BatchSize = Annotated[
     int, typer.Option(help="Images of one victim, whose gradient is of their mean loss.")
 ]
 Labels = Annotated[str, typer.Option(help="known, or inferred from the gradient.")]
-LocalSteps = Annotated[
-    int, typer.Option(help="Steps of SGD that a client makes, each over all its images.")
-]
-LocalRate = Annotated[float, typer.Option(help="Learning rate of those steps.")]
-LocalEpochs = Annotated[
-    int,
-    typer.Option(help="Times that a client goes through its images, in place of --local-steps."),
-]
-LocalBatchSize = Annotated[
-    int | None,
-    typer.Option(help="Images in a client's mini-batch, a step each. Default: all its images."),
-]
-ClientMomentum = Annotated[float, typer.Option(help="Momentum of the client's SGD.")]
-ClientWeightDecay = Annotated[float, typer.Option(help="Weight decay of the client's SGD.")]
-ClientOptimizer = Annotated[
-    str | None,
-    typer.Option(
-        "--client-optimizer",
-        help="The client's optimizer as one text: sgd, or sgd:momentum=0.9,weight-decay=5e-4.",
-    ),
-]
-TrainMode = Annotated[
-    bool,
-    typer.Option("--train-mode", help="Batch norm uses the batch's own statistics, dropout is on."),
-]
-
 Loss = Annotated[
     str | None,
     typer.Option(
@@ -161,6 +160,99 @@ def client_optimizer(text: str | None, momentum: float, decay: float) -> tuple[f
                 f"--client-optimizer {text}: {key} is {value!r}; expected a number"
             ) from None
     return found["momentum"], found["weight-decay"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Local:
+    """How a client makes an update, its local training: a field for each option."""
+
+    local_steps: Annotated[
+        int, typer.Option(help="Steps of SGD that a client makes, each over all its images.")
+    ] = 1
+    local_lr: Annotated[float, typer.Option(help="Learning rate of those steps.")] = 0.01
+    local_epochs: Annotated[
+        int,
+        typer.Option(
+            help="Times that a client goes through its images, in place of --local-steps."
+        ),
+    ] = 1
+    local_batch_size: Annotated[
+        int | None,
+        typer.Option(help="Images in a client's mini-batch, a step each. Default: all its images."),
+    ] = None
+    client_momentum: Annotated[float, typer.Option(help="Momentum of the client's SGD.")] = 0.0
+    client_weight_decay: Annotated[
+        float, typer.Option(help="Weight decay of the client's SGD.")
+    ] = 0.0
+    client_optimizer: Annotated[
+        str | None,
+        typer.Option(
+            "--client-optimizer",
+            help="The client's optimizer as one text: sgd, or sgd:momentum=0.9,weight-decay=5e-4.",
+        ),
+    ] = None
+    train_mode: Annotated[
+        bool,
+        typer.Option(
+            "--train-mode", help="Batch norm uses the batch's own statistics, dropout is on."
+        ),
+    ] = False
+
+    @property
+    def protocol(self) -> "Protocol":
+        """The options as a value."""
+        from gradveil.core.types import Protocol  # torch takes seconds to import
+
+        momentum, decay = client_optimizer(
+            self.client_optimizer, self.client_momentum, self.client_weight_decay
+        )
+        return Protocol(
+            self.local_steps,
+            self.local_lr,
+            self.train_mode,
+            self.local_epochs,
+            self.local_batch_size,
+            momentum,
+            decay,
+        )
+
+
+def with_local(command: Callable[..., None]) -> Callable[..., None]:
+    """Let a command have the options of `Local`, in the place of its parameter `local`."""
+    fields = inspect.signature(Local).parameters
+    shown: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        shown += fields.values() if name == "local" else [parameter]
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        local = Local(**{name: given.pop(name) for name in fields})
+        command(**given, local=local)
+
+    run.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]  # typer reads it
+    return run
+
+
+def find_defense(defense: str | None, policy: str | None) -> "Defense":
+    """Return the defense of --defense or of its other spelling, --policy; none without both."""
+    if defense is not None and policy is not None:
+        raise GradveilError(
+            f"policy {policy} and defense {defense}: give one; for a chain, "
+            f"--defense {policy},then,{defense}"
+        )
+    from gradveil.defenses import parse
+
+    return parse(defense or policy or "none")
+
+
+def read_counts(text: str, option: str, example: str) -> tuple[int, ...]:
+    """Read whole numbers with commas between them; return each once, the smallest first."""
+    try:
+        return tuple(sorted({read_number(part, int) for part in text.split(",") if part.strip()}))
+    except ValueError:
+        raise GradveilError(
+            f"{option} {text!r}: write whole numbers with commas, such as {example}"
+        ) from None
 
 
 def normalized_model(model: str, constants: str | None) -> "str | NormalizedName":

@@ -32,7 +32,9 @@ EXAMPLES = examples(
 )
 
 
+@options.with_local
 def reconstruct_command(
+    *,
     data: Annotated[
         str,
         typer.Option(
@@ -83,7 +85,6 @@ def reconstruct_command(
         ),
     ] = "none",
     loss: options.Loss = None,
-    train_mode: options.TrainMode = False,
     size: Annotated[
         int | None,
         typer.Option(
@@ -92,13 +93,7 @@ def reconstruct_command(
             help="Images that the client trained on. Default: 1, or what a spied client said.",
         ),
     ] = None,
-    local_steps: options.LocalSteps = 1,
-    local_lr: options.LocalRate = 0.01,
-    local_epochs: options.LocalEpochs = 1,
-    local_batch_size: options.LocalBatchSize = None,
-    client_momentum: options.ClientMomentum = 0.0,
-    client_weight_decay: options.ClientWeightDecay = 0.0,
-    client_optimizer: options.ClientOptimizer = None,
+    local: options.Local,
     truth: Annotated[
         Path | None,
         typer.Option(
@@ -136,9 +131,6 @@ def reconstruct_command(
     from gradveil.defenses import parse
     from gradveil.updates import reconstruct, score
 
-    client_momentum, client_weight_decay = options.client_optimizer(
-        client_optimizer, client_momentum, client_weight_decay
-    )
     refuse_held(out, "writing reconstructions into")
     known, given_loss = parse(defense), options.read_loss(loss)
     split = load(data, "test", root=data_root, image_size=image_size, channels=channels)
@@ -146,17 +138,11 @@ def reconstruct_command(
     settings: dict[str, Any] = {
         "images": split,
         "defense": known,
-        "train_mode": train_mode,
-        "local_steps": local_steps,
-        "local_lr": local_lr,
-        "local_epochs": local_epochs,
-        "local_batch_size": local_batch_size,
-        "client_momentum": client_momentum,
-        "client_weight_decay": client_weight_decay,
         "attack": attack,
         "steps": steps,
         "seed": seed,
         "device": device,
+        **local.protocol.settings(),
         **({} if given_loss is None else {"loss": given_loss}),
     }
     if attack != AUTO:

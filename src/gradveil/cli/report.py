@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from gradveil.cli.options import Delta, Gamma, Json, examples, say
+from gradveil.cli import options
+from gradveil.cli.options import examples, say
 from gradveil.core.errors import GradveilError
 
 if TYPE_CHECKING:
@@ -17,21 +18,6 @@ EXAMPLES = examples(
     "gradveil report runs/audit --thresholds thresholds.toml",
     "gradveil report runs/audit --certify psnr=15 --delta 0.05",
 )
-Thresholds = Annotated[
-    Path | None,
-    typer.Option(
-        "--thresholds",
-        help="A TOML file of what the run must keep to, such as \\[most] identified = 0.05 or "
-        "\\[least] accuracy = 0.9. The status is 1 where it does not.",
-    ),
-]
-WithPictures = Annotated[
-    bool,
-    typer.Option(
-        "--with-pictures",
-        help="Show your own images in the page too. Those of published data sets are always shown.",
-    ),
-]
 
 
 def report_command(
@@ -45,8 +31,8 @@ def report_command(
             "--out", help="The report's folder. Default: the run's; gradveil-report for several."
         ),
     ] = None,
-    thresholds: Thresholds = None,
-    with_pictures: WithPictures = False,
+    thresholds: options.Thresholds = None,
+    with_pictures: options.WithPictures = False,
     certify: Annotated[
         str | None,
         typer.Option(
@@ -54,8 +40,8 @@ def report_command(
             "so well. Default: lineup."
         ),
     ] = None,
-    delta: Delta = None,
-    gamma: Gamma = None,
+    delta: options.Delta = None,
+    gamma: options.Gamma = None,
     save: Annotated[
         list[Path] | None,
         typer.Option(
@@ -64,7 +50,7 @@ def report_command(
             "for several.",
         ),
     ] = None,
-    as_json: Json = False,
+    as_json: options.Json = False,
 ) -> None:
     """Write index.html, verdict.json and audit.csv of a run, or of several side by side.
 

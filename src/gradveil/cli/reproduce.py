@@ -16,7 +16,8 @@ from gradveil.core.streams import print_line
 if TYPE_CHECKING:
     from gradveil.papers.cells import Workspace
     from gradveil.papers.experiments import Experiment, Size
-    from gradveil.papers.queue import Outcome, Part, Plan
+    from gradveil.papers.plan import Part, Plan
+    from gradveil.papers.queue import Outcome
     from gradveil.papers.records import Records
     from gradveil.papers.switches import Switches
 
@@ -28,7 +29,6 @@ EXAMPLES = examples(
     "gradveil reproduce --status",
 )
 SCALES = ("paper", "quick")
-ENGINES = ("local", "ray")
 QUICK = "quick: small stand-ins for models and data; it shows that everything runs, proves nothing"
 
 
@@ -106,9 +106,8 @@ def reproduce_command(
 
     What is done is kept as records and never done again. Run the same command again after a stop.
     """
-    for name, value, choices in (("scale", scale, SCALES), ("engine", engine, ENGINES)):
-        if value not in choices:
-            raise unknown(name, value, choices)
+    if scale not in SCALES:
+        raise unknown("scale", scale, SCALES)
     asked = [*(names or ())]
     if bool(asked) + run_all + list_all + status > 1 and not (status and asked):
         raise GradveilError("give experiments, --all, --list or --status: one of them")
@@ -120,10 +119,13 @@ def reproduce_command(
     from gradveil.papers.catalog import EXPERIMENTS, find_experiments
     from gradveil.papers.cells import Workspace
     from gradveil.papers.experiments import Size
-    from gradveil.papers.queue import make_parts, make_plan, run_queue
+    from gradveil.papers.plan import make_parts, make_plan
+    from gradveil.papers.queue import run_queue
     from gradveil.papers.records import COMMITTED, Records
+    from gradveil.search.services import check_engine
 
     find_device(device)
+    check_engine(engine, ray_address)
     size = Size(images, seeds, scale == "quick")
     work = out or Path("runs") / ("reproduce-quick" if size.quick else "reproduce")
     folders = tuple(records or ()) or ((work / "records") if size.quick else COMMITTED,)
@@ -184,7 +186,7 @@ def _minutes(seconds: float) -> str:
 def _show_list(
     chosen: "Sequence[Experiment]", parts: "Sequence[Part]", workspace: "Workspace", as_json: bool
 ) -> None:
-    from gradveil.papers.queue import estimate
+    from gradveil.papers.plan import estimate
 
     rows, plain = [], []
     for experiment in chosen:
@@ -213,7 +215,7 @@ def _show_list(
 
 
 def _show_status(plan: "Plan", workspace: "Workspace", records: "Records", as_json: bool) -> None:
-    from gradveil.papers.queue import estimate
+    from gradveil.papers.plan import estimate
 
     rows, plain = [], []
     for part in plan.parts:

@@ -7,7 +7,6 @@ import typer
 
 from gradveil.cli import completion, options
 from gradveil.cli.options import examples, say
-from gradveil.cli.report import WithPictures
 
 EXAMPLES = examples(
     "gradveil search --data fashion-mnist-mini --model lenet "
@@ -119,12 +118,12 @@ def search_command(
         str | None,
         typer.Option(help="An Optuna storage URL that searches share. Default: a file in --out."),
     ] = None,
-    study: Annotated[str, typer.Option(help="The study's name in the storage.")] = "gradveil",
+    study: options.Study = "gradveil",
     engine: Annotated[
         str, typer.Option(help="local, or ray: scores and audits on a Ray cluster.")
     ] = "local",
     ray_address: options.RayAddress = None,
-    with_pictures: WithPictures = False,
+    with_pictures: options.WithPictures = False,
     data_root: options.DataRoot = None,
     as_json: options.Json = False,
     seed: options.Seed = 0,

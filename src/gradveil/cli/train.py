@@ -7,8 +7,6 @@ import typer
 
 from gradveil.cli import completion, options
 from gradveil.cli.options import examples, say
-from gradveil.core.errors import GradveilError
-from gradveil.core.text import read_number
 
 EXAMPLES = examples(
     "gradveil train --data fashion-mnist-mini --model mlp --epochs 10 --lr 0.05",
@@ -49,16 +47,12 @@ def train_command(
             "several joined by ,then,.",
         ),
     ] = None,
-    policy: Annotated[
-        str | None, typer.Option("--policy", help="Another spelling of --defense.")
-    ] = None,
+    policy: options.OtherSpelling = None,
     delta: Annotated[
         float | None,
         typer.Option(help="Of DP-SGD's epsilon. Default: 1 / the number of training images."),
     ] = None,
-    checkpoint: Annotated[
-        Path | None, typer.Option(help=f"Start from these weights. {options.CHECKPOINT}")
-    ] = None,
+    checkpoint: options.Start = None,
     augment: options.Augment = True,
     fraction: Annotated[
         float, typer.Option(help="Class-balanced share of the training images, such as 0.1.")
@@ -80,23 +74,17 @@ def train_command(
     Run the same command again after a stop: it goes on after the last whole epoch, with the same
     result.
     """
-    from gradveil.defenses import parse
     from gradveil.training import Recipe, TrainingJob, train
 
-    if defense is not None and policy is not None:
-        raise GradveilError(
-            f"policy {policy} and defense {defense}: give one; for a chain, "
-            f"--defense {policy},then,{defense}"
-        )
     job = TrainingJob(
         data,
         options.normalized_model(model, normalize),
         Recipe(epochs, lr, momentum, weight_decay, batch_size, loss_scale),
-        parse(defense or policy or "none"),
+        options.find_defense(defense, policy),
         augment,
         fraction,
         image_size,
-        _steps(save_at),
+        options.read_counts(save_at, "save-at", "0,1,10,50"),
         precision,
         seed,
         delta,
@@ -130,12 +118,3 @@ def train_command(
     if trained.history:
         lines.append(f"metrics {trained.out / 'metrics.csv'}")
     say(result, as_json, lines)
-
-
-def _steps(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(sorted({read_number(part, int) for part in text.split(",") if part.strip()}))
-    except ValueError:
-        raise GradveilError(
-            f"save-at {text!r}: write whole numbers with commas, such as 0,1,10,50"
-        ) from None

@@ -19,7 +19,9 @@ EXAMPLES = examples(
 )
 
 
+@options.with_local
 def tune_command(
+    *,
     data: options.Data,
     model: options.Model,
     images: Annotated[int, typer.Option(help="Public images that attacks are tried on.")],
@@ -61,19 +63,12 @@ def tune_command(
     ] = None,
     batch_size: options.BatchSize = 1,
     labels: options.Labels = "known",
-    local_steps: options.LocalSteps = 1,
-    local_lr: options.LocalRate = 0.01,
-    local_epochs: options.LocalEpochs = 1,
-    local_batch_size: options.LocalBatchSize = None,
-    client_momentum: options.ClientMomentum = 0.0,
-    client_weight_decay: options.ClientWeightDecay = 0.0,
-    client_optimizer: options.ClientOptimizer = None,
-    train_mode: options.TrainMode = False,
+    local: options.Local,
     storage: Annotated[
         str | None,
         typer.Option(help="An Optuna storage URL that tunings share. Default: a file in --out."),
     ] = None,
-    study: Annotated[str, typer.Option(help="The study's name in the storage.")] = "gradveil",
+    study: options.Study = "gradveil",
     engine: Annotated[str, typer.Option(help="local, or ray: trials on a Ray cluster.")] = "local",
     ray_address: options.RayAddress = None,
     image_size: options.ImageSize = None,
@@ -89,15 +84,11 @@ def tune_command(
     Every command that takes an attack takes that file. Run the same command again after a stop: it
     goes on.
     """
-    from gradveil.core.types import Protocol
     from gradveil.data import load
     from gradveil.defenses import parse
     from gradveil.tuning import TuningJob, run_tuning  # torch and scipy take seconds to import
     from gradveil.tuning.space import find_space
 
-    client_momentum, client_weight_decay = options.client_optimizer(
-        client_optimizer, client_momentum, client_weight_decay
-    )
     more = {} if work is None else {"work": work}
     job = TuningJob(
         model=options.normalized_model(model, normalize),
@@ -113,15 +104,7 @@ def tune_command(
         held_out=held_out,
         batch_size=batch_size,
         labels=labels,
-        protocol=Protocol(
-            local_steps,
-            local_lr,
-            train_mode,
-            local_epochs,
-            local_batch_size,
-            client_momentum,
-            client_weight_decay,
-        ),
+        protocol=local.protocol,
         budget=budget,
         image_size=image_size,
         channels=channels,

@@ -18,8 +18,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from gradveil.core.errors import GradveilError, kind_of, one_line
-from gradveil.core.importing import RAISED
-from gradveil.core.importing import contained as contained  # a part of the boundary
+from gradveil.core.importing import RAISED, contained
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -64,6 +63,14 @@ def check_fields(instance: Any) -> None:
             found = check_value(value, hints.get(each.name, Any), each.name)
             if found is not value:
                 object.__setattr__(instance, each.name, found)
+
+
+def check_least(instance: Any, least: Mapping[str, int]) -> None:
+    """Refuse a field below its least value, by name; None is no number and passes."""
+    for name, lowest in least.items():
+        value = getattr(instance, name)
+        if value is not None and value < lowest:
+            raise GradveilError(f"{name.replace('_', ' ')} {value}: it must be at least {lowest}")
 
 
 @lru_cache(maxsize=256)
@@ -176,8 +183,8 @@ def _in_words(option: Any, options: Sequence[Any]) -> str:
         get_origin(option) is tuple and get_args(option)[0] not in SCALARS
     ):
         kind = get_args(option)[get_origin(option) is Mapping]
-        what = "a dict of names and" if get_origin(option) is Mapping else "a tuple, each"
-        return f"{what} {_in_words(kind, (kind,))}"
+        holder = "a dict of names and" if get_origin(option) is Mapping else "a tuple, each"
+        return f"{holder} {_in_words(kind, (kind,))}"
     if get_origin(option) in (tuple, Sequence, Iterable):
         parts = [SCALARS[part] for part in get_args(option) if part in SCALARS]
         return f"a list of {len(parts)} numbers" if len(parts) > 1 else f"a list, each {parts[0]}"

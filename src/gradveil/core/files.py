@@ -36,7 +36,7 @@ DEEPEST = 100  # folders in a path
 NAME = 100  # letters of a file's name that its temporary file repeats: systems allow about 255
 BLOCK = 1 << 16  # bytes read at once from the end of a file
 SAFELY = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
-"""A link is not followed, and a FIFO not waited for, whatever `writable` saw a moment before."""
+"""A link is not followed, and a FIFO not waited for, whatever `check_writable` saw before."""
 
 
 class MissingFileError(GradveilError):
@@ -48,7 +48,7 @@ class WriteError(GradveilError):
 
 
 def shown(text: object, longest: int = LONGEST) -> str:
-    """A text from outside as part of a message: printable, on one line, and cut in the middle.
+    """Return a text from outside for a message: printable, on one line, cut in the middle.
 
     Letters that cannot be printed become escapes such as `\\n`.
     """
@@ -56,7 +56,7 @@ def shown(text: object, longest: int = LONGEST) -> str:
 
 
 def regular_file(path: Path) -> os.stat_result:
-    """The state of a regular file, links followed; anything else is an error.
+    """Return the state of a regular file, links followed; refuse anything else.
 
     A FIFO would let its reader wait for ever, a device may never end: neither is opened.
     """
@@ -72,7 +72,7 @@ def regular_file(path: Path) -> os.stat_result:
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """The content of a regular file; one of more than `most` bytes is refused, not read."""
+    """Return the content of a regular file; one of more than `most` bytes is refused, not read."""
     size = regular_file(path).st_size
     if size > most:
         raise GradveilError(f"cannot read {shown(path)}: it has {size:,} bytes, at most {most:,}")
@@ -87,7 +87,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_gzipped(path: Path, most: int) -> bytes:
-    """The content of a file that gzip has packed; more than `most` bytes are refused."""
+    """Return the content of a file that gzip has packed; refuse more than `most` bytes."""
     regular_file(path)
     try:
         with gzip.open(path) as file:
@@ -101,7 +101,7 @@ def read_gzipped(path: Path, most: int) -> bytes:
 
 @contextmanager
 def replacing(path: Path, mode: int | None = None) -> Iterator[Path]:
-    """A temporary path in the same folder that becomes `path` when the block ends well.
+    """Give a temporary path in the same folder that becomes `path` when the block ends well.
 
     It vanishes when the block fails. `path` may be new, a regular file, or a link to a regular
     file in the same folder: then that file is replaced and the link stays. Devices, FIFOs, folders
@@ -142,7 +142,7 @@ def remove_unfinished(folder: Path, patterns: Iterable[str]) -> None:
 
 
 def unfinished(path: Path) -> str:
-    """The pattern of the temporary files of `replacing` for this path, in its folder."""
+    """Return the pattern of the temporary files of `replacing` for this path, in its folder."""
     return f".{glob.escape(path.name[:NAME])}.*.part"
 
 
@@ -178,7 +178,7 @@ def append_lines(path: Path, data: bytes) -> None:
 
 @contextmanager
 def opened(path: Path) -> Iterator[IO[bytes]]:
-    """A regular file, made if need be, for reading and writing without a buffer.
+    """Open a regular file, made if need be, for reading and writing without a buffer.
 
     It is written in place: where it may be replaced as a whole, use `replacing`.
     """
@@ -217,7 +217,7 @@ def _cut_unfinished_line(file: IO[bytes]) -> int:
 
 
 def refuse_ways_out(folder: Path) -> None:
-    """An error where anything in the folder leads out of it, or is a device, a FIFO or a socket.
+    """Refuse a folder in which anything leads out of it, or is a device, a FIFO or a socket.
 
     The folder itself may be a link: the user chose it. What lies in it may have come from
     elsewhere, and a link there, such as `images -> /home/me`, must not choose where files go.
@@ -244,8 +244,8 @@ def refuse_ways_out(folder: Path) -> None:
                     )
 
 
-def writable(path: Path) -> None:
-    """An error where `replacing` would refuse the path. Nothing is written."""
+def check_writable(path: Path) -> None:
+    """Refuse a path that `replacing` would refuse. Nothing is written."""
     try:
         _replaceable(path)
     except OSError as error:
@@ -253,7 +253,7 @@ def writable(path: Path) -> None:
 
 
 def _replaceable(path: Path) -> Path:
-    """The file that is to be replaced: the path, or what it links to."""
+    """Return the file that is to be replaced: the path, or what it links to."""
     if len(path.parts) > DEEPEST:
         raise _refused(path, f"it lies {len(path.parts)} folders deep, at most {DEEPEST} may be")
     try:
@@ -308,7 +308,7 @@ def _explained(error: OSError, path: Path) -> WriteError:
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """SHA-256 of names, types, shapes and values, in hexadecimal digits."""
+    """Return the SHA-256 of names, types, shapes and values, in hexadecimal digits."""
     hashed = hashlib.sha256()
     for name, value in tensors.items():
         hashed.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())

@@ -262,11 +262,16 @@ class TrainedModel(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Quantity(Struct, frozen=True, forbid_unknown_fields=True):
-    """A measured mean with its standard error and the number of images."""
+    """A mean over n images or batches, and its standard error, which a single value has not."""
 
     mean: float
     error: float | None
     n: Count
+
+    def text(self, share: bool = False) -> str:
+        """Return the mean and its error, such as `1.5 ± 0.2`; a share in percent."""
+        error = "" if self.error is None else f" ± {self.error:{'.1%' if share else '.2g'}}"
+        return f"{self.mean:{'.1%' if share else '.4g'}}{error}"
 
 
 class FoundPolicy(Struct, frozen=True, forbid_unknown_fields=True):
@@ -279,12 +284,20 @@ class FoundPolicy(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Savings(Struct, frozen=True):
-    """What a race saved, within search.json."""
+    """The work that a race left undone, within search.json.
+
+    Leakage was measured on `scored` of `all` images, and the accuracy of `unjudged` policies never.
+    """
 
     dropped: Count
     scored: Count
     all: Count
     unjudged: Count
+
+    @property
+    def share(self) -> float:
+        """The share of all images that no policy was scored on."""
+        return 1 - self.scored / self.all if self.all else 0.0
 
 
 class SearchFile(Struct, frozen=True, forbid_unknown_fields=True):
@@ -305,99 +318,6 @@ class SearchFile(Struct, frozen=True, forbid_unknown_fields=True):
     confirmed: dict[str, dict[str, str]]
     words: list[str]
     scored: list[ShortSha256] = []  # none in files of older versions
-
-
-class JournalEntry(Struct, frozen=True, tag_field="op_code"):
-    """A line of a study's journal, as Optuna writes it; its kind is a number, `op_code`."""
-
-    worker_id: str
-
-
-class StudyCreated(JournalEntry, frozen=True, tag=0):
-    study_name: str
-    directions: list[Count]
-
-
-class StudyDeleted(JournalEntry, frozen=True, tag=1):
-    study_id: Count
-
-
-class StudyAttribute(JournalEntry, frozen=True, tag=2):
-    study_id: Count
-    user_attr: Annotated[dict[str, Any], Meta(min_length=1, max_length=1)]
-
-
-class StudyNote(JournalEntry, frozen=True, tag=3):
-    study_id: Count
-    system_attr: Annotated[dict[str, Any], Meta(min_length=1, max_length=1)]
-
-
-class TrialCreated(JournalEntry, frozen=True, tag=4, kw_only=True):
-    study_id: Count
-    datetime_start: str | None
-    state: Count | UnsetType = UNSET
-    params: dict[str, Count | float] | UnsetType = UNSET
-    distributions: dict[str, str] | UnsetType = UNSET
-    user_attrs: dict[str, Any] | UnsetType = UNSET
-    system_attrs: dict[str, Any] | UnsetType = UNSET
-    value: float | UnsetType | None = UNSET
-    values: list[float] | UnsetType | None = UNSET
-    intermediate_values: dict[str, float] | UnsetType = UNSET
-    datetime_complete: str | UnsetType = UNSET
-
-
-class TrialSlot(JournalEntry, frozen=True, tag=5):
-    trial_id: Count
-    param_name: str
-    param_value_internal: Count | float
-    distribution: str
-
-
-class TrialState(JournalEntry, frozen=True, tag=6, kw_only=True):
-    trial_id: Count
-    state: Count
-    values: list[float] | None
-    datetime_start: str | UnsetType = UNSET
-    datetime_complete: str | UnsetType = UNSET
-
-
-class TrialStep(JournalEntry, frozen=True, tag=7):
-    trial_id: Count
-    step: Count
-    intermediate_value: float
-
-
-class TrialAttribute(JournalEntry, frozen=True, tag=8):
-    trial_id: Count
-    user_attr: Annotated[dict[str, Any], Meta(min_length=1, max_length=1)]
-
-
-class TrialNote(JournalEntry, frozen=True, tag=9):
-    trial_id: Count
-    system_attr: Annotated[dict[str, Any], Meta(min_length=1, max_length=1)]
-
-
-JournalLine = (
-    StudyCreated
-    | StudyDeleted
-    | StudyAttribute
-    | StudyNote
-    | TrialCreated
-    | TrialSlot
-    | TrialState
-    | TrialStep
-    | TrialAttribute
-    | TrialNote
-)
-
-
-class OwnerEntry(Struct, frozen=True):
-    """`owner:<id>` of a study: the process that holds trials; `beat` is None once it has left."""
-
-    host: str
-    pid: Annotated[int, Meta(ge=1, le=2**31 - 1)]
-    start: str | None
-    beat: float | None
 
 
 class TrialResult(Struct, frozen=True):
@@ -608,90 +528,3 @@ KINDS: dict[str, tuple[str, type[Struct]]] = {
     "attacks": ("a case of an audit", CaseSettings),
 }
 """The kind and the type of settings, by a setting that the kinds after it have not."""
-
-
-Values = dict[str, dict[str, list[float]]]
-"""Numbers by two names, such as policy and quantity."""
-
-
-class TrainingCell(Struct, frozen=True):
-    """The result of a cell of the papers' experiments that is a training."""
-
-    accuracy: Share
-    test_images: Positive | UnsetType = UNSET
-    training_seconds: float | UnsetType = UNSET
-    history: list[dict[str, float]] | UnsetType = UNSET
-
-
-class AuditCell(Struct, frozen=True):
-    """The result of a cell that is an audit; `case` is a folder beside the file."""
-
-    case: Annotated[str, Meta(pattern=r"^[A-Za-z0-9_+-][A-Za-z0-9._+-]{0,99}$")]
-    accuracy: Share | None
-    attack_seconds: float
-
-
-class SinglesCell(Struct, frozen=True):
-    """The result of a cell that scores transformations, by rule and policy."""
-
-    values: Values
-
-
-class LinesCell(Struct, frozen=True):
-    """The result of a cell that follows GradSim, by policy, then mean and std."""
-
-    points: Positive
-    lines: Values
-
-
-class LayersCell(Struct, frozen=True):
-    """The result of a cell that compares gradients by layer."""
-
-    steps: list[Count]
-    layers: Values
-
-
-class CorrelationCell(Struct, frozen=True):
-    """The result of a cell that scores policies and attacks them."""
-
-    privacy: Values
-    attack: Values
-
-
-Row = Annotated[str, Meta(pattern=r"^[a-z-]{1,20}$")]
-"""The name of a model or a row of a search's audits, which is a part of a folder's name."""
-
-
-class SearchCell(Struct, frozen=True):
-    """The result of a cell that is a search; `cases` are its audits, rows by model."""
-
-    states: dict[str, Count]
-    kept: list[str]
-    best: str
-    hybrid: str | None
-    cases: dict[Row, list[Row]]
-
-
-CELLS: dict[str, type[Struct]] = {
-    "training": TrainingCell,
-    "audit": AuditCell,
-    "tuned": AuditCell,
-    "singles": SinglesCell,
-    "lines": LinesCell,
-    "layers": LayersCell,
-    "correlation": CorrelationCell,
-    "search": SearchCell,
-}
-"""The types of results, by the kind of the cell."""
-
-
-class CellFile(Struct, frozen=True):
-    """cell.json: a cell of the papers' experiments that is done."""
-
-    format: str
-    key: str
-    kind: str
-    cell: dict[str, Any]
-    n: Count
-    seconds: float
-    result: dict[str, Any]

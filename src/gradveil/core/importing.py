@@ -89,7 +89,7 @@ def user_code(doing: str, *but: type[BaseException]) -> Iterator[None]:
         if isinstance(error, (GradveilError, *but)):
             raise
         lines = _lines_passed(error)
-        where = f" ({_place(lines[-1])})" if lines else ""
+        where = f" ({_file_and_line(lines[-1])})" if lines else ""
         raise GradveilError(f"{doing}: {one_line(error, LONGEST)}{where}") from error
 
 
@@ -108,7 +108,7 @@ def contained() -> Iterator[None]:
         if not (lines := _lines_passed(error)):
             raise
         raise GradveilError(
-            f"{_called(lines[0])} failed: {one_line(error, LONGEST)} ({_place(lines[-1])})"
+            f"{_called(lines[0])} failed: {one_line(error, LONGEST)} ({_file_and_line(lines[-1])})"
         ) from error
 
 
@@ -128,7 +128,7 @@ def _lines_passed(error: BaseException) -> list[TracebackType]:
     return []
 
 
-def _place(step: TracebackType) -> str:
+def _file_and_line(step: TracebackType) -> str:
     return f"{Path(step.tb_frame.f_code.co_filename).name}, line {step.tb_lineno}"
 
 

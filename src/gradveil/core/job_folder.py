@@ -9,10 +9,10 @@ from typing import Any
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import (
     MissingFileError,
+    check_writable,
     refuse_ways_out,
     remove_unfinished,
     shown,
-    writable,
     write_text,
 )
 from gradveil.core.formats import KINDS
@@ -34,7 +34,7 @@ PARTS = (".*.part", "*/.*.part")  # files that a killed run was writing
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of job, as messages name it, and the files that do not make a folder somebody else's.
+    """A kind of job, as messages name it, and how its settings are written.
 
     `format` is the format of the settings that this version writes, such as "gradveil audit 3", and
     `schema` their type; without a format the settings are those of version 0.1.0. Settings of the
@@ -43,13 +43,12 @@ class Kind:
 
     name: str  # such as "an audit"
     short: str  # such as "audit", after "no"
-    ignored: tuple[str, ...] = ()
     format: str | None = None
     schema: type | None = None
     older: tuple[str, ...] = ()
 
     def read(self, out: Path) -> dict[str, Any]:
-        """The settings of the job that the folder belongs to, their types checked."""
+        """Return the settings of the job that the folder belongs to, their types checked."""
         path = out / SETTINGS
         found = self._found(out)
         kinds = dict(KINDS.values())
@@ -66,15 +65,15 @@ class Kind:
         return found
 
     def refuse_other(self, out: Path, wanted: Mapping[str, Any]) -> None:
-        """An error if the folder holds anything but this very job. Nothing is written."""
+        """Refuse a folder that holds anything but this very job. Nothing is written."""
         try:
             if out.exists() and not out.is_dir():
                 raise GradveilError(f"{shown(out)} is a file: choose another --out, a folder")
-            writable(out / SETTINGS)
+            check_writable(out / SETTINGS)
             if out.is_dir():
                 refuse_ways_out(out)
             if not (out / SETTINGS).is_file():
-                if out.is_dir() and any(not self._ours(entry) for entry in out.iterdir()):
+                if out.is_dir() and not all(map(_is_passing, out.iterdir())):
                     raise GradveilError(
                         f"{shown(out)} is not empty and holds no {self.short}: choose another --out"
                     )
@@ -84,9 +83,9 @@ class Kind:
                 f"cannot use {shown(out)}: {error.strerror or error}; choose another --out"
             ) from None
         there = self._found(out)
-        found, own = _kind(there), _kind(wanted)
-        if found and own and found != own:
-            raise GradveilError(f"{out} holds {found}, not {own}: choose another --out")
+        found, asked = _kind(there), _kind(wanted)
+        if found and asked and found != asked:
+            raise GradveilError(f"{out} holds {found}, not {asked}: choose another --out")
         if changes := differences(there, wanted):
             raise GradveilError(
                 f"{out} holds {self.name} with other settings ({changes}): choose another --out"
@@ -106,12 +105,14 @@ class Kind:
                 f"{shown(path)} is no JSON object of settings ({problem}): choose another --out"
             ) from None
 
-    def _ours(self, entry: Path) -> bool:
-        return entry.name.endswith(".part") or entry.name in (LOCK, *self.ignored)
+
+def _is_passing(path: Path) -> bool:
+    """Tell whether a file is there while a job writes, and says nothing of whose folder it is."""
+    return path.name == LOCK or path.name.endswith(".part")
 
 
 def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """In words, such as `steps 3 there, 4 here`, the first few; empty where all is equal.
+    """Name the first few settings that differ, such as `steps 3 there, 4 here`; empty without any.
 
     A value too long to show is only named.
     """
@@ -121,12 +122,9 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
     return ", ".join(_change(key, there.get(key), plain.get(key)) for key in other[:SHOWN]) + more
 
 
-def _mark(settings: Mapping[str, Any]) -> str | None:
-    return next((mark for mark in KINDS if mark in settings), None)
-
-
 def _kind(settings: Mapping[str, Any]) -> str | None:
-    return KINDS[mark][0] if (mark := _mark(settings)) else None
+    """Return the kind of job that has such settings, as messages name it."""
+    return next((name for mark, (name, _) in KINDS.items() if mark in settings), None)
 
 
 def _change(key: str, there: object, here: object) -> str:
@@ -148,6 +146,7 @@ def claim(out: Path, wanted: Mapping[str, Any], parts: Iterable[str] = PARTS) ->
 
 
 def remove_empty(*folders: Path) -> None:
+    """Remove those of the folders that hold nothing."""
     for folder in folders:
         if folder.is_dir() and not any(folder.iterdir()):
             folder.rmdir()

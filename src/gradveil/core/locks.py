@@ -41,7 +41,7 @@ def alone(folder: Path, doing: str) -> Iterator[None]:
 
 
 def refuse_held(folder: Path, doing: str) -> None:
-    """An error, as of `alone`, where another process holds the folder: before the work begins."""
+    """Refuse a folder that another process holds, as `alone` does, before the work begins."""
     if (folder / LOCK).exists():
         with alone(folder, doing):
             """A killed process left the file behind."""
@@ -66,7 +66,7 @@ def held(folder: Path, busy: Callable[[str], None]) -> Iterator[None]:
     if it returns, the lock is waited for.
     """
     path = folder / LOCK
-    with _locked(path, lambda: busy(_holder(path))) as file:
+    with locked(path, lambda: busy(_holder(path))) as file:
         try:
             # The holder's name is a courtesy: a full disk is told of by the files that matter.
             with suppress(OSError):
@@ -82,17 +82,11 @@ def held(folder: Path, busy: Callable[[str], None]) -> Iterator[None]:
 
 
 @contextmanager
-def locked(path: Path, busy: Callable[[], None] = lambda: None) -> Iterator[None]:
+def locked(path: Path, busy: Callable[[], None] = lambda: None) -> Iterator[IO[bytes]]:
     """Hold the lock of a file, which is made if need be; its content is left alone.
 
     `busy` is called when another process holds it; if it returns, the lock is waited for.
     """
-    with _locked(path, busy):
-        yield
-
-
-@contextmanager
-def _locked(path: Path, busy: Callable[[], None]) -> Iterator[IO[bytes]]:
     while True:
         with opened(path) as file:
             _lock(file, path, busy)
@@ -102,7 +96,7 @@ def _locked(path: Path, busy: Callable[[], None]) -> Iterator[IO[bytes]]:
 
 
 def _is_there(file: IO[bytes], path: Path) -> bool:
-    """Whether the path still leads to this file: one that was removed locks nobody out."""
+    """Tell whether the path still leads to this file: one that was removed locks nobody out."""
     try:
         return os.path.samestat(os.fstat(file.fileno()), path.stat())
     except FileNotFoundError:
@@ -129,7 +123,7 @@ def _lock(file: IO[bytes], path: Path, busy: Callable[[], None]) -> None:
 
 
 def _holder(path: Path) -> str:
-    """The process that the lock's file names; a file from elsewhere may say anything."""
+    """Name the process that holds the lock, by its file; one from elsewhere may say anything."""
     try:
         text = path.read_bytes()[:300].decode("ascii")
     except (OSError, UnicodeDecodeError):

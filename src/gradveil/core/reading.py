@@ -54,7 +54,7 @@ def read_json(path: Path, kind: type[T], *, most: int = MOST) -> T: ...
 @overload
 def read_json(path: Path, kind: UnionType, *, most: int = MOST) -> Any: ...
 def read_json(path: Path, kind: Any, *, most: int = MOST) -> Any:
-    """The value in a JSON file of at most `most` bytes."""
+    """Return the value in a JSON file of at most `most` bytes."""
     return parse_json(read_bytes(path, most), kind, path)
 
 
@@ -63,7 +63,7 @@ def parse_json(data: bytes, kind: type[T], where: object) -> T: ...
 @overload
 def parse_json(data: bytes, kind: UnionType, where: object) -> Any: ...
 def parse_json(data: bytes, kind: Any, where: object) -> Any:
-    """The value in a JSON text; `where` names it in errors.
+    """Return the value in a JSON text; `where` names it in errors.
 
     Of a key that is there twice, both values are checked and the last one holds.
     """
@@ -84,7 +84,7 @@ def parse_json(data: bytes, kind: Any, where: object) -> Any:
 
 
 def parse_loose_json(data: bytes, where: object) -> Any:
-    """The plain value of a text of another program's, in which NaN and infinity are numbers."""
+    """Return the plain value of another program's text, in which NaN and infinity are numbers."""
     if (deep := nesting(data)) > DEEPEST:
         raise MalformedError(where, f"brackets nested {deep} deep, at most {DEEPEST} may be")
     try:
@@ -94,7 +94,7 @@ def parse_loose_json(data: bytes, where: object) -> Any:
 
 
 def read_lines(path: Path, kind: type[T]) -> list[tuple[T, int]]:
-    """The values of a file of JSON lines, each with the byte position after its line.
+    """Return the values of a file of JSON lines, each with the byte position after its line.
 
     A last line that is no JSON, as a killed process leaves it, is left out, and so is text after
     the last line feed. Such damage before the end is an error, and a wrong type is one everywhere.
@@ -131,7 +131,7 @@ def read_lines(path: Path, kind: type[T]) -> list[tuple[T, int]]:
 
 
 def read_toml(path: Path, kind: type[T], *, most: int = MOST_TOML) -> T:
-    """The tables of a TOML file of at most `most` bytes."""
+    """Return the tables of a TOML file of at most `most` bytes."""
     data = read_bytes(path, most)
     try:
         text = data.decode()
@@ -152,7 +152,7 @@ def convert(value: object, kind: type[T], where: object) -> T: ...
 @overload
 def convert(value: object, kind: UnionType, where: object) -> Any: ...
 def convert(value: object, kind: Any, where: object) -> Any:
-    """Plain values, as a parser gives them, turned into the type; `where` names them in errors."""
+    """Turn plain values, as a parser gives them, into the type; `where` names them in errors."""
     try:
         return msgspec.convert(value, kind)
     except UnicodeEncodeError:
@@ -162,7 +162,7 @@ def convert(value: object, kind: Any, where: object) -> Any:
 
 
 def check_format(found: object, known: str, where: object) -> None:
-    """An error unless the file's `format` is the known one."""
+    """Refuse a file whose `format` is not the known one."""
     if found != known:
         raise GradveilError(
             f"{shown(where)}: its format is {shown(repr(found))}, expected {known!r}"
@@ -170,7 +170,7 @@ def check_format(found: object, known: str, where: object) -> None:
 
 
 def written_by(found: Mapping[str, Any]) -> str:
-    """Such as `; gradveil 0.3.0 wrote it, this is 0.1.0`; empty unless the file names another."""
+    """Say such as `; gradveil 0.3.0 wrote it, this is 0.1.0`; empty unless another is named."""
     versions = found.get("versions")
     said = versions.get("gradveil") if isinstance(versions, Mapping) else found.get("gradveil")
     if not isinstance(said, str) or said == __version__:
@@ -179,7 +179,7 @@ def written_by(found: Mapping[str, Any]) -> str:
 
 
 def nesting(data: bytes) -> int:
-    """How deep the brackets of a JSON text are nested; those in strings do not count."""
+    """Return how deep the brackets of a JSON text are nested; those in strings do not count."""
     if data.count(b"[") + data.count(b"{") <= DEEPEST:
         return 0
     depth = deepest = 0
@@ -194,7 +194,7 @@ def nesting(data: bytes) -> int:
 
 
 def _with_surrogates(data: bytes, where: object) -> Any:
-    """The value of a text with half a surrogate pair, which stands for a name that is no UTF-8.
+    """Return the value of a text with half a surrogate pair, as a name that is no UTF-8 gives it.
 
     msgspec refuses such a text, and Python writes it.
     """
@@ -214,10 +214,10 @@ def _decoder(kind: Any) -> "msgspec.json.Decoder[Any]":
 
 
 def _told(error: Exception, where: object) -> str:
-    """msgspec's words, such as ``Expected `int`, got `str` - at `$.images` ``, field first."""
+    """Put msgspec's words, such as ``Expected `int`, got `str` - at `$.images` ``, field first."""
     matched = _AT.fullmatch(str(error))
-    problem, place = matched.groups() if matched else (str(error), None)
-    field = (place or "").replace("`", "").replace("$.", "").replace("$", "")
+    problem, path = matched.groups() if matched else (str(error), None)
+    field = (path or "").replace("`", "").replace("$.", "").replace("$", "")
     for pattern, words in _ABOUT_FIELD.items():
         if named := pattern.fullmatch(problem):
             field, problem = f"{field}.{named[1]}".lstrip("."), words

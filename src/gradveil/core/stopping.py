@@ -73,7 +73,7 @@ def stop_if_signaled() -> None:
 
 
 def exit_status() -> int:
-    """The status of a program that was interrupted, as shells report it: 128 + the last signal."""
+    """Return the status of an interrupted program, as shells report it: 128 + the last signal."""
     return 128 + (_received[-1] if _received else signal.SIGINT)
 
 

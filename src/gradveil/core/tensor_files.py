@@ -81,7 +81,7 @@ def safetensors_header(path: Path) -> Header:
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The tensors, on the CPU, and the texts of the writer."""
+    """Return the tensors, on the CPU, and the texts of the writer."""
     header = safetensors_header(path)
     try:
         with safe_open(path, framework="pt") as file:
@@ -93,7 +93,7 @@ def read_safetensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
 
 
 def read_npz(path: Path, most: int | None = None) -> dict[str, NDArray[Any]]:
-    """The arrays by name. `most` bounds their bytes; by default 1 GiB, or 20 times the file."""
+    """Return the arrays by name, of at most `most` bytes: by default 1 GiB or 20 times the file."""
     most = _bound(path, most)
     with zipfile.ZipFile(path) as archive:
         _check_sizes(path, archive, most)
@@ -106,7 +106,7 @@ def read_npz(path: Path, most: int | None = None) -> dict[str, NDArray[Any]]:
 
 
 def read_array(data: bytes) -> NDArray[Any]:
-    """The array of a .npy file in memory; ValueError if damaged or made of Python objects."""
+    """Return the array of a .npy file in memory; ValueError if damaged or of Python objects."""
     wanted = array_bytes(io.BytesIO(data))
     if wanted != len(data):
         raise ValueError(f"it has {len(data):,} bytes, {wanted:,} by its header")
@@ -127,7 +127,7 @@ def array_bytes(file: IO[bytes]) -> int:
 
 
 def load_pickled(path: Path, most: int | None = None) -> Any:
-    """The content of a file of `torch.save`, on the CPU; `most` is as for `read_npz`.
+    """Return the content of a file of `torch.save`, on the CPU; `most` is as for `read_npz`.
 
     Anything but tensors and plain values is refused, and no code is run.
     """
@@ -140,7 +140,7 @@ def load_pickled(path: Path, most: int | None = None) -> Any:
 
 
 def unpickle(data: bytes, path: Path) -> Any:
-    """The content of bytes of `torch.save` within a file, as `load_pickled` reads whole files."""
+    """Return the content of bytes of `torch.save`, read as `load_pickled` reads whole files."""
     return _unpickled(io.BytesIO(data), path, max(LEAST, GROWTH * len(data)))
 
 
@@ -198,7 +198,7 @@ def _short_errors() -> Iterator[None]:
 
 
 def plain_tensor(value: object) -> bool:
-    """Whether it is a dense tensor on the CPU of a type that weights have."""
+    """Tell whether it is a dense tensor on the CPU of a type that weights have."""
     return (
         type(value) in (Tensor, nn.Parameter)
         and isinstance(value, Tensor)
@@ -210,6 +210,7 @@ def plain_tensor(value: object) -> bool:
 
 
 def check_name(name: str, path: Path) -> None:
+    """Refuse a tensor's name that is too long."""
     if len(name) > LONGEST_NAME:
         raise GradveilError(
             f"{shown(path)}: a tensor's name has {len(name):,} letters, at most {LONGEST_NAME:,}"

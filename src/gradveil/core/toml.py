@@ -38,6 +38,6 @@ def _key(name: str) -> str:
 
 
 def _text(text: str) -> str:
-    """A JSON string is a TOML string, but for the character 7F and half letters."""
+    """Return a TOML string: a JSON string, but for the character 7F and half letters."""
     whole = text.encode(errors="backslashreplace").decode()
     return json.dumps(whole, ensure_ascii=False).replace("\x7f", "\\u007f")

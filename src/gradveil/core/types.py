@@ -22,6 +22,10 @@ Statistics = dict[str, Tensor]
 such as `features.1.running_mean`."""
 
 
+ImageShape = tuple[int, int, int]
+"""(C, H, W)."""
+
+
 @dataclass(frozen=True)
 class Batch:
     """Images as NCHW floats in [0, 1] and a class index for each; the model normalizes."""
@@ -245,7 +249,7 @@ class Observation:
     model: nn.Module
     loss: Loss
     gradients: Gradients  # one tensor per trainable parameter, the shape of the parameter
-    image_shape: tuple[int, int, int]
+    image_shape: ImageShape
     size: int  # images in the victim's batch
     classes: int
     protocol: Protocol = field(default_factory=Protocol)
@@ -276,5 +280,7 @@ class Reconstruction:
 
 
 def stacked(seen: list[Observation]) -> dict[str, Tensor]:
-    """The gradients of many victims of one model, (victims, *parameter shape)."""
-    return {name: torch.stack([one.gradients[name] for one in seen]) for name in seen[0].gradients}
+    """Stack the gradients of many victims of one model, (victims, *parameter shape)."""
+    return {
+        name: torch.stack([victim.gradients[name] for victim in seen]) for name in seen[0].gradients
+    }

@@ -117,7 +117,7 @@ def _restored(folder: Path, stem: str, source: Source, split: str) -> Images | N
 
 
 def _array(path: Path) -> NDArray[Any]:
-    """Mapped into memory, once the file is as long as its header says."""
+    """Map the array of a file into memory, once it is as long as its header says."""
     size = regular_file(path).st_size
     with path.open("rb") as file:
         if array_bytes(file) != size:
@@ -126,7 +126,7 @@ def _array(path: Path) -> NDArray[Any]:
 
 
 def _fits(facts: CacheFacts, pixels: NDArray[Any], labels: NDArray[Any]) -> bool:
-    """Whether the parts of an entry belong together: NCHW bytes, and a class for each image."""
+    """Tell whether the parts of an entry fit: NCHW bytes, and a class for each image."""
     return (
         pixels.dtype == np.uint8
         and pixels.ndim == 4
@@ -139,7 +139,7 @@ def _fits(facts: CacheFacts, pixels: NDArray[Any], labels: NDArray[Any]) -> bool
 
 
 def _is_of(source: Source, facts: CacheFacts) -> bool:
-    """Whether an entry has the mean and standard deviation that are published of its data set."""
+    """Tell whether an entry has the mean and standard deviation published of its data set."""
     if not isinstance(source, Dataset):
         return True
     return (tuple(facts.mean), tuple(facts.std)) == (source.mean, source.std)

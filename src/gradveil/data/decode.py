@@ -48,7 +48,7 @@ def sized(path: Path, formats: tuple[str, ...] = FORMATS) -> Iterator[Image.Imag
         yield image
 
 
-def opened(path: Path) -> Image.Image:
+def decode_image(path: Path) -> Image.Image:
     """Decode an image of 8 bits a channel; the error for a broken file names it."""
     try:
         with sized(path) as image:
@@ -154,7 +154,7 @@ def decoded(paths: Sequence[Path], mode: str, size: int) -> Pixels:
     """Return the images (N, C, H, W); refuse one of another size."""
     result = np.empty((len(paths), 1 if mode == "L" else 3, size, size), np.uint8)
     for path, pixels in zip(paths, result, strict=True):
-        image = opened(path)
+        image = decode_image(path)
         if image.size != (size, size):
             raise GradveilError(
                 f"image {path} is {image.size[0]}x{image.size[1]}: expected {size}x{size}"
@@ -168,7 +168,7 @@ def broken(paths: Iterable[Path]) -> tuple[FileCheck, ...]:
     found = []
     for path in paths:
         try:
-            opened(path)
+            decode_image(path)
         except GradveilError as error:
             found.append(FileCheck(path, False, str(error)))
     return tuple(found)

@@ -14,12 +14,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gradveil.core.errors import GradveilError, GradveilWarning
-from gradveil.core.files import opened, writable, write_all
+from gradveil.core.files import check_writable, opened, write_all
 from gradveil.core.locks import held
 from gradveil.data.base import Dataset
 from gradveil.data.files import File, Verification, check, unpack
 from gradveil.data.images import SPLITS
-from gradveil.data.registry import find, find_root
+from gradveil.data.registry import find_root, find_source
 
 Progress = Callable[[str, int, int | None], None]
 """(file, bytes so far, total bytes if known) -> None."""
@@ -43,7 +43,7 @@ LOCAL = {
 
 def fetch(name: str, root: Path | None = None, progress: Progress | None = None) -> Verification:
     """Download the missing files of a data set and verify it, telling `progress` on the way."""
-    source = find(name)
+    source = find_source(name)
     if not isinstance(source, Dataset):
         raise GradveilError(f"{name} is a folder of your own: there is nothing to fetch")
     return fetched(source, find_root(root), progress)
@@ -83,7 +83,7 @@ def _download(dataset: Dataset, file: File, root: Path, progress: Progress, wait
     target = root / file.path
     part = target.with_name(f"{target.name}.part")
     for path in (target, part):
-        writable(path)
+        check_writable(path)
     problem = ""
     for attempt in range(ATTEMPTS):
         if attempt:

@@ -22,7 +22,7 @@ from typing import IO, Any
 import numpy as np
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.files import regular_file, writable
+from gradveil.core.files import check_writable, regular_file
 
 
 @dataclass(frozen=True)
@@ -219,6 +219,6 @@ def _move(staged: Path, target: Path) -> None:
                 raise
     for source in sorted(path for path in staged.rglob("*") if path.is_file()):
         moved = target / source.relative_to(staged)
-        writable(moved)
+        check_writable(moved)
         moved.parent.mkdir(parents=True, exist_ok=True)
         source.replace(moved)

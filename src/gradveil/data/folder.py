@@ -20,10 +20,10 @@ from gradveil.data.decode import (
     Pixels,
     broken,
     chw,
+    decode_image,
     header,
     in_test,
     listed,
-    opened,
     square,
     statistics,
     subfolders,
@@ -49,7 +49,7 @@ class Folder(Source):
         pixels: dict[str, list[Pixels]] = {side: [] for side in SPLITS}
         labels: dict[str, list[int]] = {side: [] for side in SPLITS}
         for path, name, side in self._entries():
-            image = opened(path)
+            image = decode_image(path)
             side = side or ("test" if in_test(_content(image)) else "train")
             pixels[side].append(_fitted(image, mode, size))
             labels[side].append(names.index(name))

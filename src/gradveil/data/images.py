@@ -9,6 +9,7 @@ from torch import Generator, Tensor
 
 from gradveil.core.boundary import public
 from gradveil.core.errors import GradveilError, kind_of, one_line
+from gradveil.core.files import digest
 from gradveil.core.seeds import forked, generator
 from gradveil.core.types import Batch
 from gradveil.data.decode import in_test, statistics
@@ -43,6 +44,10 @@ class Images:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def digest(self) -> str:
+        """Return the SHA-256 of all pixels and labels, in hexadecimal digits."""
+        return digest({"images": self.images, "labels": self.labels})
 
     def select(self, indices: Tensor | Sequence[int]) -> "Images":
         """Return these images alone, in the order of the indices, as a copy in memory."""
@@ -294,7 +299,7 @@ def divided(images: Images) -> tuple[Images, Images]:
 
 
 def balanced(labels: Tensor, fraction: float, seed: int) -> Tensor:
-    """Indices, in order, of a random part of every class: round(fraction * count), at least one.
+    """Choose a random part of every class, in order: round(fraction * count), at least one.
 
     With the same seed a smaller fraction is a subset of a larger one.
     """

@@ -32,7 +32,7 @@ def catalog() -> tuple[Dataset, ...]:
     return DATASETS
 
 
-def find(name: str) -> Source:
+def find_source(name: str) -> Source:
     """Return a data set of the catalog, or the user's folder.
 
     A folder is written `folder:PATH`, or as the path of a folder that exists.
@@ -92,7 +92,7 @@ def load(
         raise GradveilError(
             f"image size {image_size!r} is out of range: choose from 1 to {LARGEST_IMAGE}"
         )
-    source, folder = find(name), find_root(root)
+    source, folder = find_source(name), find_root(root)
     size = None if isinstance(source, Dataset) and image_size == source.size else image_size
     if source.decodes:
         images = cached(source, folder, split, size)
@@ -104,4 +104,4 @@ def load(
 
 def verify(name: str, root: Path | None = None) -> Verification:
     """Look at every file of a data set and say which is missing, truncated or corrupted."""
-    return find(name).verify(find_root(root))
+    return find_source(name).verify(find_root(root))

@@ -13,8 +13,8 @@ from torch import Generator, Tensor, nn
 
 from gradveil.core.errors import GradveilError, kind_of, text_of
 from gradveil.core.importing import user_code
-from gradveil.core.types import Batch, Gradients, Knowledge
-from gradveil.defenses.base import Defense, ImageShape, Moment, Seam, State, is_built_in
+from gradveil.core.types import Batch, Gradients, ImageShape, Knowledge
+from gradveil.defenses.base import Defense, Moment, Seam, State, is_built_in
 from gradveil.defenses.insertion import parameters_from
 from gradveil.engine.draws import DROPOUTS, drawing
 from gradveil.engine.gradients import cross_entropy, in_mode

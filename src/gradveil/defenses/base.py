@@ -14,14 +14,12 @@ import torch
 from torch import Generator, Tensor, nn
 
 from gradveil.core.errors import GradveilError
-from gradveil.core.types import Batch, Gradients, Knowledge, Loss
+from gradveil.core.types import Batch, Gradients, ImageShape, Knowledge, Loss
 from gradveil.engine.draws import Draws
 from gradveil.transforms import Preparation
 
 State = object
 """What one client keeps between rounds; None for most defenses."""
-
-ImageShape = tuple[int, int, int]
 
 Seam = Literal["nothing", "model", "batch", "gradients"]
 """What a defense changes."""
@@ -236,7 +234,7 @@ class Defense:
 
 
 def is_built_in(kind: type[Defense]) -> bool:
-    """Whether the class belongs to this package; a user's own is named by module and class."""
+    """Tell whether the class is one of this package; a user's is named by module and class."""
     return kind.__module__.split(".")[0] == __name__.split(".")[0]
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from gradveil.core.errors import GradveilError, kind_of
-from gradveil.core.types import Batch, Gradients, Knowledge, Loss
+from gradveil.core.types import Batch, Gradients, ImageShape, Knowledge, Loss
 from gradveil.defenses.applied import (
     check_defense,
     protected_batch,
@@ -18,7 +18,7 @@ from gradveil.defenses.applied import (
     protected_model,
     told_knowledge,
 )
-from gradveil.defenses.base import Defense, ImageShape, Moment, Seam, State
+from gradveil.defenses.base import Defense, Moment, Seam, State
 
 THEN = ",then,"
 MOST = 20  # parts of a chain

@@ -12,8 +12,8 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradveil.core.boundary import check_fields
 from gradveil.core.errors import GradveilError
-from gradveil.core.types import Gradients, Knowledge
-from gradveil.defenses.base import Defense, ImageShape, Moment, Seam, State
+from gradveil.core.types import Gradients, ImageShape, Knowledge
+from gradveil.defenses.base import Defense, Moment, Seam, State
 from gradveil.defenses.noise import BREAKERS, gaussian, tell_noise
 from gradveil.engine.shares import Shares
 

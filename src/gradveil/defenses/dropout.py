@@ -7,9 +7,9 @@ from torch import nn
 
 from gradveil.core.boundary import check_fields
 from gradveil.core.errors import GradveilError
-from gradveil.core.types import Knowledge
-from gradveil.defenses.base import Defense, ImageShape, Seam
-from gradveil.defenses.insertion import FEATURES, from_first_draw, place
+from gradveil.core.types import ImageShape, Knowledge
+from gradveil.defenses.base import Defense, Seam
+from gradveil.defenses.insertion import FEATURES, as_position, from_first_draw, insert
 from gradveil.models.bottleneck import AlwaysDropout
 
 
@@ -38,9 +38,7 @@ class DropoutDefense(Defense):
     position: str = FEATURES
 
     def __post_init__(self) -> None:
-        number: object = self.position  # a layer's number may be given as such
-        if isinstance(number, int) and not isinstance(number, bool) and abs(number) < 10**9:
-            object.__setattr__(self, "position", str(number))
+        object.__setattr__(self, "position", as_position(self.position))
         check_fields(self)
         if not 0 <= self.p < 1:
             raise GradveilError(f"defense dropout: p {self.p:g}; it must be from 0 to below 1")
@@ -54,7 +52,7 @@ class DropoutDefense(Defense):
         return self.p > 0
 
     def protect_model(self, model: nn.Module, image_shape: ImageShape | None = None) -> nn.Module:
-        return place(model, self.position, lambda _: AlwaysDropout(self.p), image_shape, str(self))
+        return insert(model, self.position, lambda _: AlwaysDropout(self.p), image_shape, str(self))
 
     def tell(self, knowledge: Knowledge, model: nn.Module) -> Knowledge:
         return replace(knowledge, train_masks=True, random_layers=from_first_draw(model))

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gradveil.core.errors import GradveilError, one_line, unknown
 from gradveil.core.seeds import forked
-from gradveil.defenses.base import ImageShape
+from gradveil.core.types import ImageShape
 from gradveil.engine.gradients import in_mode
 from gradveil.models.bottleneck import AlwaysDropout, Bottleneck, Penalized
 
@@ -17,6 +17,12 @@ FEATURES = "features"
 """The position before the head: what the last linear layer receives."""
 
 LISTED = 40  # names in an error
+
+
+def as_position(given: object) -> object:
+    """Return the number of a layer, which may be given as such, as text; all else as it is."""
+    number = isinstance(given, int) and not isinstance(given, bool) and abs(given) < 10**9
+    return str(given) if number else given
 
 
 class Placed(nn.Module):
@@ -43,7 +49,7 @@ class Placed(nn.Module):
         return values
 
 
-def place(
+def insert(
     model: nn.Module,
     position: str,
     make: Callable[[int], nn.Module],

@@ -16,12 +16,9 @@ from gradveil.defenses.base import Defense, Seam, is_built_in
 from gradveil.transforms import LIBRARY, Policy, Preparation, Transform
 from gradveil.transforms.differentiable import Anew, Drawn, draw
 from gradveil.transforms.policy import POLICY_LENGTH
+from gradveil.transforms.published import GAO
 
 MOST_POLICIES = 10_000  # of a random defense: each is drawn and kept
-GAO = (
-    "Gao et al. 2021, Privacy-preserving Collaborative Learning with Automatic Transformation "
-    "Search"
-)
 
 
 @dataclass(frozen=True)

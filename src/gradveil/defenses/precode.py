@@ -7,10 +7,16 @@ from torch import Tensor, nn
 
 from gradveil.core.boundary import check_fields
 from gradveil.core.errors import GradveilError
-from gradveil.core.types import Knowledge, Loss
-from gradveil.defenses.base import Defense, ImageShape, Seam
+from gradveil.core.types import ImageShape, Knowledge, Loss
+from gradveil.defenses.base import Defense, Seam
 from gradveil.defenses.dpsgd import check_positive
-from gradveil.defenses.insertion import FEATURES, from_first_draw, layers_before, place
+from gradveil.defenses.insertion import (
+    FEATURES,
+    as_position,
+    from_first_draw,
+    insert,
+    layers_before,
+)
 from gradveil.models.bottleneck import Bottleneck, Penalized
 
 WIDEST = 2**20  # values of a bottleneck: its weights are that many times the features
@@ -49,9 +55,7 @@ class Precode(Defense):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        number: object = self.position  # a layer's number may be given as such
-        if isinstance(number, int) and not isinstance(number, bool) and abs(number) < 10**9:
-            object.__setattr__(self, "position", str(number))
+        object.__setattr__(self, "position", as_position(self.position))
         check_fields(self)
         if self.k < 1:
             raise GradveilError(
@@ -92,7 +96,7 @@ class Precode(Defense):
             def make(width: int, seed: int = seed) -> Bottleneck:
                 return Bottleneck(width, self.k, self.beta, bits=self.bits, seed=seed)
 
-            model = place(model, position, make, image_shape, str(self))
+            model = insert(model, position, make, image_shape, str(self))
         return model
 
     def protect_loss(self, loss: Loss) -> Loss:

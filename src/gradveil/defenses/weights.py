@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.types import ImageShape
 from gradveil.defenses.base import Defense
 from gradveil.defenses.chain import THEN
 from gradveil.defenses.registry import REGISTRY
@@ -15,7 +16,7 @@ from gradveil.models.checkpoints import load_checkpoint, read_settings
 
 
 def load_weights(
-    path: Path, model: nn.Module, defense: Defense, image_shape: tuple[int, int, int]
+    path: Path, model: nn.Module, defense: Defense, image_shape: ImageShape
 ) -> tuple[nn.Module, bool]:
     """Load a checkpoint; return the model, and whether the defense's layers are in it.
 

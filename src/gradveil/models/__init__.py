@@ -8,7 +8,7 @@ from torch import nn
 from gradveil.core.errors import unknown
 from gradveil.core.seeds import derived
 from gradveil.models.base import Classifier, Normalize, Task
-from gradveil.models.factories import Split, check_fit, check_weights_exist, find, own_copy
+from gradveil.models.factories import Split, check_fit, check_weights_exist, find_factory, own_copy
 from gradveil.models.normalized import NormalizedName, normalized
 from gradveil.models.zoo import convnet, convnet_9, lenet, mlp, resnet20_4, vit
 
@@ -58,7 +58,8 @@ def build(
     """
     task = Task(channels, size, classes)
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
-        make = find(name) if ":" in name else _architecture(name, Normalize(channels, mean, std))
+        named = ":" in name
+        make = find_factory(name) if named else _architecture(name, Normalize(channels, mean, std))
         # After the import of a user's module, which may draw too.
         torch.default_generator.manual_seed(derived(seed, "weights"))
         return make(task)
@@ -67,7 +68,7 @@ def build(
 def build_for(
     model: nn.Module | str | NormalizedName, split: Split, seed: int = 0, *, check: bool = True
 ) -> nn.Module:
-    """A model for the images of this split: made by its name, or a copy of the module given.
+    """Make a model for the images of this split: by its name, or a copy of the module given.
 
     With `check`, refuse a model that has nothing to train or does not give a logit for each class.
     """

@@ -101,7 +101,7 @@ class AlwaysDropout(nn.Dropout):
 
 @contextmanager
 def at_rest(model: nn.Module) -> Iterator[None]:
-    """Switch that dropout off for a while, as when a trained model's accuracy is measured."""
+    """Switch `AlwaysDropout` off for a while, such as to measure a trained model's accuracy."""
     layers = [module for module in model.modules() if isinstance(module, AlwaysDropout)]
     try:
         for layer in layers:

@@ -54,7 +54,7 @@ def save_checkpoint(path: Path, model: nn.Module, settings: Mapping[str, Any]) -
 
 
 def read_settings(path: Path, needed: Iterable[str] = ()) -> dict[str, Any]:
-    """The settings saved with the weights, their types checked; empty for another program's file.
+    """Return the settings saved with the weights, checked; none of another program's file.
 
     They are hints: a file may have been changed or renamed. One of `needed` that is absent is an
     error.
@@ -137,7 +137,7 @@ HISTORY = {"epoch", "train_loss", "test_accuracy"}  # figures of an epoch that a
 
 
 def read_resume(path: Path) -> dict[str, Any]:
-    """The state of a stopped training, as `torch.load` gives it, after a look at every part of it.
+    """Return the state of a stopped training, as `torch.load` gives it, every part checked.
 
     An error says to delete the file: the training then starts again.
     """
@@ -166,7 +166,7 @@ def read_resume(path: Path) -> dict[str, Any]:
 
 
 def damaged_resume(path: Path, problem: str) -> GradveilError:
-    """The error for a file that a training cannot go on from."""
+    """Return the error for a file that a training cannot go on from."""
     return GradveilError(
         f"{shown(path)} is damaged ({shown(problem)}): delete it, and the training starts again"
     )

@@ -44,8 +44,8 @@ class Split(Protocol):
         """The standard deviation of each channel."""
 
 
-def find(reference: str) -> Callable[[Task], nn.Module]:
-    """A function that makes the model of a user's factory, `package.module:factory`.
+def find_factory(reference: str) -> Callable[[Task], nn.Module]:
+    """Return a function that makes the model of a user's factory, `package.module:factory`.
 
     The factory is called with the numbers of channels, pixels of a side and classes that it takes
     as keywords, by any of the names in `KEYWORDS`. A module in place of a factory is copied. It may
@@ -117,7 +117,7 @@ def check_fit(model: nn.Module, split: Split, name: str, more: int = 0) -> None:
 
 
 def logits(model: nn.Module, images: Tensor, name: str) -> Tensor:
-    """What a copy of the model answers to images in eval mode; see `try_pass` for refusals."""
+    """Return what a copy of the model answers in eval mode; see `try_pass` for refusals."""
     example = next(iter(trainable(model).values()))
     with torch.random.fork_rng(devices=[]):
         with user_code(f"model {name} cannot be copied"):

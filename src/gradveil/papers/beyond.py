@@ -11,7 +11,7 @@ from gradveil.papers.experiments import (
     STANDARD,
     STRONGEST,
     Entry,
-    Experiment,
+    Ours,
     Setting,
     Size,
     audit,
@@ -25,14 +25,6 @@ EARLY = 4  # epochs: those of the stages, at the same rate and with the same dra
 END = "end"
 FEWER = 1_200  # iterations of an attack on clients that do more than one step
 FEW_LARGE = 16  # images of a cell whose images and network are large
-
-
-class Ours(Experiment):
-    """An experiment of our own, run in one way alone."""
-
-    @property
-    def variants(self) -> tuple[str, ...]:
-        return ("ours",)
 
 
 @dataclass(frozen=True)

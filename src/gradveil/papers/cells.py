@@ -76,7 +76,7 @@ class Workspace:
     def has(self, data: str) -> bool:
         """Tell whether a data set lies below the root; a part of it suffices."""
         root = find_root(self.root)
-        return any(each.here(root) or each.name == MINI for each in DATASETS if each.name == data)
+        return any(each.here(root) for each in DATASETS if each.name == data)
 
 
 def plain(value: object) -> Any:

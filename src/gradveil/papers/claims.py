@@ -20,6 +20,7 @@ from gradveil.papers.experiments import (
     Entry,
     PolicyTable,
 )
+from gradveil.papers.plan import Part
 from gradveil.papers.precode import (
     GRID,
     PRECODE_ROWS,
@@ -27,7 +28,6 @@ from gradveil.papers.precode import (
     PrecodeReconstructions,
 )
 from gradveil.papers.published import claim, published
-from gradveil.papers.queue import Part
 from gradveil.papers.records import Records
 from gradveil.papers.searched import Searched
 from gradveil.papers.summaries import correlation_table, lowest, overlap
@@ -62,7 +62,7 @@ from gradveil.papers.verdicts import (
     welch,
 )
 from gradveil.scores.lineup import FAR
-from gradveil.search.confirm import saturated
+from gradveil.search.comparisons import saturated
 from gradveil.search.job import SEMI_TRAINED
 from gradveil.stats import difference, mean_interval, sign_test, summary
 
@@ -101,9 +101,9 @@ class Evidence:
         """Return the cells of a row of an experiment."""
         return rows_of(self.parts.get((experiment, way)), row)
 
-    def result(self, experiment: str, row: str, way: str = "ours") -> Any:
+    def result(self, experiment: str, row: str) -> Any:
         """Return the result of a row's single cell; None where it is not done."""
-        found = self.entries(experiment, row, way)
+        found = self.entries(experiment, row)
         return self.records.result(found[0].cell) if found else None
 
 

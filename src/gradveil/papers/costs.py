@@ -5,7 +5,7 @@ attack takes 3.9 ms with 32 rows, 5.3 ms with 64 and 27.6 ms with 512. All else 
 """
 
 from gradveil.attacks import GradientMatching, find
-from gradveil.attacks.optimizers import LBFGS
+from gradveil.attacks.lbfgs import LBFGS
 
 TRAINING = 84 / 60 / 50_000  # seconds an image of 32 x 32, resnet20-4
 STARTING = 15.0  # seconds: loading, compiling, controls, writing

@@ -7,7 +7,7 @@ themselves are in `catalog`.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from gradveil.core.errors import GradveilError
 from gradveil.defenses import Defense, PolicyDefense, RandomPolicies, chain, parse
@@ -66,9 +66,11 @@ class Entry(NamedTuple):
 class Experiment(ABC):
     """An experiment of a document: paper, replication or precode; or one beyond them.
 
-    `agrees` says in words what counts as agreeing with it. `table` is the key of its published
-    figures, where a table was published.
+    `agrees` says in words what counts as agreeing with it. `tabled` says that its figures were
+    published, as a table of this id.
     """
+
+    tabled: ClassVar[bool] = False
 
     id: str
     documents: tuple[str, ...]
@@ -78,7 +80,7 @@ class Experiment(ABC):
     @property
     def table(self) -> str | None:
         """The key of the published figures."""
-        return None
+        return self.id if self.tabled else None
 
     @property
     def variants(self) -> tuple[str, ...]:
@@ -95,6 +97,14 @@ class Experiment(ABC):
         if not size.quick:
             return found
         return tuple(Entry(row, cell.quick(workspace)) for row, cell in found)
+
+
+class Ours(Experiment):
+    """An experiment that is run in our way alone."""
+
+    @property
+    def variants(self) -> tuple[str, ...]:
+        return ("ours",)
 
 
 @dataclass(frozen=True)
@@ -174,16 +184,14 @@ def audit(
 class PolicyTable(Experiment):
     """PSNR of an attack and accuracy by policy; ours adds the strongest attack and its sham."""
 
+    tabled: ClassVar[bool] = True
+
     setting: Setting
     rows: tuple[str, ...]
     attack: str = STANDARD
     strongest: str | None = STRONGEST
     repeated: bool = False
     most: int = USUAL
-
-    @property
-    def table(self) -> str:
-        return self.id
 
     @property
     def hybrid(self) -> str:
@@ -218,14 +226,12 @@ class PolicyTable(Experiment):
 class AttackTable(Experiment):
     """PSNR of several attacks without and with the hybrid."""
 
+    tabled: ClassVar[bool] = True
+
     setting: Setting
     attacks: tuple[str, ...]
     slow: tuple[str, ...]  # run as published alone, on few images
     hybrid: str = HYBRID
-
-    @property
-    def table(self) -> str:
-        return self.id
 
     def entries(self, switches: Switches, size: Size) -> tuple[Entry, ...]:
         found = []
@@ -244,12 +250,10 @@ class AttackTable(Experiment):
 class DefenseTable(Experiment):
     """PSNR and accuracy of gradient defenses; ours attacks what is shared, with raced breakers."""
 
+    tabled: ClassVar[bool] = True
+
     setting: Setting
     rows: tuple[str, ...]
-
-    @property
-    def table(self) -> str:
-        return self.id
 
     def entries(self, switches: Switches, size: Size) -> tuple[Entry, ...]:
         found = []
@@ -268,16 +272,12 @@ class DefenseTable(Experiment):
 
 
 @dataclass(frozen=True)
-class Curves(Experiment):
+class Curves(Ours):
     """Loss and accuracy by epoch of some trainings."""
 
     setting: Setting
     rows: tuple[str, ...]
     epochs: int = 60
-
-    @property
-    def variants(self) -> tuple[str, ...]:
-        return ("ours",)
 
     def entries(self, switches: Switches, size: Size) -> tuple[Entry, ...]:
         return tuple(
@@ -352,15 +352,11 @@ class ScoreAgainstAttack(Experiment):
 
 
 @dataclass(frozen=True)
-class LayerSimilarities(Experiment):
+class LayerSimilarities(Ours):
     """The likeness of gradients, layer by layer, during attacks on three models."""
 
     setting: Setting
     rows: tuple[str, ...]
-
-    @property
-    def variants(self) -> tuple[str, ...]:
-        return ("ours",)
 
     def entries(self, switches: Switches, size: Size) -> tuple[Entry, ...]:
         found = []

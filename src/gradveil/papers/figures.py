@@ -13,8 +13,8 @@ from gradveil.papers.beyond import EARLY, OverTraining
 from gradveil.papers.cells import GRID, Audited, Cell, Trained
 from gradveil.papers.experiments import NONE, Entry, Pictures
 from gradveil.papers.measurements import Correlated, Layers, Lines, Singles
+from gradveil.papers.plan import Part
 from gradveil.papers.precode import PrecodeReconstructions
-from gradveil.papers.queue import Part
 from gradveil.papers.records import Records
 from gradveil.papers.summaries import correlations, lowest
 from gradveil.papers.tables import count_first, way_words
@@ -134,10 +134,10 @@ def draw_stages(title: str, stages: Stages) -> "Figure":
     Lines of one row have one color, those of one attack one style.
     """
     figure, (axis,) = _panels(title, 1)
-    steps = sorted({step for line in stages.values() for step, _, _ in line}, key=_place)
+    steps = sorted({step for line in stages.values() for step, _, _ in line}, key=_order)
     rows, attacks = ([*dict.fromkeys(names)] for names in zip(*stages, strict=True))
     for number, ((row, attack), line) in enumerate(stages.items()):
-        points = sorted(line, key=lambda point: _place(point[0]))
+        points = sorted(line, key=lambda point: _order(point[0]))
         shift = SPREAD * (number - (len(stages) - 1) / 2)
         places = [steps.index(step) + shift for step, _, _ in points]
         shares = np.array([hits / n for _, hits, n in points])
@@ -158,7 +158,7 @@ def draw_stages(title: str, stages: Stages) -> "Figure":
     return figure
 
 
-def _place(step: int) -> float:
+def _order(step: int) -> float:
     return float("inf") if step < 0 else step
 
 

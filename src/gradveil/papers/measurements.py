@@ -84,7 +84,7 @@ def _scores(scorer: Scorer, policies: Sequence[Policy]) -> dict[str, dict[str, l
     for first in range(0, len(policies), scorer.unit):
         some = policies[first : first + scorer.unit]
         for policy, each in zip(some, scorer.estimates(some), strict=True):
-            found[str(policy)] = {name: _rounded(one.values) for name, one in each.items()}
+            found[str(policy)] = {name: _rounded(score.values) for name, score in each.items()}
     return found
 
 

@@ -8,14 +8,14 @@ from gradveil.audits.results import CaseResult, Row, make_row
 from gradveil.papers.cells import Audited, Trained
 from gradveil.papers.experiments import Entry
 from gradveil.papers.measurements import Correlated, Layers, Lines, Singles
+from gradveil.papers.plan import Part
 from gradveil.papers.published import SOURCES, figure
-from gradveil.papers.queue import Part
 from gradveil.papers.records import Records
 from gradveil.papers.searched import Searched
 from gradveil.papers.summaries import measurement_lines
 from gradveil.scores.lineup import FAR
-from gradveil.search.confirm import AGAINST, CONTROLS, Comparison, confirmation, control
-from gradveil.search.confirm import compare as compare_audits
+from gradveil.search.comparisons import AGAINST, CONTROLS, Comparison, confirmation, control
+from gradveil.search.comparisons import compare as compare_audits
 from gradveil.stats import Summary, clopper_pearson, holm
 
 FAR_RANK = f"rank_{FAR}"
@@ -60,11 +60,10 @@ def attack_row(
     records: Records,
     attack: str,
     *,
-    kind: str = "attack",
     truth: str = "used",
 ) -> Row | None:
     """Return the figures of an attack on some cells; None where none is done."""
-    found = attack_records(entries, records, attack, kind)
+    found = attack_records(entries, records, attack)
     return make_row(found, truth) if found else None
 
 

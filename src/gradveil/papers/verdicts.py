@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from gradveil.search.confirm import Comparison
+from gradveil.search.comparisons import Comparison
 from gradveil.stats import clopper_pearson, difference
 
 HOLDS, IN_PART, FAILS = "holds", "holds in part", "does not hold"
@@ -63,8 +63,8 @@ def accuracy_loss(
         found = welch(bare, defended)
         if np.isfinite(found[1]):
             return found
-    one, other = (round(tested * values[0]) for values in (bare, defended))
-    test = difference(one, tested, other, tested, level=0.975)
+    before, after = (round(tested * values[0]) for values in (bare, defended))
+    test = difference(before, tested, after, tested, level=0.975)
     return test.value, test.low, test.high
 
 

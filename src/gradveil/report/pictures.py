@@ -15,7 +15,7 @@ from gradveil.audits import AuditResult, CaseResult, Record, Row
 from gradveil.audits.job import slug
 from gradveil.audits.records import RECORDS, images_path, load_images
 from gradveil.core.errors import GradveilError
-from gradveil.core.files import MissingFileError, replacing, shown, writable
+from gradveil.core.files import MissingFileError, check_writable, replacing, shown
 from gradveil.core.text import on_one_line, shortened
 from gradveil.data.decode import BROKEN, FORMATS, sized
 from gradveil.stats import mean_interval
@@ -335,7 +335,7 @@ SUFFIXES = (".png", ".pdf", ".svg")
 
 def save_figure(figure: "Figure", path: Path, dpi: int = 120) -> None:
     """Write a PNG, PDF or SVG, as the suffix says, whole or not at all."""
-    writable(path)
+    check_writable(path)
     kind = path.suffix.lower()
     if kind not in SUFFIXES:
         raise GradveilError(

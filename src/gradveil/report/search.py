@@ -9,7 +9,8 @@ from gradveil.audits.results import NO_BETTER
 from gradveil.report.audit import chosen_blind, number, spread
 from gradveil.report.layout import Fitted
 from gradveil.search import SearchResult, TriedPolicy
-from gradveil.search.confirm import CONTROLS, Confirmation, control, read_audits
+from gradveil.search.comparisons import CONTROLS, Confirmation, control
+from gradveil.search.confirm import read_audits
 from gradveil.search.results import HEADS, policy_cells
 
 COLUMNS = (

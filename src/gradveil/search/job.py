@@ -11,7 +11,7 @@ from torch import nn
 
 from gradveil.attacks import PRESETS, Attack, find
 from gradveil.attacks.base import check_attack
-from gradveil.core.boundary import check_fields, check_shown
+from gradveil.core.boundary import check_fields, check_least, check_shown
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.files import digest
 from gradveil.core.job_folder import Kind
@@ -98,12 +98,7 @@ class SearchJob:
         if isinstance(self.model, nn.Module):
             check_weights_exist(self.model)
         self._check_data()
-        for name, least in LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise GradveilError(
-                    f"{name.replace('_', ' ')} {value}: it must be at least {least}"
-                )
+        check_least(self, LEAST)
         for name, choices in (
             ("score", SCORES),
             ("rule", AREA_RULES),
@@ -137,16 +132,8 @@ class SearchJob:
                 f"data of type {type(self.data).__name__}: give the name of a data set, "
                 "or a pair of Images, for training and for testing"
             )
-        if pair and self.image_size is not None:
-            raise GradveilError(
-                f"image size {self.image_size}: only named data sets are resized; "
-                "resize your own images first"
-            )
-        if pair and self.channels is not None:
-            raise GradveilError(
-                f"channels {self.channels}: only named data sets are converted; "
-                "convert your own images first"
-            )
+        if pair:
+            refuse_changes(self.image_size, self.channels)
 
     def _check_race(self) -> None:
         if not 0.5 <= self.race_confidence < 1:
@@ -173,7 +160,7 @@ class SearchJob:
 
     @classmethod
     def as_published(cls, **settings: Any) -> "SearchJob":
-        """The paper's search: S_pri as its code computes it, 1,500 random policies, ten kept."""
+        """Return the paper's search: S_pri by its code, 1,500 random policies, ten kept."""
         for name, value in PUBLISHED.items():
             if settings.get(name, value) != value:
                 raise GradveilError(
@@ -206,7 +193,7 @@ class SearchJob:
         return self.attack_name or next(presets, type(self.attack).__name__)
 
     def settings(self) -> dict[str, Any]:
-        """Plain values for the JSON files. Own models and images are told apart by digests."""
+        """Return plain values for the JSON files; models and images of a caller have digests."""
         plain = {part.name: getattr(self, part.name) for part in fields(self)}
         for name in ("attack_name", *([] if self.channels else ["channels"])):
             del plain[name]
@@ -233,8 +220,22 @@ class SearchJob:
         return told
 
 
+def refuse_changes(image_size: int | None, channels: int | None) -> None:
+    """Refuse to change the images of a caller."""
+    if image_size is not None:
+        raise GradveilError(
+            f"image size {image_size}: only named data sets are resized; "
+            "resize your own images first"
+        )
+    if channels is not None:
+        raise GradveilError(
+            f"channels {channels}: only named data sets are converted; "
+            "convert your own images first"
+        )
+
+
 def images_digest(train: Images, test: Images) -> str:
-    """A digest of all pixels and labels.
+    """Return a digest of all pixels and labels.
 
     Blind guesses are made from the training images, and an image is mistaken for other test images.
     """

@@ -3,13 +3,13 @@
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.formats import Savings
 from gradveil.core.progress import LONG, Bar, foretold, spoken
 from gradveil.scores.scorer import Estimate, Scorer
 from gradveil.search.engine import Engine
@@ -27,7 +27,7 @@ TriedTrial = FinishedTrial[Policy]
 
 
 def qualified(job: SearchJob, done: Sequence[TriedTrial]) -> list[TriedTrial]:
-    """The trials whose policies may be kept, lowest leakage first, without policies that repeat.
+    """Return the trials whose policies may be kept, each once, lowest leakage first.
 
     With nsga2 these are the policies of the front whose accuracy score reaches the threshold.
     """
@@ -38,7 +38,7 @@ def qualified(job: SearchJob, done: Sequence[TriedTrial]) -> list[TriedTrial]:
 
 
 def on_front(job: SearchJob, scored: Sequence[TriedTrial]) -> list[TriedTrial]:
-    """The trials that no other beats in both leakage and accuracy, lowest leakage first."""
+    """Return the trials that no other beats in both leakage and accuracy, lowest leakage first."""
     ends = front(_different(scored), (job.objective, "accuracy"))
     return sorted(ends, key=lambda trial: _rank(job, trial))
 
@@ -46,7 +46,7 @@ def on_front(job: SearchJob, scored: Sequence[TriedTrial]) -> list[TriedTrial]:
 def front(
     trials: Sequence[TriedTrial], objectives: tuple[str, str] = ("privacy", "accuracy")
 ) -> list[TriedTrial]:
-    """The trials that no other beats, by rising mean of the first objective.
+    """Return the trials that no other beats, by rising mean of the first objective.
 
     One trial beats another when its mean of the first objective is as low, its mean of the second
     as high, and one of them better. Trials without both means, or with one that is not finite, take
@@ -67,7 +67,7 @@ def front(
 
 
 def _rank(job: SearchJob, trial: TriedTrial) -> tuple[float, ...]:
-    """Shares of images with rank 1 are often equal: then the gain over blind decides."""
+    """Return a key that sorts by leakage; where shares of rank 1 are equal, by dB over blind."""
     return (
         trial.mean(job.objective),
         trial.mean("over_blind") if "over_blind" in trial.values else 0.0,
@@ -85,24 +85,7 @@ def _different(scored: Sequence[TriedTrial]) -> list[TriedTrial]:
     return list(first.values())
 
 
-@dataclass(frozen=True)
-class RaceSavings:
-    """The work that a race left undone.
-
-    Leakage was measured on `scored` of `all` images, and the accuracy of `unjudged` policies never.
-    """
-
-    dropped: int
-    scored: int
-    all: int
-    unjudged: int
-
-    @property
-    def share(self) -> float:
-        return 1 - self.scored / self.all if self.all else 0.0
-
-
-def saving(job: SearchJob, done: Sequence[TriedTrial], images: int) -> RaceSavings:
+def saving(job: SearchJob, done: Sequence[TriedTrial], images: int) -> Savings:
     """Compare with a search that scores every accurate policy on all images.
 
     Policies that were dropped before their accuracy was known count as accurate.
@@ -110,7 +93,7 @@ def saving(job: SearchJob, done: Sequence[TriedTrial], images: int) -> RaceSavin
     raced = [trial for trial in done if trial.state in ("scored", "dropped")]
     dropped = [trial for trial in done if trial.state == "dropped"]
     measured = sum(len(trial.values.get(job.objective, ())) for trial in done)
-    return RaceSavings(
+    return Savings(
         len(dropped),
         measured,
         images * len(raced),
@@ -184,7 +167,7 @@ class Loop(TrialLoop[Policy]):
     def _accurate(
         self, alive: Sequence[Trial[Policy]], values: dict[int, Values]
     ) -> list[Trial[Policy]]:
-        """The trials whose accuracy score reaches the threshold; for a front, all of them."""
+        """Return the trials whose accuracy score reaches the threshold; for a front, all."""
         for block in range(len(self.scorers["accuracy"].blocks)):
             self.measure("accuracy", alive, values, block)
         if self.job.sampler == "nsga2":
@@ -205,21 +188,21 @@ class Loop(TrialLoop[Policy]):
         block: int,
         rival: Tensor | None,
     ) -> list[Trial[Policy]]:
-        """The trials that are not worse than the rival after one more block of images."""
+        """Return the trials that are not worse than the rival after one more block of images."""
         self.measure("leak", alive, values, block)
         if rival is None:
             return list(alive)
         return self.race(alive, values, rival, self.job.race_confidence)
 
     def _first_of_group(self, number: int, target: int) -> int:
-        """The first trial of this trial's group, finished or not.
+        """Return the first trial of this trial's group, finished or not.
 
         So a search that was stopped in a group races against the same rival as an unbroken one.
         """
         return max(number - number % self.size, target - self.job.trials)
 
     def _rival(self, done: Sequence[TriedTrial], below: int) -> Tensor | None:
-        """The values (images) of the last policy that would be kept, among trials numbered below.
+        """Return the values (images) of the last policy to be kept, among trials numbered below.
 
         None while there are too few.
         """

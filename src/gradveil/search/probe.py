@@ -19,6 +19,7 @@ from gradveil.attacks.starts import Start
 from gradveil.audits.outcomes import CEILING
 from gradveil.clients import Client, check_batch
 from gradveil.controls import Controls
+from gradveil.core.boundary import check_least
 from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Observation
@@ -65,8 +66,8 @@ class SeededStarts(Start):
         victims = zip(seen, self.numbers, labels.split(restarts), strict=True)
         return torch.cat(
             [
-                self.start.bind([one], generator(self.seed, "start", number), restarts, rows)
-                for one, number, rows in victims
+                self.start.bind([victim], generator(self.seed, "start", number), restarts, rows)
+                for victim, number, rows in victims
             ]
         )
 
@@ -181,11 +182,7 @@ class ProbeScorer(Scorer):
         check_pixels("images", self.images, self.images.shape[1:])
         check_batch(Batch(self.images.float() / 255, self.labels), self.classes, "the probe")
         self._check_candidates()
-        for name in ("unit", "victims_at_once"):
-            if getattr(self, name) < 1:
-                raise GradveilError(
-                    f"{name.replace('_', ' ')} {getattr(self, name)}: it must be at least 1"
-                )
+        check_least(self, {"unit": 1, "victims_at_once": 1})
         if min(self.blocks) < 1 or sum(self.blocks) != len(self.images):
             raise GradveilError(
                 f"blocks of {self.blocks}: expected sizes that add up to {len(self.images)} images"
@@ -327,7 +324,7 @@ class ProbeScorer(Scorer):
 
 
 def race_blocks(images: int) -> tuple[int, ...]:
-    """Sizes of the blocks of images after which a race looks at its policies."""
+    """Return the sizes of the blocks of images after which a race looks at its policies."""
     return image_blocks(images, FIRST_BLOCKS)
 
 
@@ -347,7 +344,7 @@ def check_pixels(name: str, images: Tensor, shape: Sequence[int]) -> None:
 
 
 def short_attack(attack: Attack = PRESETS["adam-cosine"], steps: int = STEPS) -> Attack:
-    """The attack with `steps` iterations and no frames; one without iterations as it is."""
+    """Return the attack with `steps` iterations and no frames; one without them as it is."""
     return (
         replace(attack, steps=steps, frames=0) if isinstance(attack, GradientMatching) else attack
     )

@@ -229,7 +229,7 @@ def is_loss(error: Exception) -> bool:
 
 
 def work_error(error: Exception) -> Exception:
-    """The error that the work raised, as it was raised there; else Ray's error as one line."""
+    """Return the error that the work raised, as it was raised there; else Ray's as one line."""
     import ray
 
     if isinstance(error, ray.exceptions.RayTaskError):

@@ -5,23 +5,23 @@ import html
 import io
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from msgspec import to_builtins
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from gradveil.core.errors import GradveilError, unknown
-from gradveil.core.files import MissingFileError, shown, write_text
-from gradveil.core.formats import FoundPolicy, SearchFile, SearchSettings
+from gradveil.core.files import MissingFileError, remove_unfinished, shown, write_text
+from gradveil.core.formats import FoundPolicy, Quantity, Savings, SearchFile, SearchSettings
 from gradveil.core.reading import check_format, convert, read_json
 from gradveil.core.text import SafeConsole, on_one_line
 from gradveil.core.toml import toml_lines
 from gradveil.scores.scorer import Estimate
 from gradveil.search.job import FOLDER, RESULT
-from gradveil.search.loop import RaceSavings
 from gradveil.search.space import FinishedTrial
 from gradveil.transforms import Policy
 from gradveil.transforms.policy import FORMAT
@@ -56,20 +56,6 @@ WIDTH = 100  # columns of the table in a terminal
 
 
 @dataclass(frozen=True)
-class Quantity:
-    """A mean over n images or batches, and its standard error, which a single value has not."""
-
-    mean: float
-    error: float | None
-    n: int
-
-    def text(self, share: bool = False) -> str:
-        """The mean and its error, such as `1.5 ± 0.2`; a share in percent."""
-        error = "" if self.error is None else f" ± {self.error:{'.1%' if share else '.2g'}}"
-        return f"{self.mean:{'.1%' if share else '.4g'}}{error}"
-
-
-@dataclass(frozen=True)
 class TriedPolicy:
     """The policy of a finished trial, and the means of what was measured of it."""
 
@@ -95,20 +81,17 @@ class TriedPolicy:
             "number": self.number,
             "policy": str(self.policy),
             "state": self.state,
-            "quantities": {name: asdict(of) for name, of in self.quantities.items()},
+            "quantities": to_builtins(self.quantities),
         }
 
     @classmethod
     def read(cls, found: FoundPolicy, scored: tuple[str, ...] = ()) -> "TriedPolicy":
         """Return a trial of search.json; `scored` are digests of the images its score used."""
-        quantities = {
-            name: Quantity(of.mean, of.error, of.n) for name, of in found.quantities.items()
-        }
-        for name in quantities:
+        for name in found.quantities:
             if name not in HEADS:
                 raise unknown(f"quantity of trial {found.number}", shown(name), HEADS)
         policy = replace(Policy.parse(found.policy), scored_on=scored)
-        return cls(found.number, policy, found.state, quantities)
+        return cls(found.number, policy, found.state, found.quantities)
 
 
 @dataclass(frozen=True, repr=False)
@@ -126,7 +109,7 @@ class SearchResult:
     front: tuple[TriedPolicy, ...]
     hybrid: Policy | None
     no_hybrid: str  # why there is none
-    saving: RaceSavings | None  # of a race
+    saving: Savings | None  # of a race
     notes: tuple[str, ...]
     study: str
     storage: str
@@ -139,11 +122,11 @@ class SearchResult:
         return self.kept[0].policy
 
     def states(self, state: str) -> int:
-        """The number of trials that ended in this state."""
+        """Count the trials that ended in this state."""
         return sum(trial.state == state for trial in self.trials)
 
     def to_pandas(self) -> Any:
-        """A pandas DataFrame with a row for each trial, as in trials.csv."""
+        """Return a pandas DataFrame with a row for each trial, as in trials.csv."""
         try:
             pandas = import_module("pandas")
         except ImportError:
@@ -163,7 +146,7 @@ class SearchResult:
         return "\n".join(map(on_one_line, [self._title, *lines, *self._about]))
 
     def _repr_html_(self) -> str:
-        """The same table for a notebook."""
+        """Return the same table for a notebook."""
         heads, rows = policy_cells(self.kept)
         heads = [head.replace("\n", ", ") for head in heads]
         lines = [_html_row("th", heads), *(_html_row("td", cells) for cells in rows)]
@@ -181,7 +164,7 @@ class SearchResult:
         return [hybrid, *self.words]
 
     def plain(self) -> dict[str, Any]:
-        """Values for JSON. Kept policies and the front are named by their trials' numbers."""
+        """Return values for JSON; kept policies and the front are numbers of trials."""
         saving = self.saving
         return {
             "format": SEARCH_FORMAT,
@@ -192,7 +175,7 @@ class SearchResult:
             "best": str(self.best),
             "hybrid": None if self.hybrid is None else str(self.hybrid),
             "no_hybrid": self.no_hybrid,
-            "saving": None if saving is None else asdict(saving) | {"share": saving.share},
+            "saving": None if saving is None else to_builtins(saving) | {"share": saving.share},
             "notes": list(self.notes),
             "study": self.study,
             "storage": self.storage,
@@ -203,8 +186,7 @@ class SearchResult:
 
     def write(self) -> None:
         """Write the three files. search.json comes last: where it is, everything is."""
-        for unfinished in self.out.glob(".*.part"):
-            unfinished.unlink(missing_ok=True)
+        remove_unfinished(self.out, (".*.part",))
         write_text(self.out / POLICIES, policies_text(self))
         write_text(self.out / TRIALS, trials_text(self))
         write_text(self.out / RESULT, json.dumps(self.plain(), allow_nan=False) + "\n")
@@ -246,7 +228,6 @@ class SearchResult:
         for model, rows in found.confirmed.items():
             if absent := [row for row in ("none", "random", "single") if row not in rows]:
                 raise GradveilError(f"confirmed.{shown(model)}.{absent[0]}: missing")
-        saving = found.saving
         return cls(
             out,
             found.settings,
@@ -255,9 +236,7 @@ class SearchResult:
             tuple(numbered[number] for number in found.front),
             None if found.hybrid is None else replace(Policy.parse(found.hybrid), scored_on=scored),
             found.no_hybrid,
-            None
-            if saving is None
-            else RaceSavings(saving.dropped, saving.scored, saving.all, saving.unjudged),
+            found.saving,
             tuple(found.notes),
             found.study,
             found.storage,
@@ -268,7 +247,7 @@ class SearchResult:
 
 
 def policy_cells(policies: Sequence[TriedPolicy]) -> tuple[list[str], list[list[str]]]:
-    """Heads and rows of a table of policies: means with their errors, and n in the heads."""
+    """Return heads and rows of a table of policies: means with errors, and n in the heads."""
     names = sorted(policies[0].quantities, key=list(HEADS).index)
     heads = [f"{HEADS[name]}\nn {policies[0].quantities[name].n}" for name in names]
     rows = [
@@ -292,7 +271,7 @@ def _html(text: str) -> str:
 
 
 def trials_text(result: SearchResult) -> str:
-    """The text of trials.csv: a row for each trial, with mean, error and n of every quantity."""
+    """Return the text of trials.csv: a row for each trial, with mean, error and n of each."""
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerows(["" if cell is None else cell for cell in row] for row in _trials(result))
@@ -314,7 +293,7 @@ def _trials(result: SearchResult) -> list[list[Any]]:
 
 
 def policies_text(result: SearchResult) -> str:
-    """The text of policies.toml: best and hybrid, settings, policies by rank, digests of images."""
+    """Return the text of policies.toml: best, hybrid, settings, policies by rank, digests."""
     head: dict[str, Any] = {"format": FORMAT, "best": str(result.best)}
     if result.hybrid is None:
         head |= {"no_hybrid": result.no_hybrid}

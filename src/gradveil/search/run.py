@@ -2,9 +2,10 @@
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import nn
 
@@ -21,20 +22,15 @@ from gradveil.engine.device import find_device
 from gradveil.models import NormalizedName
 from gradveil.models.accuracy import measure_accuracy
 from gradveil.models.checkpoints import load_checkpoint
-from gradveil.search.confirm import (
-    FEWEST,
-    MODELS,
-    audit_seconds,
-    audit_tasks,
-    policies_to_audit,
-    read_audits,
-    verdicts,
-)
+from gradveil.search.comparisons import FEWEST, MODELS, verdicts
+from gradveil.search.confirm import audit_seconds, audit_tasks, policies_to_audit, read_audits
 from gradveil.search.job import FOLDER, RESULT, SearchJob
 from gradveil.search.loop import Loop, TriedTrial, on_front, qualified, saving
 from gradveil.search.results import POLICIES as FOUND
 from gradveil.search.results import SearchResult, TriedPolicy
 from gradveil.search.services import (
+    CALM,
+    JOURNAL,
     check_engine,
     check_optuna,
     check_services,
@@ -45,11 +41,6 @@ from gradveil.search.setup import Setup, find_checkpoint
 from gradveil.search.space import POLICIES, functions, make_hybrid
 from gradveil.transforms import Policy
 
-if TYPE_CHECKING:  # it imports Optuna
-    from gradveil.search.study import Study
-
-JOURNAL = "study.journal"
-CALM = 60.0  # seconds of speed that the time left is reckoned from: groups of trials end together
 SURE = 0.999  # confidence of a race that kept the same ten policies, as `trials` has measured
 TOLD = ("transform", "policy")  # what an attack needs that knows the policy
 
@@ -145,6 +136,8 @@ def run_search(
     if (out / RESULT).is_file():
         return _ended(out, storage)
     check_optuna("search")
+    from gradveil.search.study import Study
+
     setup = Setup.of(job, root)
     check_services(storage, engine, ray_address)
     with claimed(FOLDER, out, job.settings()):
@@ -156,42 +149,34 @@ def run_search(
         del facts["checkpoint"]
         scorers = setup.scorers(model, where)
         apart = setup.chosen.scored
-        opened = _open_study(job, out / JOURNAL if storage is None else storage, study, facts)
-        try:
-            with make_engine(engine, scorers, ray_address) as made:
-                audits = partial(
-                    audit_seconds,
-                    job,
-                    checkpoint,
-                    out,
-                    apart=apart,
-                    root=root,
-                    device=where,
-                    workers=made.workers,
-                )
-                try:
-                    done = Loop(job, opened, made, scorers, bar, audits).run()
-                finally:
-                    bar.stop()
-                busy = "makes the confirming audits: waiting for it"
-                with held(out, lambda holder: bar.say(f"{holder} {busy}")):
-                    if not (out / RESULT).is_file():
-                        policies = _policies_found(setup, done)
-                        tasks = audit_tasks(
-                            job,
-                            checkpoint,
-                            out,
-                            policies,
-                            apart=apart,
-                            root=root,
-                            device=device,
-                        )
-                        made.run(tasks, device, progress)
-                        about = (study, opened.url)
-                        measured, _ = measure_accuracy(model, setup.test, seed=job.seed)
-                        _result(setup, out, done, facts, measured, policies, about).write()
-        finally:
-            opened.close()
+        kept = out / JOURNAL if storage is None else storage
+        opened = Study.open(kept, study, facts, job.sampler, job.seed, job.objectives, POLICIES)
+        with closing(opened), make_engine(engine, scorers, ray_address) as made:
+            audits = partial(
+                audit_seconds,
+                job,
+                checkpoint,
+                out,
+                apart=apart,
+                root=root,
+                device=where,
+                workers=made.workers,
+            )
+            try:
+                done = Loop(job, opened, made, scorers, bar, audits).run()
+            finally:
+                bar.stop()
+            busy = "makes the confirming audits: waiting for it"
+            with held(out, lambda holder: bar.say(f"{holder} {busy}")):
+                if not (out / RESULT).is_file():
+                    policies = _policies_found(setup, done)
+                    tasks = audit_tasks(
+                        job, checkpoint, out, policies, apart=apart, root=root, device=device
+                    )
+                    made.run(tasks, device, progress)
+                    about = (study, opened.url)
+                    measured, _ = measure_accuracy(model, setup.test, seed=job.seed)
+                    _result(setup, out, done, facts, measured, policies, about).write()
         return SearchResult.read(out)
 
 
@@ -220,16 +205,8 @@ def _ended(out: Path, storage: str | None) -> SearchResult:
     return result
 
 
-def _open_study(
-    job: SearchJob, storage: str | Path, name: str, facts: Mapping[str, Any]
-) -> "Study[Policy]":
-    from gradveil.search.study import Study
-
-    return Study.open(storage, name, facts, job.sampler, job.seed, job.objectives, POLICIES)
-
-
 def _policies_found(setup: Setup, done: Sequence[TriedTrial]) -> dict[str, Policy]:
-    """The policies to be audited, by row; the hybrid is missing where there is none."""
+    """Return the policies to be audited, by row; the hybrid is missing where there is none."""
     order = [trial.tried for trial in qualified(setup.job, done)]
     hybrid, _ = make_hybrid(order, setup.job.hybrid, setup.test.channels)
     return policies_to_audit(setup.job, order[0], hybrid)
@@ -244,7 +221,7 @@ def _result(
     policies: Mapping[str, Policy],
     study: tuple[str, str],
 ) -> SearchResult:
-    """The result of a search whose audits are done; `study` is its name and its storage.
+    """Return the result of a search whose audits are done; `study` is its name and its storage.
 
     `measured` is the accuracy of the semi-trained model.
     """

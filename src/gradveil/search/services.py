@@ -16,6 +16,8 @@ from gradveil.search.ray import RayEngine, check_cluster
 
 ENGINES = ("local", "ray")
 PARTS = ".*.part"
+JOURNAL = "study.journal"  # in the job's folder, where no other storage is given
+CALM = 60.0  # seconds of speed that the time left is reckoned from: groups of trials end together
 
 
 def check_engine(engine: str, ray_address: str | None) -> None:
@@ -30,7 +32,7 @@ def check_engine(engine: str, ray_address: str | None) -> None:
 
 
 def check_optuna(job: str) -> None:
-    """Scores, probes and results need no Optuna, and some machines have none: only studies do."""
+    """Refuse to begin without Optuna, which studies need and scores, probes and results do not."""
     try:
         import optuna  # noqa: F401
     except ImportError:

@@ -127,11 +127,11 @@ class Setup:
         return made
 
     def untrained(self) -> nn.Module:
-        """A new copy of the model, untrained."""
+        """Make the model anew, untrained."""
         return build_for(self.job.model, self.train, self.job.seed)
 
     def facts(self, model: nn.Module) -> dict[str, Any]:
-        """Digests of weights and images: a study of others is another study, on any device."""
+        """Return digests of weights and images: a study of others is another, on any device."""
         return {
             "weights_sha256": digest(model.state_dict()),
             "images_sha256": images_digest(self.train, self.test),
@@ -189,7 +189,7 @@ def find_audited(job: SearchJob, test: Images, chosen: Chosen) -> tuple[int, ...
 
 
 def find_images(job: SearchJob, root: Path | None) -> tuple[Images, Images]:
-    """The job's training and test images: its own, or loaded by name."""
+    """Return the job's training and test images: its own, or loaded by name."""
     if isinstance(job.data, str):
         train, test = (
             load(job.data, split, root=root, image_size=job.image_size, channels=job.channels)
@@ -212,7 +212,7 @@ def find_images(job: SearchJob, root: Path | None) -> tuple[Images, Images]:
 def find_checkpoint(
     job: SearchJob, out: Path, *, root: Path | None, device: str, bar: Bar, progress: bool
 ) -> Path:
-    """The semi-trained weights: the job's own, or trained now. Of several processes one trains."""
+    """Return the semi-trained weights: the job's, or trained now, by one of several processes."""
     if job.checkpoint:
         return job.checkpoint
     from gradveil.training import Recipe, TrainingJob, train  # Lightning takes seconds to import

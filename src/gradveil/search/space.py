@@ -109,7 +109,7 @@ def draw(seed: int, number: int) -> dict[str, str]:
 
 
 def policy_of(slots: Mapping[str, str]) -> Policy:
-    """The policy of these slots without the empty ones; all empty, it changes nothing."""
+    """Return the policy of these slots without the empty ones; all empty, it changes nothing."""
     return Policy((tuple(Transform.parse(slots[slot]) for slot in SLOTS if slots[slot] != EMPTY),))
 
 
@@ -144,7 +144,7 @@ Function = tuple[str, float]
 
 
 def functions(policy: Policy, channels: int = 3) -> tuple[tuple[Function, ...], ...]:
-    """The functions of each member that change images of so many channels.
+    """Return the functions of each member that change images of so many channels.
 
     Numbers of the library do not matter: `24` and `42` are the same shift, and `28` does nothing.
     """
@@ -162,7 +162,7 @@ def _acting(member: Sequence[Transform], channels: int) -> tuple[Function, ...]:
 
 
 def distinct(policies: Iterable[Policy]) -> list[int]:
-    """Indices of the policies, in order, without those that do the same as an earlier policy."""
+    """Return the indices, in order, of the policies that do otherwise than all before them."""
     first: dict[object, int] = {}
     for index, policy in enumerate(policies):
         first.setdefault(functions(policy), index)

@@ -21,12 +21,13 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.files import shown
-from gradveil.core.formats import OwnerEntry, TrialAttributes
+from gradveil.core.formats import TrialAttributes
 from gradveil.core.job_folder import differences
 from gradveil.core.reading import convert
 from gradveil.core.seeds import derived
+from gradveil.search.owners import Heartbeat, OwnerEntry, lives, this_process
 from gradveil.search.space import SAMPLERS, STATES, Dimension, FinishedTrial, Scale, Space, Trial
-from gradveil.search.storage import Heartbeat, OpenStorage, lives, open_storage, this_process
+from gradveil.search.storage import OpenStorage, open_storage
 
 SETTINGS = "settings"  # of the search: an attribute of the study
 OWNER = "owner"  # of a trial; the study's attribute `owner:<id>` is that owner's heartbeat
@@ -129,6 +130,7 @@ class BreedingSampler(ReseededSampler):
 
 
 def make_sampler(name: str, seed: int, space: Space[Any]) -> TrialSampler:
+    """Return the sampler of this name."""
     if name == "random":
         return RandomSampler(seed, space)
     if name == "tpe":
@@ -240,7 +242,7 @@ class Study(Generic[T]):
             return taken + [self._create(number) for number in range(len(trials), end)]
 
     def _is_free(self, trial: FrozenTrial, living: Set[str]) -> bool:
-        """Whether nobody works at it; a claim that a lost connection broke was never answered."""
+        """Tell whether nobody works at it; a claim that a broken connection lost counts as none."""
         owner = self._attributes(trial).owner
         unanswered = owner == self._me.id and trial.number not in self._given
         return not trial.state.is_finished() and (owner not in living or unanswered)
@@ -263,7 +265,7 @@ class Study(Generic[T]):
             self._opened.patiently(keep)
 
     def finished(self, target: int) -> list[FinishedTrial[T]]:
-        """The finished trials with numbers below `target`, in order."""
+        """Return the finished trials with numbers below `target`, in order."""
         with self._opened.explained():
             for trial in self._opened.patiently(self._trials)[:target]:
                 if (
@@ -275,7 +277,7 @@ class Study(Generic[T]):
         return [self._read[number] for number in sorted(self._read) if number < target]
 
     def busy(self, target: int) -> int:
-        """The number of unfinished trials below `target` that are not this process's.
+        """Count the unfinished trials below `target` that are not this process's.
 
         Some of their owners may have died since the last claim; the next claim takes those.
         """
@@ -299,7 +301,7 @@ class Study(Generic[T]):
         return self._opened.name
 
     def _trials(self) -> list[FrozenTrial]:
-        """All trials in order. The storage remembers the finished ones, and reads what is new."""
+        """Return all trials in order; the storage remembers the finished and reads what is new."""
         return self._storage.get_all_trials(self._id, deepcopy=False)
 
     def _trial_id(self, number: int) -> int:
@@ -359,7 +361,7 @@ class Study(Generic[T]):
         return convert(trial.user_attrs, TrialAttributes, f"{self.url}: trial {trial.number}")
 
     def _read_back(self, trial: FrozenTrial) -> FinishedTrial[T]:
-        """The trial as it was stored, if that is a whole result of such a search."""
+        """Return the trial as it was stored, if that is a whole result of such a search."""
         kept, where = self._attributes(trial), f"{self.url}: trial {trial.number}"
         text = self._text(trial)
         if not text or not kept.result:
@@ -389,7 +391,7 @@ class Study(Generic[T]):
         return value
 
     def _told(self, trial: FinishedTrial[T]) -> list[float] | None:
-        """The means that Optuna is told; None where it is told that the trial was pruned.
+        """Return the means that Optuna is told; None where it is told that the trial was pruned.
 
         Two objectives are both known whatever the state, and a population needs every trial.
         """

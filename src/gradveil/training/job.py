@@ -15,7 +15,6 @@ from gradveil.core.boundary import check_fields, check_shown
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.files import digest
 from gradveil.core.job_folder import SETTINGS, Kind, remove_empty
-from gradveil.core.job_folder import claim as claim  # a part of this module too
 from gradveil.core.schedule import count_decays
 from gradveil.data import load
 from gradveil.data.images import Images, as_images, balanced, divided
@@ -43,7 +42,7 @@ def step_path(out: Path, step: int) -> Path:
 def refuse_other(out: Path, wanted: Mapping[str, Any]) -> None:
     """Refuse a folder that holds anything but this job's run. Nothing is written.
 
-    Earlier versions wrote a policy under a name of its own: a run that means the same is no other.
+    Earlier versions wrote a policy beside the defense: settings that mean the same are equal.
     """
     there = RUN.read(out) if (out / SETTINGS).is_file() else {}
     if "policy" in there:
@@ -319,8 +318,7 @@ class TrainingJob:
 def _images_text(images: Images | str) -> str:
     if isinstance(images, str):
         return images
-    found = digest({"images": images.images, "labels": images.labels})[:DIGITS]
-    return f"{images.name}: {len(images)} images, sha256 {found}"
+    return f"{images.name}: {len(images)} images, sha256 {images.digest()[:DIGITS]}"
 
 
 def _checked_test(test: Images, train: Images) -> Images:

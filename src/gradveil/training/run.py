@@ -15,6 +15,7 @@ from gradveil import __version__
 from gradveil.core.boundary import public
 from gradveil.core.errors import GradveilError, GradveilWarning, one_line
 from gradveil.core.importing import RAISED
+from gradveil.core.job_folder import claim
 from gradveil.core.locks import alone, refuse_held
 from gradveil.core.progress import LONG, Bar, foretold
 from gradveil.core.seeds import generator
@@ -35,7 +36,6 @@ from gradveil.training.job import (
     Recipe,
     TrainingJob,
     TrainingResult,
-    claim,
     refuse_other,
     release,
     step_path,
@@ -127,7 +127,7 @@ def train(
 
     A run that was stopped goes on after its last whole epoch; one that is done is read back.
     """
-    place, out = find_device(device), Path(out)
+    where, out = find_device(device), Path(out)
     refuse_other(out, job.settings())
     refuse_held(out, TRAINING)
     train_split, test_split = job.splits(None if root is None else Path(root))
@@ -152,8 +152,8 @@ def train(
         claim(out, job.settings())
         try:
             if progress and not (out / RESUME).is_file():
-                _foretell(job, model, (train_split, test_split), place)
-            facts = _fitted(job, model, (train_split, test_split), out, place, progress)
+                _foretell(job, model, (train_split, test_split), where)
+            facts = _fitted(job, model, (train_split, test_split), out, where, progress)
             save_checkpoint(out / FINAL, model, facts)
         except RAISED:
             release(out)

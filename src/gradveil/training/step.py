@@ -113,12 +113,12 @@ class GraphedStep(Step):
 
 
 def repasses(defense: Defense) -> bool:
-    """Whether a part passes the batch through the model again, to meet the same draws there."""
+    """Tell whether a part of it passes the batch through the model again, with the same draws."""
     return any(part.repasses for part in defense.parts())
 
 
 def replays(defense: Defense, device: torch.device) -> bool:
-    """Whether steps are CUDA graphs: on a GPU, unless the batch passes through the model again."""
+    """Tell whether steps are CUDA graphs: on a GPU, unless the batch passes through again."""
     return device.type == "cuda" and not repasses(defense)
 
 

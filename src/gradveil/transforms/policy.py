@@ -148,7 +148,28 @@ class Policy:
         Where the search found no hybrid, its best policy is used, and a warning says so.
         """
         check_value(path, Path | str, "path")
-        return load_policy(Path(path), check_value(which, str, "which"))
+        check_value(which, str, "which")
+        found = read_policies(Path(path))
+        if which == "hybrid" and found.hybrid is None:
+            warnings.warn(
+                f"{path} holds no hybrid ({shown(found.no_hybrid)}):"
+                f" the best policy, {shown(found.best)}, is used",
+                GradveilWarning,
+                stacklevel=2,
+            )
+            which = "best"
+        named = {"hybrid": found.hybrid, "best": found.best}
+        named |= {str(rank): each.policy for rank, each in enumerate(found.policy, start=1)}
+        if (text := named.get(which)) is None:
+            raise GradveilError(
+                f"no policy {shown(repr(which))} in {path}:"
+                f" choose hybrid, best, or a rank from 1 to {len(found.policy)}"
+            )
+        try:
+            policy = cls.parse(text)
+        except GradveilError as error:
+            raise GradveilError(f"{path} is damaged: {error}") from None
+        return replace(policy, scored_on=() if found.images is None else tuple(found.images.scored))
 
     @classmethod
     def find(cls, text: str) -> "Policy":
@@ -254,36 +275,8 @@ def _on_picture(picture: Image.Image, change: Callable[[Tensor], Tensor]) -> Ima
     return Image.fromarray(changed.numpy())
 
 
-def load_policy(path: Path, which: str = "hybrid") -> Policy:
-    """Load a policy of a search by `hybrid`, `best`, or a rank from 1 on.
-
-    A search without a hybrid gives its best policy, and a warning says so.
-    """
-    found = read_policies(path)
-    if which == "hybrid" and found.hybrid is None:
-        warnings.warn(
-            f"{path} holds no hybrid ({shown(found.no_hybrid)}):"
-            f" the best policy, {shown(found.best)}, is used",
-            GradveilWarning,
-            stacklevel=3,
-        )
-        which = "best"
-    ranks = {str(rank): one.policy for rank, one in enumerate(found.policy, start=1)}
-    if which in ("hybrid", "best"):
-        text = (which == "hybrid" and found.hybrid) or found.best
-    elif which in ranks:
-        text = ranks[which]
-    else:
-        raise GradveilError(
-            f"no policy {shown(repr(which))} in {path}:"
-            f" choose hybrid, best, or a rank from 1 to {len(ranks)}"
-        )
-    scored_on = () if found.images is None else tuple(found.images.scored)
-    return replace(_parsed(path, text), scored_on=scored_on)
-
-
 def read_policies(path: Path) -> PoliciesFile:
-    """The whole file, its types checked."""
+    """Read the whole file, and check its types."""
     try:
         found = read_toml(path, dict[str, object], most=MOST)
         if found.get("format") != FORMAT:
@@ -300,10 +293,3 @@ def read_policies(path: Path) -> PoliciesFile:
         raise GradveilError(f"{shown(path)} is damaged, or no TOML: {error.problem}") from None
     except WrongTypeError as error:
         raise GradveilError(f"{error}; the file is damaged") from None
-
-
-def _parsed(path: Path, text: str) -> Policy:
-    try:
-        return Policy.parse(text)
-    except GradveilError as error:
-        raise GradveilError(f"{path} is damaged: {error}") from None

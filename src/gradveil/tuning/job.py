@@ -10,7 +10,7 @@ from torch import nn
 
 from gradveil.attacks import adam_cosine
 from gradveil.audits.job import LABELS, Case, data_name
-from gradveil.core.boundary import check_fields
+from gradveil.core.boundary import check_fields, check_least
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.files import digest
 from gradveil.core.job_folder import Kind
@@ -21,6 +21,7 @@ from gradveil.defenses.applied import check_defense
 from gradveil.models import NormalizedName
 from gradveil.models.factories import check_weights_exist
 from gradveil.models.normalized import constants_setting, plain_name
+from gradveil.search.job import refuse_changes
 from gradveil.tuning.space import AttackSpace
 
 FOLDER = Kind("a tuning", "tuning")
@@ -80,12 +81,7 @@ class TuningJob:
         check_defense(self.defense)
         if isinstance(self.model, nn.Module):
             check_weights_exist(self.model)
-        for name, least in LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise GradveilError(
-                    f"{name.replace('_', ' ')} {value}: it must be at least {least}"
-                )
+        check_least(self, LEAST)
         for name in ("images", "held_out"):
             value = getattr(self, name)
             if value % self.batch_size:
@@ -101,16 +97,8 @@ class TuningJob:
             raise GradveilError(
                 f"confidence {self.confidence}: choose from 0.5 to below 1, such as 0.95"
             )
-        if isinstance(self.data, Images) and self.image_size is not None:
-            raise GradveilError(
-                f"image size {self.image_size}: only named data sets are resized; "
-                "resize your own images first"
-            )
-        if isinstance(self.data, Images) and self.channels is not None:
-            raise GradveilError(
-                f"channels {self.channels}: only named data sets are converted; "
-                "convert your own images first"
-            )
+        if isinstance(self.data, Images):
+            refuse_changes(self.image_size, self.channels)
 
     @property
     def case(self) -> Case:
@@ -138,14 +126,9 @@ class TuningJob:
     def _digests(self) -> dict[str, str]:
         told: dict[str, str] = {}
         if isinstance(self.data, Images):
-            told["data_sha256"] = images_digest(self.data)
+            told["data_sha256"] = self.data.digest()
         if self.public is not None:
-            told["public_sha256"] = images_digest(self.public)
+            told["public_sha256"] = self.public.digest()
         if isinstance(self.model, nn.Module):
             told["model_sha256"] = digest(self.model.state_dict())
         return told
-
-
-def images_digest(images: Images) -> str:
-    """Return a digest of all pixels and labels."""
-    return digest({"images": images.images, "labels": images.labels})

@@ -12,7 +12,7 @@ from gradveil import __version__
 from gradveil.attacks import GradientMatching
 from gradveil.attacks.attack_files import FORMAT, attack_table, read_attack, read_attack_file
 from gradveil.core.errors import GradveilError
-from gradveil.core.files import shown, write_text
+from gradveil.core.files import remove_unfinished, shown, write_text
 from gradveil.core.formats import (
     AttackFile,
     Compared,
@@ -48,7 +48,7 @@ def compare(tuned: Mapping[str, Sequence[float]], standard: Mapping[str, Sequenc
     for name, test in (("lineup", sign_test), ("ssim", signed_rank)):
         pairs = list(zip(tuned[name], standard[name], strict=True))
         ours, theirs = (sum(values) / len(pairs) for values in zip(*pairs, strict=True))
-        p = test([one - other for one, other in pairs])
+        p = test([tried - usual for tried, usual in pairs])
         found[name] = Compared(*(float(f"{value:.{DIGITS}g}") for value in (ours, theirs, p)))
     return found
 
@@ -130,8 +130,7 @@ class TuningResult:
 
     def write(self) -> None:
         """Write both files. attack.toml comes last: where it is, everything is."""
-        for unfinished in self.out.glob(".*.part"):
-            unfinished.unlink(missing_ok=True)
+        remove_unfinished(self.out, (".*.part",))
         write_text(self.out / RESULT, json.dumps(self.plain(), allow_nan=False) + "\n")
         write_text(self.out / ATTACK, attack_text(self.file, ATTACK))
 

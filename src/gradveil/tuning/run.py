@@ -1,9 +1,9 @@
 """A whole tuning: into a folder, alone or with others at one study, or on from where it stopped."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
@@ -21,6 +21,8 @@ from gradveil.engine.device import find_device
 from gradveil.models import NormalizedName
 from gradveil.search.engine import Engine
 from gradveil.search.services import (
+    CALM,
+    JOURNAL,
     check_engine,
     check_optuna,
     check_services,
@@ -35,11 +37,6 @@ from gradveil.tuning.results import TuningResult, compare, make_file
 from gradveil.tuning.setup import Setup
 from gradveil.tuning.space import AttackSpace
 
-if TYPE_CHECKING:  # it imports Optuna
-    from gradveil.search.study import Study
-
-JOURNAL = "study.journal"
-CALM = 60.0  # seconds of speed that the time left is reckoned from
 NOT_TOLD = ("space", "budget")  # settings that attack.toml does not repeat
 
 
@@ -127,6 +124,8 @@ def run_tuning(
         clear_lock(out)  # of a process that was killed after its last write
         return TuningResult.read(out)
     check_optuna("tuning")
+    from gradveil.search.study import Study
+
     setup = Setup.of(job, root, where)
     check_services(storage, engine, ray_address)
     if job.budget is not None and not (out / SETTINGS).is_file():
@@ -140,19 +139,17 @@ def run_tuning(
             _foretell(setup, bar)
         facts = settings | setup.facts() | {"space": setup.space.plain()}
         del facts["checkpoint"], facts["budget"]
-        opened = _open_study(setup, out / JOURNAL if storage is None else storage, study, facts)
-        try:
-            with make_engine(engine, setup.scorers(), ray_address) as made:
-                try:
-                    done = Loop(job, setup.space, opened, made, bar).run()
-                finally:
-                    bar.stop()
-                busy = "tests the tuned attack: waiting for it"
-                with held(out, lambda holder: bar.say(f"{holder} {busy}")):
-                    if not (out / ATTACK).is_file():
-                        _result(setup, out, done, made, (study, opened.url)).write()
-        finally:
-            opened.close()
+        kept = out / JOURNAL if storage is None else storage
+        opened = Study.open(kept, study, facts, "tpe", job.seed, (OBJECTIVE,), setup.space)
+        with closing(opened), make_engine(engine, setup.scorers(), ray_address) as made:
+            try:
+                done = Loop(job, setup.space, opened, made, bar).run()
+            finally:
+                bar.stop()
+            busy = "tests the tuned attack: waiting for it"
+            with held(out, lambda holder: bar.say(f"{holder} {busy}")):
+                if not (out / ATTACK).is_file():
+                    _result(setup, out, done, made, (study, opened.url)).write()
         return TuningResult.read(out)
 
 
@@ -169,14 +166,6 @@ def _as_begun(job: TuningJob, out: Path) -> TuningJob:
     if job.budget is None or not (out / SETTINGS).is_file():
         return job
     return replace(job, work=int(FOLDER.read(out)["work"]))
-
-
-def _open_study(
-    setup: Setup, storage: str | Path, name: str, facts: Mapping[str, Any]
-) -> "Study[Drawn]":
-    from gradveil.search.study import Study
-
-    return Study.open(storage, name, facts, "tpe", setup.job.seed, (OBJECTIVE,), setup.space)
 
 
 def _result(

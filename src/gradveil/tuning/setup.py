@@ -28,7 +28,7 @@ from gradveil.models import build_for
 from gradveil.scores import ssim
 from gradveil.scores.lineup import draw_victims
 from gradveil.scores.scorer import Scorer
-from gradveil.tuning.job import TuningJob, images_digest
+from gradveil.tuning.job import TuningJob
 from gradveil.tuning.space import AttackSpace, usual_space
 
 POOL = 10_000  # public images at most that victims and line-ups are drawn from
@@ -77,7 +77,7 @@ class AttackScorer(Scorer):
         images = sum(len(victim.indices) for victim in victims)
         seconds = (time.perf_counter() - began) / images
         made = ranked(outcomes(victims, found), generator(self.seed, "lot", block))
-        hits, likeness = zip(*(_measure(one, attack.view.aims_at) for one in made), strict=True)
+        hits, likeness = zip(*(_measure(each, attack.view.aims_at) for each in made), strict=True)
         missed = [1 - (hit + like) / 2 for hit, like in zip(hits, likeness, strict=True)]
         return {
             "missed": missed,
@@ -187,7 +187,7 @@ class Setup:
         """Return digests of weights and images: a study of others is another study."""
         return {
             "weights_sha256": digest(self.stage.client.model.state_dict()),
-            "images_sha256": images_digest(self.pool.select(self.victims.numbers)),
+            "images_sha256": self.pool.select(self.victims.numbers).digest(),
             "gradveil": __version__,
         }
 
