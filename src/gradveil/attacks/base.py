@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import fields
-from typing import NamedTuple, final, overload
+from typing import ClassVar, NamedTuple, final, overload
 
 import torch
 from torch import Generator, Tensor
@@ -33,7 +33,10 @@ class Attack(ABC):
     A subclass is a frozen dataclass whose fields are its settings, and implements `reconstruct`;
     callers call the attack itself. Its number of iterations, if it iterates, is a field `steps`,
     and its number of attempts a field `restarts`, so that checks can run a short version of it.
+    `easy_model` names the model on which it is known to work untrained, for its positive control.
     """
+
+    easy_model: ClassVar[str] = "lenet"
 
     @property
     def needs(self) -> tuple[str, ...]:

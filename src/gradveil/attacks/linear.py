@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -30,6 +31,8 @@ class LinearInversion(Attack):
     entries left. Works for one image and one local step; more would mix images.
     """
 
+    easy_model: ClassVar[str] = "mlp"
+
     def reconstruct(
         self, seen: Sequence[Observation], rng: Generator, progress: Progress
     ) -> list[Reconstruction]:
@@ -43,7 +46,7 @@ class LinearInversion(Attack):
         for done, victim in enumerate(seen, 1):
             z = solve(victim.gradients[weight], victim.gradients[bias])
             images = z.view(1, *victim.image_shape) * std + mean
-            found.append(_reconstruction(victim, images, shares, fresh, rng))
+            found.append(measured(victim, images, shares, fresh, rng, DEAD))
             progress(done, len(seen))
         return found
 
@@ -65,13 +68,21 @@ def solve(weight: Tensor, bias: Tensor) -> Tensor:
     return torch.where(kept == 0, 0.0, (scaled @ weight) / kept / largest)
 
 
-def _reconstruction(
-    victim: Observation, images: Tensor, shares: Shares, fresh: FreshDraws, rng: Generator
+def measured(
+    victim: Observation,
+    images: Tensor,
+    shares: Shares,
+    fresh: FreshDraws,
+    rng: Generator,
+    failed: str,
 ) -> Reconstruction:
-    """Measure the distance of the images, which takes a label: the known or the inferred one."""
+    """Return images with their gradient's distance, which takes labels: known or inferred ones.
+
+    Images that are not finite were not found; `failed` says why.
+    """
     if not bool(images.isfinite().all()):
         gray = torch.full_like(images, GRAY).cpu()
-        return Reconstruction(gray, victim.knowledge.labels, math.inf, DEAD)
+        return Reconstruction(gray, victim.knowledge.labels, math.inf, failed)
     images = images.clamp(0, 1)
     finder = SingleLabel() if victim.knowledge.labels is None else Known()
     labels = finder.bind([victim], rng)

@@ -10,6 +10,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Generator, Tensor, nn
@@ -58,6 +59,8 @@ class Peeling(Attack):
     what is left. Entries that pruning set to zero make a unit useless, the other units still work.
     Needs one gradient of a model in which images of a batch do not interact.
     """
+
+    easy_model: ClassVar[str] = "mlp"
 
     def reconstruct(
         self, seen: Sequence[Observation], rng: Generator, progress: Progress

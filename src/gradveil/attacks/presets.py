@@ -11,6 +11,7 @@ from typing import Any
 
 from gradveil.attacks.attack_files import SUFFIX, read_attack
 from gradveil.attacks.base import About, Attack, not_an_attack
+from gradveil.attacks.dense_inversion import DenseInversion
 from gradveil.attacks.distances import Cosine, Distance, Likelihood, cosine, l1, l2
 from gradveil.attacks.features import FeatureCosine
 from gradveil.attacks.hidden_draws import JointMasks, JointNoise
@@ -70,6 +71,8 @@ raced = replace(
 features = replace(adam_cosine, distance=FeatureCosine(), prior=TotalVariation(2e-2))
 # Exact, for one image and a first layer that is linear with a bias.
 closed_form = LinearInversion()
+# Exact, for batches of known labels, in a network of dense layers.
+dense_inversion = DenseInversion()
 # Exact, for batches, where a ReLU follows that layer.
 peeling = Peeling()
 
@@ -140,6 +143,12 @@ ABOUT: Mapping[str, About] = {
         "one image, and a linear first layer with a bias",
         "a moment",
         "Phong et al. 2018, Privacy-Preserving Deep Learning",
+    ),
+    "dense-inversion": About(
+        "solves for every image, layer by layer",
+        "batches with known labels, a network of dense layers, fewer images than classes",
+        "seconds",
+        OURS,
     ),
     "peeling": About(
         "solves for every image of a batch",

@@ -26,6 +26,7 @@ RACED = "raced"
 EXACT = "closed-form"
 EXACT_BATCH = "peeling"  # of several images
 FEATURES = "features", "raced+features"  # of several images
+DENSE = "dense-inversion"  # of several images
 LONGEST = 128  # letters of an attack's name
 MOST_RESTARTS = 4  # of an attack of `auto`: four of 4,800 steps are about the work of a race
 SEARCHED = ("steps", "restarts")
@@ -45,8 +46,8 @@ def automatic(
     """Name the attacks of `auto`, each once.
 
     These are the standard attack and the raced one, the breakers that each part of the defense
-    declares, all parts' strongest ones in one search, plain and raced, and the exact one; of
-    several images also those that match what dense layers tell of each. What the model draws by
+    declares, all parts' strongest ones in one search, plain and raced, and the exact ones;
+    of several images also those that match what dense layers tell of each. What the model draws by
     itself in this mode is attacked as the defense that draws alike is.
     """
     parts: list[Defense | type[Defense]] = [*defense.parts()]
@@ -54,7 +55,7 @@ def automatic(
     breakers = [name for part in parts for name in part.breakers]
     for part in parts:
         _check_breakers(part)
-    exact = (EXACT,) if batch_size == 1 else (*FEATURES, EXACT_BATCH)
+    exact = (EXACT,) if batch_size == 1 else (*FEATURES, DENSE, EXACT_BATCH)
     names = (STANDARD, RACED, *breakers, *combinations(defense, parts), *exact)
     return tuple(dict.fromkeys(names))
 

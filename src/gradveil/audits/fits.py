@@ -7,6 +7,7 @@ from math import isfinite
 from torch import nn
 
 from gradveil.attacks import Attack, GradientMatching
+from gradveil.attacks.dense_inversion import DenseInversion
 from gradveil.attacks.distances import Distance, cosine
 from gradveil.attacks.linear import LinearInversion
 from gradveil.attacks.policy_views import Itself
@@ -62,7 +63,7 @@ def try_each(attacks: Mapping[str, Attack], run: Callable[[str, Attack], Reconst
 
 def measured_by(attack: Attack) -> str:
     """Say how the attack measures the distance of an update: only equal ones can be compared."""
-    if isinstance(attack, LinearInversion):
+    if isinstance(attack, LinearInversion | DenseInversion):
         return _short(cosine)
     if not isinstance(attack, GradientMatching):
         return type(attack).__name__

@@ -13,8 +13,6 @@ from torch import Generator, Tensor
 
 from gradveil.attacks import Attack
 from gradveil.attacks.labels import Counted, SingleLabel
-from gradveil.attacks.linear import LinearInversion
-from gradveil.attacks.peeling import Peeling
 from gradveil.audits.attackers import PUBLIC, check_told, granted, in_words, rounds
 from gradveil.audits.job import AuditJob, Case, shortened
 from gradveil.audits.model import find_model, plain_model
@@ -464,5 +462,4 @@ def positive_model(attack: Attack) -> str:
 
     Without the gradients that random layers change, those of lenet say too little of an image.
     """
-    exact = isinstance(attack, LinearInversion | Peeling)
-    return "mlp" if exact or "random_layers" in attack.needs else "lenet"
+    return "mlp" if "random_layers" in attack.needs else attack.easy_model

@@ -21,6 +21,7 @@ ATTACKS = [
     "raced",
     "features",
     "closed-form",
+    "dense-inversion",
     "peeling",
     "early-step",
     "transform-known",

@@ -10,7 +10,7 @@ from torch import Generator
 
 from gradveil.attacks import Attack, GradientMatching
 from gradveil.attacks.presets import find, find_attack
-from gradveil.audits.attackers import AUTO, FEATURES, RACED, STANDARD, automatic, granted
+from gradveil.audits.attackers import AUTO, DENSE, FEATURES, RACED, STANDARD, automatic, granted
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Observation
@@ -43,7 +43,11 @@ def choose_attempts(
     train_mode, size = client.protocol.train_mode, seen[0].size
     *names, exact = automatic(client.defense, seen[0].model, train_mode, size)
     strongest = {name for part in client.defense.parts() for name in part.strongest}
-    slow = {RACED, *FEATURES}  # many starts, or equations that take seconds before the first step
+    slow = {
+        RACED,
+        *FEATURES,
+        DENSE,
+    }  # many starts, or equations that take seconds before the first step
     searches = [name for name in names if slow.isdisjoint(name.split("+"))]
     searches.sort(key=lambda name: (name == STANDARD, "+" not in name, name not in strongest))
     found: list[Attempt] = []

@@ -413,7 +413,9 @@ class Audited(Cell):
             draw_grid(case, self.attack, target / GRID)
 
     def quick(self, workspace: Workspace) -> Self:
-        steps = None if self.attack in ("closed-form", "peeling") else QUICK_STEPS
+        steps = (
+            None if self.attack in ("closed-form", "dense-inversion", "peeling") else QUICK_STEPS
+        )
         return replace(
             self,
             training=self.training.quick(workspace),

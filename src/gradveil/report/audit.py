@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
+from gradveil.attacks import PRESETS
 from gradveil.audits import AuditResult, CaseResult, Row
 from gradveil.audits.results import NO_BETTER, PLAIN, TESTED, TOO_FEW
 from gradveil.controls import TRUTHS
@@ -265,7 +266,8 @@ def _positive_words(row: Row, cases: Sequence[CaseResult]) -> str:
     """Say how an attack did on the easy model; the cases tell whether it undoes a defense."""
     undone = [case for case in cases if _undoes(case, row)]
     random = any(MEANINGS["random_layers"].short in _told(case, row) for case in undone)
-    model = "mlp" if random or row.attack in ("closed-form", "peeling") else "lenet"
+    preset = PRESETS.get(row.attack)
+    model = "mlp" if random or (preset and preset.easy_model == "mlp") else "lenet"
     under = ", what it undoes at a mild setting" if undone else ""
     says = "it fails even there, so low scores of it say nothing about the model"
     if row.doubt is None:
