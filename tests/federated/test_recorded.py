@@ -303,17 +303,31 @@ def test_what_cannot_be_attacked_is_told_before_the_training_and_not_called_safe
     assert list(found.audits) == [small] and found.not_attacked == {large: f"round {large}: {said}"}
 
 
-def test_updates_that_are_too_large_beside_others_are_told_before_the_training_and_in_the_note(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("most", "said"),
+    [(4, "1 of more than 4 images"), (256, "1 of other numbers of images than 4")],
+)
+def test_updates_of_other_sizes_are_told_before_the_training_and_in_the_note(
+    most: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradveil.federated.recorded.MOST", 4)
+    monkeypatch.setattr("gradveil.federated.recorded.MOST", most)
     job = make_job(**UNEVEN, rounds=1, spy_rounds=(1,))
-    said = "1 of 2 updates are of more than 4 images and are not attacked, which does not make them"
-    with pytest.warns(GradveilWarning, match=f"^round 1: {said} safe"), pytest.raises(BegunError):
+    said = f"not attacked, of 2 updates: {said}; that does not make them safe"
+    with pytest.warns(GradveilWarning, match=f"^round 1: {said}"), pytest.raises(BegunError):
         federate(job, tmp_path, engine=begin, progress=False)
     run(replace(job, attacks={}), tmp_path / "run")
     audit = make_audit(job, 1, tmp_path / "run", job.splits(None))
     assert audit.images == audit.batch_size == 4 and said in audit.note
+
+
+@pytest.mark.filterwarnings("error:.*hardly resemble:gradveil.core.errors.GradveilWarning")
+def test_what_a_neighbor_sent_from_its_own_weights_is_not_doubted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradveil.federated.recorded.LEAST_ALIKE", 2.0)  # no update is so alike
+    graph = parse_graph("0-1,1-2,2-3", 4)
+    job = make_job(clients=4, batch_size=2, graph=graph, spy=1)
+    assert list(run(job, tmp_path).audits) == [2]
 
 
 @pytest.mark.parametrize(
