@@ -4,6 +4,7 @@ import json
 import os
 import warnings
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -407,6 +408,7 @@ def test_the_command_trains_and_audits_on_flowers_simulation(
     assert found["rounds"] == 2 and [row["clients"] for row in found["history"]] == [2, 2]
     assert [row["round"] for row in found["audits"]] == [2]
     assert all(row["attack"] == "dlg" and row["n"] == 2 for row in found["audits"])
+    assert Path(found["page"]) == tmp_path / "run" / "index.html"
     job = FederationJob(
         "fashion-mnist-mini", "lenet", 2, 2, parse("prune:0.5"), batch_size=1, lr=0.05, start=start
     )
@@ -417,3 +419,27 @@ def test_the_command_trains_and_audits_on_flowers_simulation(
     for name, value in same.model.state_dict().items():
         torch.testing.assert_close(both["one"][name], value, atol=1e-6, rtol=0)
     assert os.environ.get("FLWR_TELEMETRY_ENABLED") == "0"
+
+
+@pytest.mark.filterwarnings("ignore::gradveil.core.errors.GradveilWarning")
+def test_the_command_ends_with_a_table_its_notes_and_a_page_of_all_rounds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gradveil.cli import run as command
+
+    engine = partial(federate, engine=here)
+    monkeypatch.setattr("gradveil.federated.run.federate", engine)
+    out = tmp_path / "run"
+    words = f"federate --data fashion-mnist-mini --model lenet --rounds 2 --clients 3 --out {out}"
+    words += " --batch-size 1 --graph ring --spy-rounds 1,2 --attack dlg --steps 1 --audited 2"
+    assert command(words.split()) == 0
+    said = capsys.readouterr().out
+    assert all(
+        name in said for name in ("line-up", "blind", "sham", f"page    {out / 'index.html'}")
+    )
+    assert "\nRounds 1, 2: participant 0 attacks with its own weights" in said
+    page = (out / "index.html").read_text()
+    assert all(name in page for name in ("round-0001", "round-0002", "participant 0 attacks"))
+    (out / "index.html").unlink()
+    assert command(["report", str(out)]) == 0  # the same page
+    assert (out / "index.html").read_text() == page
