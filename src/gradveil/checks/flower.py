@@ -76,7 +76,7 @@ def check_app(folder: Path | str) -> Diagnosis:
     app = App(modules)
     unread += app.too_deep
     skipped = [f"{name}, which cannot be read" for name in unread]
-    skipped += [f"{more} files beyond the first {MOST_FILES}"] if more else []
+    skipped += [f"{more} files beyond the first {MOST_FILES}, which are not read"] if more else []
     starts += _started_by(app)
     found = [*_local_dp(app), *_central(app), *_whole_app(app), *_never_reached(app)]
     found += check_started(starts)
