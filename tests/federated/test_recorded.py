@@ -260,6 +260,15 @@ def test_an_average_is_the_gradient_of_all_its_images(tmp_path: Path) -> None:
         torch.testing.assert_close(value, wanted.seen.gradients[name], atol=1e-6, rtol=1e-4)
 
 
+def test_the_note_says_that_the_sham_of_an_average_is_protected_once(tmp_path: Path) -> None:
+    said = "prune:0.5 acts on the update of each client, and in the sham once on their average"
+    for given, note in ((None, ""), (3, said)):
+        job = make_job(average_of=given, defense=parse("prune:0.5"))
+        out = tmp_path / str(given)
+        run(replace(job, attacks={}), out)
+        assert make_audit(job, 2, out, job.splits(None)).note == note
+
+
 @dataclass(frozen=True)
 class Uneven(Partition):
     """Two clients: one with 8 images, one with 4."""

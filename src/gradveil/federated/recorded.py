@@ -17,6 +17,7 @@ from gradveil.core.files import digest
 from gradveil.core.seeds import derived
 from gradveil.core.types import Batch, Gradients, Loss, Protocol, Statistics
 from gradveil.data import Images
+from gradveil.defenses import Defense
 from gradveil.engine.device import find_device
 from gradveil.engine.shares import as_one_client
 from gradveil.federated.job import AUDITS, SPY, FederationJob, make_model, make_shares
@@ -249,7 +250,9 @@ def _audit_of(
         first=0,
         seed=derived(job.seed, "audit", number) >> 1,
         recorded=recorded,
-        note="; ".join(words for words in (victims.note, victims.left_out) if words),
+        note="; ".join(
+            filter(None, (victims.note, sham_words(victims, job.defense), victims.left_out))
+        ),
     )
 
 
@@ -396,6 +399,13 @@ def left_out_words(images: Collection[Tensor], size: int) -> str:
         return ""
     more = "that does not make them safe"
     return f"not attacked, of {len(every)} updates: {', '.join(said)}; {more}"
+
+
+def sham_words(victims: Victims, defense: Defense) -> str:
+    """Say how the sham of averages differs from them, where a defense acts on each update."""
+    if not defense.changes("gradients") or not any(each.members for each in victims.updates):
+        return ""
+    return f"{defense} acts on the update of each client, and in the sham once on their average"
 
 
 APPROXIMATED = (
