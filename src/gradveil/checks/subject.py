@@ -89,11 +89,12 @@ class Diagnosis:
         """
         ordered = sorted(self.findings, key=lambda found: LEVELS.index(found.level))
         lines = [line for found in ordered for line in _in_words(found)]
-        skipped = [each for each in self.skipped if "," not in each]
+        reasons = [each for each in self.skipped if {",", ":"} & {*each}]
+        skipped = [each for each in self.skipped if each not in reasons]
         for word, names in (("well", self.silent), ("skipped", skipped)):
             if names:
                 lines.append(f"{word:<8}{len(names)} checks: {', '.join(names)}")
-        lines += [f"{'skipped':<8}{each}" for each in self.skipped if "," in each]
+        lines += [f"{'skipped':<8}{each}" for each in reasons]
         if self.machine is not None:
             lines += _in_words(self.machine)
         return "\n".join(map(on_one_line, lines))
