@@ -8,17 +8,18 @@ export FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
 work=$(mktemp -d)
 export FLWR_HOME="$work/home"
 mkdir -p "$FLWR_HOME"
-pids=()
 tree() {  # a process and all that it started, by their ids
   for child in $(pgrep -P "$1"); do tree "$child"; done
   echo "$1"
 }
 stop() {
   started=()
-  for pid in "${pids[@]}"; do started+=($(tree "$pid")); done
+  for pid in $(pgrep -P $$); do started+=($(tree "$pid")); done
   kill "${started[@]}" 2>/dev/null || true
-  for pid in "${pids[@]}"; do wait "$pid" 2>/dev/null || true; done
-  sleep 2
+  for _ in $(seq 20); do  # ten seconds to end in good order
+    kill -0 "${started[@]}" 2>/dev/null || break
+    sleep 0.5
+  done
   kill -9 "${started[@]}" 2>/dev/null || true
   rm -rf "$work"
 }
@@ -27,7 +28,6 @@ start() {
   log=$1
   shift
   "$@" > "$log" 2>&1 &
-  pids+=($!)
 }
 
 # Certificates of an authority of our own, for 127.0.0.1.

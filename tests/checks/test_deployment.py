@@ -217,3 +217,7 @@ def test_a_machine_where_nothing_runs_is_not_called_well(
     assert "processes, which can be looked at on Linux alone" in diagnosis.skipped
     (tmp_path / "config.toml").write_text('[superlink.far]\naddress = "a.org:1"\ninsecure = true\n')
     assert [each.name for each in check_running().findings] == ["TLS"]
+    (tmp_path / "config.toml").write_text('[superlink.far]\naddress = "fleet.flower.ai:1"\n')
+    diagnosis = check_running()
+    assert diagnosis.silent == ("TLS",)  # of who may join a connection tells nothing
+    assert any(each.startswith("node authentication: no flower") for each in diagnosis.skipped)

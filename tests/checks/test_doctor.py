@@ -106,7 +106,8 @@ def test_a_checkpoint_of_the_protected_or_the_plain_model_is_loaded(tmp_path: Pa
 
 def test_a_diagnosis_shows_itself_as_text_and_as_json() -> None:
     findings = Finding("note", "a", "means", "do"), Finding("error", "b", "means", "do")
-    found = Diagnosis(findings, ("c",), ("d", "e"), Finding("note", "self", "well", "none"))
+    skipped = "d", "f, g: no file says it", "e"
+    found = Diagnosis(findings, ("c",), skipped, Finding("note", "self", "well", "none"))
     assert str(found).splitlines() == [
         "error   b: means",
         "        do",
@@ -114,6 +115,7 @@ def test_a_diagnosis_shows_itself_as_text_and_as_json() -> None:
         "        do",
         "well    1 checks: c",
         "skipped 2 checks: d, e",
+        "skipped f, g: no file says it",
         "note    self: well",
         "        none",
     ]

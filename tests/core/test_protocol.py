@@ -79,6 +79,9 @@ def test_a_setting_that_makes_no_sense_is_refused_by_name(
 def test_how_the_weights_move_is_put_in_words() -> None:
     assert Protocol(local_epochs=2, local_batch_size=2).in_words(5) == "6 local steps"
     assert Protocol(client_weight_decay=0.1).in_words(5) == "1 local step with weight decay 0.1"
+    both = Protocol(2, client_momentum=0.9, client_weight_decay=0.1)
+    assert both.in_words(5) == "2 local steps with momentum 0.9 and weight decay 0.1"
+    assert Protocol(client_momentum=0.9).in_words(5) == "1 local step"  # momentum starts from zero
 
 
 def test_averaged_clients_have_equal_parts_of_the_images_and_make_their_own_steps() -> None:

@@ -34,7 +34,7 @@ from gradveil.federated import recorded, spied
 from gradveil.federated import run as federated_run
 from gradveil.federated.client_app import Plan, Workshop
 from gradveil.federated.job import SPY, FederationJob, make_model, make_shares
-from gradveil.federated.messages import as_record, as_tensors
+from gradveil.federated.messages import LOG, as_record, as_tensors
 from gradveil.federated.partition import ByClass, Dirichlet, parse_graph, parse_partition
 from gradveil.federated.run import FederationResult, federate
 from gradveil.models.checkpoints import read_settings
@@ -373,6 +373,23 @@ def test_a_signal_that_a_bar_meets_prints_no_traceback_of_the_servers_thread(
     monkeypatch.setattr(federated_run, "run_simulation", run_simulation)
     federated_run.simulate(Plan(make_job(), None, tmp_path, ()), serve)
     assert met
+
+
+def test_what_flower_logs_of_workers_that_a_signal_ended_is_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Any
+) -> None:
+    came = []
+
+    def run_simulation(*_: Any, **__: Any) -> None:
+        LOG.error("Traceback: before")
+        came.append(True)
+        LOG.error("Traceback: after")
+
+    monkeypatch.setattr(federated_run, "connect", lambda _: False)
+    monkeypatch.setattr(federated_run, "run_simulation", run_simulation)
+    monkeypatch.setattr(federated_run, "signaled", lambda: bool(came))
+    federated_run.simulate(Plan(make_job(), None, tmp_path, ()), lambda *_: None)
+    assert "before" in log.text and "after" not in log.text
 
 
 @pytest.mark.parametrize("defense", ["none", "precode:k=4"])

@@ -4,6 +4,7 @@ import json
 import os
 import warnings
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +260,15 @@ def test_an_average_is_the_gradient_of_all_its_images(tmp_path: Path) -> None:
         torch.testing.assert_close(value, wanted.seen.gradients[name], atol=1e-6, rtol=1e-4)
 
 
+def test_the_note_says_that_the_sham_of_an_average_is_protected_once(tmp_path: Path) -> None:
+    said = "prune:0.5 acts on the update of each client, and in the sham once on their average"
+    for given, note in ((None, ""), (3, said)):
+        job = make_job(average_of=given, defense=parse("prune:0.5"))
+        out = tmp_path / str(given)
+        run(replace(job, attacks={}), out)
+        assert make_audit(job, 2, out, job.splits(None)).note == note
+
+
 @dataclass(frozen=True)
 class Uneven(Partition):
     """Two clients: one with 8 images, one with 4."""
@@ -303,17 +313,31 @@ def test_what_cannot_be_attacked_is_told_before_the_training_and_not_called_safe
     assert list(found.audits) == [small] and found.not_attacked == {large: f"round {large}: {said}"}
 
 
-def test_updates_that_are_too_large_beside_others_are_told_before_the_training_and_in_the_note(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("most", "said"),
+    [(4, "1 of more than 4 images"), (256, "1 of other numbers of images than 4")],
+)
+def test_updates_of_other_sizes_are_told_before_the_training_and_in_the_note(
+    most: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gradveil.federated.recorded.MOST", 4)
+    monkeypatch.setattr("gradveil.federated.recorded.MOST", most)
     job = make_job(**UNEVEN, rounds=1, spy_rounds=(1,))
-    said = "1 of 2 updates are of more than 4 images and are not attacked, which does not make them"
-    with pytest.warns(GradveilWarning, match=f"^round 1: {said} safe"), pytest.raises(BegunError):
+    said = f"not attacked, of 2 updates: {said}; that does not make them safe"
+    with pytest.warns(GradveilWarning, match=f"^round 1: {said}"), pytest.raises(BegunError):
         federate(job, tmp_path, engine=begin, progress=False)
     run(replace(job, attacks={}), tmp_path / "run")
     audit = make_audit(job, 1, tmp_path / "run", job.splits(None))
     assert audit.images == audit.batch_size == 4 and said in audit.note
+
+
+@pytest.mark.filterwarnings("error:.*hardly resemble:gradveil.core.errors.GradveilWarning")
+def test_what_a_neighbor_sent_from_its_own_weights_is_not_doubted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gradveil.federated.recorded.LEAST_ALIKE", 2.0)  # no update is so alike
+    graph = parse_graph("0-1,1-2,2-3", 4)
+    job = make_job(clients=4, batch_size=2, graph=graph, spy=1)
+    assert list(run(job, tmp_path).audits) == [2]
 
 
 @pytest.mark.parametrize(
@@ -393,6 +417,7 @@ def test_the_command_trains_and_audits_on_flowers_simulation(
     assert found["rounds"] == 2 and [row["clients"] for row in found["history"]] == [2, 2]
     assert [row["round"] for row in found["audits"]] == [2]
     assert all(row["attack"] == "dlg" and row["n"] == 2 for row in found["audits"])
+    assert Path(found["page"]) == tmp_path / "run" / "index.html"
     job = FederationJob(
         "fashion-mnist-mini", "lenet", 2, 2, parse("prune:0.5"), batch_size=1, lr=0.05, start=start
     )
@@ -403,3 +428,27 @@ def test_the_command_trains_and_audits_on_flowers_simulation(
     for name, value in same.model.state_dict().items():
         torch.testing.assert_close(both["one"][name], value, atol=1e-6, rtol=0)
     assert os.environ.get("FLWR_TELEMETRY_ENABLED") == "0"
+
+
+@pytest.mark.filterwarnings("ignore::gradveil.core.errors.GradveilWarning")
+def test_the_command_ends_with_a_table_its_notes_and_a_page_of_all_rounds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gradveil.cli import run as command
+
+    engine = partial(federate, engine=here)
+    monkeypatch.setattr("gradveil.federated.run.federate", engine)
+    out = tmp_path / "run"
+    words = f"federate --data fashion-mnist-mini --model lenet --rounds 2 --clients 3 --out {out}"
+    words += " --batch-size 1 --graph ring --spy-rounds 1,2 --attack dlg --steps 1 --audited 2"
+    assert command(words.split()) == 0
+    said = capsys.readouterr().out
+    assert all(
+        name in said for name in ("line-up", "blind", "sham", f"page    {out / 'index.html'}")
+    )
+    assert "\nRounds 1, 2: participant 0 attacks with its own weights" in said
+    page = (out / "index.html").read_text()
+    assert all(name in page for name in ("round-0001", "round-0002", "participant 0 attacks"))
+    (out / "index.html").unlink()
+    assert command(["report", str(out)]) == 0  # the same page
+    assert (out / "index.html").read_text() == page

@@ -145,6 +145,9 @@ def test_a_round_goes_on_without_a_client_whose_reply_is_broken(
     mean = sum(number * (number + 1) for number in range(1, 5)) / (2 + 3 + 4 + 5)
     torch.testing.assert_close(found["head.weight"], arrays()["head.weight"] + mean)
     assert said in log.text and str(flower.NODE) in log.text
+    kept = {update.client for update in spied.read_round(tmp_path, 1)}  # it can be read
+    assert {str(flower.NODE + number) for number in range(1, 5)} <= kept
+    assert (str(flower.NODE) in kept) == ("examples" in said)
 
 
 def test_a_reply_that_differs_from_most_is_left_out_of_gradients_too() -> None:

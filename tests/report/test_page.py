@@ -353,8 +353,8 @@ def test_sections_say_what_was_given_not_tested_and_how_to_run_it_again(five: Pa
         (
             "none",
             {"batch_size": 4, "local_epochs": 2, "local_batch_size": 2, "client_momentum": 0.9},
-            "the change of the weights after 4 local steps at rate 0.01, as the client shares it, "
-            "of 4 pictures together",
+            "the change of the weights after 4 local steps with momentum 0.9 at rate 0.01, as the "
+            "client shares it, of 4 pictures together",
             " --local-epochs 2 --local-batch-size 2 --client-momentum 0.9",
         ),
     ],

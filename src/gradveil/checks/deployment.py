@@ -242,6 +242,13 @@ def running(largest: int) -> tuple[list[Started], list[str]]:
     return starts, skipped
 
 
+def judged_of(every: Iterable[Started]) -> set[str]:
+    """Return the checks that these settle: a connection of `flwr` tells nothing of who may join."""
+    kinds = {each.kind for each in every}
+    names = set(NAMES) if kinds else set()
+    return names if kinds & {SUPERLINK, SUPERNODE} else names - {"node authentication"}
+
+
 def check_started(every: Iterable[Started]) -> Iterator[Finding]:
     """Find SuperLinks that anybody may join, and connections that others can read."""
     for each in every:

@@ -22,7 +22,13 @@ from gradveil.checks.app_code import (
     read_module,
 )
 from gradveil.checks.deployment import NAMES as OF_A_START
-from gradveil.checks.deployment import Started, check_started, read_started, running
+from gradveil.checks.deployment import (
+    Started,
+    check_started,
+    judged_of,
+    read_started,
+    running,
+)
 from gradveil.checks.subject import Diagnosis, Finding
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import read_bytes, shown
@@ -76,7 +82,7 @@ def check_app(folder: Path | str) -> Diagnosis:
     app = App(modules)
     unread += app.too_deep
     skipped = [f"{name}, which cannot be read" for name in unread]
-    skipped += [f"{more} files beyond the first {MOST_FILES}"] if more else []
+    skipped += [f"{more} files beyond the first {MOST_FILES}, which are not read"] if more else []
     starts += _started_by(app)
     found = [*_local_dp(app), *_central(app), *_whole_app(app), *_never_reached(app)]
     found += check_started(starts)
@@ -84,9 +90,11 @@ def check_app(folder: Path | str) -> Diagnosis:
     if not any(call.name == "ClientApp" for call in app.calls):
         judged -= set(OF_CODE)
         skipped.append(f"{', '.join(OF_CODE)}: no file here makes a ClientApp")
-    if not starts:
-        judged -= set(OF_A_START)
-        skipped.append(f"{', '.join(OF_A_START)}: no file here starts or connects to a SuperLink")
+    judged -= set(OF_A_START)
+    judged |= (there := judged_of(starts))
+    if absent := ", ".join(name for name in OF_A_START if name not in there):
+        does = "starts" if there else "starts or connects to"
+        skipped.append(f"{absent}: no file here {does} a SuperLink")
     # A file that was not read may hold what decides a check; code may start processes too.
     lost = set(NAMES) if more or any(name.endswith(".py") for name in unread) else set()
     lost |= set(OF_A_START) if unread else set()
@@ -103,12 +111,10 @@ def check_running() -> Diagnosis:
     The connections are those of config.toml in FLWR_HOME, by default ~/.flwr.
     """
     starts, skipped = running(LARGEST)
-    if not starts:
-        skipped.append(
-            f"{', '.join(OF_A_START)}: no flower-superlink or flower-supernode is seen to run here"
-        )
-    found = [*check_started(starts)]
-    return _diagnosis(found, set(OF_A_START) if starts else set(), skipped)
+    judged = judged_of(starts)
+    if absent := ", ".join(name for name in OF_A_START if name not in judged):
+        skipped.append(f"{absent}: no flower-superlink or flower-supernode is seen to run here")
+    return _diagnosis([*check_started(starts)], judged, skipped)
 
 
 def _diagnosis(found: list[Finding], judged: set[str], skipped: list[str]) -> Diagnosis:

@@ -83,12 +83,18 @@ class Diagnosis:
         }
 
     def __str__(self) -> str:
-        """Two lines for each finding, the worst first, then the silent and the skipped checks."""
+        """Two lines for each finding, the worst first, then the silent and the skipped checks.
+
+        What was skipped has a line of its own where it is more than a name.
+        """
         ordered = sorted(self.findings, key=lambda found: LEVELS.index(found.level))
         lines = [line for found in ordered for line in _in_words(found)]
-        for word, names in (("well", self.silent), ("skipped", self.skipped)):
+        reasons = [each for each in self.skipped if {",", ":"} & {*each}]
+        skipped = [each for each in self.skipped if each not in reasons]
+        for word, names in (("well", self.silent), ("skipped", skipped)):
             if names:
                 lines.append(f"{word:<8}{len(names)} checks: {', '.join(names)}")
+        lines += [f"{'skipped':<8}{each}" for each in reasons]
         if self.machine is not None:
             lines += _in_words(self.machine)
         return "\n".join(map(on_one_line, lines))

@@ -1,7 +1,7 @@
 """gradveil federate: many clients, a server that spies, and what their updates give away."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +10,10 @@ from gradveil.cli.options import examples, say, table
 from gradveil.core.errors import GradveilError
 from gradveil.core.stopping import end, signaled
 
+if TYPE_CHECKING:
+    from gradveil.audits import Row
+
+CONTROLS = ("blind", "sham")  # of each kind that with most images of rank 1
 EXAMPLES = examples(
     "gradveil federate --data fashion-mnist-mini --model lenet --clients 10 --rounds 20 --lr 0.05 "
     "--out runs/federated",
@@ -107,6 +111,8 @@ def federate_command(
     from gradveil.audits import name_attacks
     from gradveil.federated import FederationJob, federate
     from gradveil.federated.partition import parse_graph, parse_partition
+    from gradveil.report.audit import lineup_head
+    from gradveil.report.write import write_report
 
     if spy is not None and graph is None:
         raise GradveilError(
@@ -167,8 +173,13 @@ def federate_command(
     lines.append(f"weights {found.checkpoint}")
     shown: list[Any] = [lines]
     if rows:
-        columns = ("round", "strongest attack", "n", "line-up", "PSNR dB", "")
+        cases = [audit.cases[0] for audit in found.audits.values()]
+        columns = ("round", "strongest attack", lineup_head(cases), *CONTROLS, "PSNR dB", "")
         shown.append(table("What the updates give away", columns, [_cells(row) for row in rows]))
+        shown.append(["", *_notes(rows)])
+    if found.audits:
+        result["page"] = write_report(found.out).page
+        shown.append([f"page    {result['page']}"])
     say(result, as_json, *shown)
 
 
@@ -177,18 +188,43 @@ def _row(number: int, found: Any) -> dict[str, Any]:
     if number not in found.audits:
         return {"round": number, "not_attacked": found.not_attacked[number]}
     (case,) = found.audits[number].cases
+    strongest = case.strongest
+    beside = [row for row in case.rows if row.truth == strongest.truth]
+    controls = {
+        kind: max((row for row in beside if row.kind == kind), key=_identified, default=None)
+        for kind in CONTROLS
+    }
     return {
         "round": number,
-        **case.strongest.plain(),
+        **strongest.plain(),
         "note": found.notes.get(number, ""),
         "folder": case.out,
-        "lineup": case.strongest.lineup,
+        "lineup": strongest.lineup,
+        **{kind: "-" if row is None else row.lineup for kind, row in controls.items()},
     }
+
+
+def _identified(row: "Row") -> int:
+    return row.identified
 
 
 def _cells(row: dict[str, Any]) -> tuple[object, ...]:
     if "not_attacked" in row:
-        return row["round"], "not attacked", "", "", "", row["not_attacked"]
-    said = "; ".join(part for part in (*row["flags"], row["note"]) if part)
+        return row["round"], "not attacked", *[""] * (len(CONTROLS) + 3)
+    controls = [row[kind] for kind in CONTROLS]
     psnr = f"{row['psnr']['mean']:.1f}"
-    return row["round"], row["attack"], row["n"], row["lineup"], psnr, said
+    return row["round"], row["attack"], row["lineup"], *controls, psnr, "; ".join(row["flags"])
+
+
+def _notes(rows: list[dict[str, Any]]) -> list[str]:
+    """Say how the rounds' updates were taken, or why they were not attacked."""
+    said: dict[str, list[str]] = {}
+    for row in rows:
+        number = str(row["round"])
+        why = row.get("not_attacked", row.get("note", "")).removeprefix(f"round {number}: ")
+        said.setdefault(why, []).append(number)
+    return [
+        f"Round{'s' * (len(rounds) > 1)} {', '.join(rounds)}: {why}."
+        for why, rounds in said.items()
+        if why
+    ]

@@ -23,7 +23,10 @@ EXAMPLES = examples(
 def report_command(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Folders of audits, assessments or searches.", metavar="RUN..."),
+        typer.Argument(
+            help="Folders of audits, assessments, searches or federated trainings.",
+            metavar="RUN...",
+        ),
     ],
     out: Annotated[
         Path | None,

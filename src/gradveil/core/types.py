@@ -225,12 +225,15 @@ class Protocol:
         return sum((1 - momentum**left) / (1 - momentum) for left in range(1, steps + 1))
 
     def in_words(self, size: int) -> str:
-        """Say how the weights move: `3 local steps`."""
-        steps, decay = self.steps(size), self.client_weight_decay
+        """Say how the weights move: `3 local steps with momentum 0.9`."""
+        steps = self.steps(size)
+        moved = {"momentum": steps > 1 and self.client_momentum}  # the first step has none
+        moved |= {"weight decay": self.client_weight_decay}
         words = f"{steps} local step{'s' if steps > 1 else ''}"
         if self.averaged_clients > 1:
             words += f" of each of {self.averaged_clients} clients, averaged"
-        return f"{words} with weight decay {decay:g}" if decay else words
+        said = " and ".join(f"{name} {value:g}" for name, value in moved.items() if value)
+        return f"{words} with {said}" if said else words
 
     def settings(self) -> dict[str, Any]:
         """Return the fields as JSON has them; later ones where they are not at their defaults."""

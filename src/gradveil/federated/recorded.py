@@ -17,6 +17,7 @@ from gradveil.core.files import digest
 from gradveil.core.seeds import derived
 from gradveil.core.types import Batch, Gradients, Loss, Protocol, Statistics
 from gradveil.data import Images
+from gradveil.defenses import Defense
 from gradveil.engine.device import find_device
 from gradveil.engine.shares import as_one_client
 from gradveil.federated.job import AUDITS, SPY, FederationJob, make_model, make_shares
@@ -44,10 +45,12 @@ class RecordedClient(Client):
     """A client whose updates of some batches, by their digests, are those that a server recorded.
 
     The images used and what is known of the defense follow from the client's own draws. A batch
-    that is not in the record is shared as ever.
+    that is not in the record is shared as ever. Updates are `doubted` where they hardly resemble
+    what these weights share of the images, unless they were made with other weights.
     """
 
     record: Mapping[str, Recorded] = field(default_factory=dict)
+    doubted: bool = True
 
     def share_batches(
         self,
@@ -72,7 +75,7 @@ class RecordedClient(Client):
             update if kept is None else _with(update, kept)
             for update, kept in zip(shared, found, strict=True)
         ]
-        if not self.acting.changes("gradients"):
+        if self.doubted and not self.acting.changes("gradients"):
             _doubt(
                 [_likeness(*pair) for *pair, kept in zip(shared, sent, found, strict=True) if kept]
             )
@@ -121,12 +124,15 @@ def _taken(computed: dict[str, Tensor], recorded: Mapping[str, Tensor]) -> dict[
 
 
 def as_recorded(
-    record: Mapping[str, Recorded], client: Client, loss: Loss | None = None
+    record: Mapping[str, Recorded],
+    client: Client,
+    loss: Loss | None = None,
+    doubted: bool = True,
 ) -> RecordedClient:
     """Return the client with a record, and perhaps another loss."""
     given = {each.name: getattr(client, each.name) for each in fields(Client) if each.init}
     given |= {} if loss is None else {"loss": loss}
-    return RecordedClient(**given, record=record)
+    return RecordedClient(**given, record=record, doubted=doubted)
 
 
 def batch_digest(batch: Batch) -> str:
@@ -144,7 +150,7 @@ class Victims:
     protocol: Protocol
     divided_by: float  # what weights' differences are divided by to stand for a gradient
     note: str  # how the attacker takes the update, where that is not exactly what it is
-    larger: str = ""  # what of the round is of too many images to be attacked
+    left_out: str = ""  # what of the round is not attacked, and why
 
 
 def audit_round(
@@ -197,10 +203,11 @@ def make_audit(
     """
     train, _ = splits
     victims = choose_victims(job, number, out, train)
-    # Those of an average, or of a neighbor that started from other ones, tell of no batch.
-    told = job.graph is None
-    record = make_record(victims, train, lambda client: job.draws(int(client), number), told)
-    return _audit_of(job, number, out, victims, splits, partial(as_recorded, record))
+    # What a neighbor sent comes from its own weights: those of the spy tell of no batch.
+    same = job.graph is None
+    record = make_record(victims, train, lambda client: job.draws(int(client), number), same)
+    recorded = partial(as_recorded, record, doubted=same)
+    return _audit_of(job, number, out, victims, splits, recorded)
 
 
 def foresee_audit(
@@ -243,7 +250,9 @@ def _audit_of(
         first=0,
         seed=derived(job.seed, "audit", number) >> 1,
         recorded=recorded,
-        note="; ".join(words for words in (victims.note, victims.larger) if words),
+        note="; ".join(
+            filter(None, (victims.note, sham_words(victims, job.defense), victims.left_out))
+        ),
     )
 
 
@@ -341,7 +350,7 @@ def _choose(
         divided_by *= protocol.summed(len(_images_of(job, str(client), number, shares)))
         protocol = Protocol(local_lr=protocol.local_lr, train_mode=job.train_mode)
     elif job.graph is not None:
-        note = f"participant {job.spy} attacks with its own weights"
+        note = f"participant {job.spy} attacks with its own weights, whatever its neighbors' are"
     elif protocol.local_epochs > 1:
         note = "the order of the first epoch is taken for all; each had its own"
     return Victims(
@@ -350,7 +359,7 @@ def _choose(
         protocol,
         divided_by,
         note,
-        larger_words(images.values()),
+        left_out_words(images.values(), len(images[chosen[0].client])),
     )
 
 
@@ -379,15 +388,24 @@ def alike(updates: Sequence[Update], images: Mapping[str, Tensor], most: int) ->
     return chosen[: max(1, most // size)]
 
 
-def larger_words(images: Collection[Tensor]) -> str:
-    """Say how many of a round's updates are of too many images to be attacked."""
-    larger = sum(len(each) > MOST for each in images)
-    if not larger:
+def left_out_words(images: Collection[Tensor], size: int) -> str:
+    """Say how many of a round's updates are not attacked beside those of `size` images, and why."""
+    every = [len(each) for each in images]
+    larger = sum(count > MOST for count in every)
+    other = sum(count != size and count <= MOST for count in every)
+    said = [f"{larger} of more than {MOST} images"] if larger else []
+    said += [f"{other} of other numbers of images than {size}"] if other else []
+    if not said:
         return ""
-    return (
-        f"{larger} of {len(images)} updates are of more than {MOST} images and are not attacked, "
-        "which does not make them safe"
-    )
+    more = "that does not make them safe"
+    return f"not attacked, of {len(every)} updates: {', '.join(said)}; {more}"
+
+
+def sham_words(victims: Victims, defense: Defense) -> str:
+    """Say how the sham of averages differs from them, where a defense acts on each update."""
+    if not defense.changes("gradients") or not any(each.members for each in victims.updates):
+        return ""
+    return f"{defense} acts on the update of each client, and in the sham once on their average"
 
 
 APPROXIMATED = (

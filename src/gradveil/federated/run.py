@@ -182,8 +182,8 @@ def _foretell(
             said.setdefault(str(error).removeprefix(f"round {number}: "), []).append(number)
             continue
         attacked = True
-        if victims.larger:
-            said.setdefault(victims.larger, []).append(number)
+        if victims.left_out:
+            said.setdefault(victims.left_out, []).append(number)
         refuse_tuned_on(
             job.attacks,
             train,
@@ -423,13 +423,16 @@ def load_workshop(path: str) -> Workshop:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Let Flower log its warnings alone, and not that its function is to be replaced."""
+    """Let Flower log its warnings alone, and not that its function is to be replaced.
+
+    Nor how its workers end after a signal, which comes to them too.
+    """
     logger = logging.getLogger("flwr")
     level = logger.level
 
     def wanted(record: logging.LogRecord) -> bool:
-        text = str(record.msg)
-        return not text.startswith(("DEPRECATED FEATURE", "fraction_evaluate is set to 0.0"))
+        dull = str(record.msg).startswith(("DEPRECATED FEATURE", "fraction_evaluate is set to 0.0"))
+        return not (dull or signaled())
 
     logger.setLevel(logging.WARNING)
     logger.addFilter(wanted)

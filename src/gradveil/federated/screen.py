@@ -1,7 +1,7 @@
 """A strategy around another: Flower's accounting and averaging stay those of the inner one."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -76,7 +76,7 @@ class Screen(Wrapper):
 
     def expect(self, arrays: ArrayRecord) -> None:
         """Compare replies with these arrays, which are sent out, from now on."""
-        self._shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+        self._shapes = shapes_of(arrays)
 
     def usable(self, server_round: int, replies: Iterable[Message]) -> list[Message]:
         """Return the replies that are not broken, errors among them, and log the others."""
@@ -98,31 +98,42 @@ class Screen(Wrapper):
 
     def _problem(self, reply: Message, usual: "Form | None") -> str | None:
         """Say why a reply cannot be averaged; None where it can."""
-        records = reply.content.array_records
-        if len(records) != 1:
-            return f"it sent {len(records)} records of arrays, 1 was expected"
-        examples = examples_of(reply)
-        if examples is None:
+        if (problem := problem_of_arrays(reply, self._shapes)) is not None:
+            return problem
+        if examples_of(reply) is None:
             return f"it sent no {EXAMPLES} above 0"
-        (key, record), *_ = records.items()
-        if key != GRADIENTS and (absent := self._shapes.keys() - record.keys()):
-            return f"it sent no {min(absent)!r}"
-        for name, array in record.items():
-            if self._shapes and name not in self._shapes:
-                return f"it sent {name[:100]!r}, which the model has not"
-            if self._shapes and tuple(array.shape) != self._shapes[name]:
-                return f"{name!r} has shape {tuple(array.shape)}, expected {self._shapes[name]}"
-            try:
-                values = array.numpy()
-            except Exception as error:  # a client may send any bytes
-                return f"{name!r} cannot be read: {one_line(error, LONGEST)}"
-            if values.dtype.kind not in "fiub":
-                return f"{name!r} is of type {values.dtype}, expected numbers"
-            if not np.isfinite(values).all():
-                return f"{name!r} has values that are not finite"
         if _form(reply) != usual:
             return "its arrays are not those that most clients sent"
         return None
+
+
+def problem_of_arrays(reply: Message, shapes: Mapping[str, tuple[int, ...]]) -> str | None:
+    """Say why the arrays of a reply do not answer arrays of these shapes; None where they do."""
+    records = reply.content.array_records
+    if len(records) != 1:
+        return f"it sent {len(records)} records of arrays, 1 was expected"
+    (key, record), *_ = records.items()
+    if key != GRADIENTS and (absent := shapes.keys() - record.keys()):
+        return f"it sent no {min(absent)!r}"
+    for name, array in record.items():
+        if shapes and name not in shapes:
+            return f"it sent {name[:100]!r}, which the model has not"
+        if shapes and tuple(array.shape) != shapes[name]:
+            return f"{name!r} has shape {tuple(array.shape)}, expected {shapes[name]}"
+        try:
+            values = array.numpy()
+        except Exception as error:  # a client may send any bytes
+            return f"{name!r} cannot be read: {one_line(error, LONGEST)}"
+        if values.dtype.kind not in "fiub":
+            return f"{name!r} is of type {values.dtype}, expected numbers"
+        if not np.isfinite(values).all():
+            return f"{name!r} has values that are not finite"
+    return None
+
+
+def shapes_of(arrays: ArrayRecord) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of arrays by name."""
+    return {name: tuple(array.shape) for name, array in arrays.items()}
 
 
 Form = tuple[str, frozenset[str]]

@@ -26,10 +26,11 @@ from gradveil.federated.recorded import (
     alike,
     as_mean,
     as_recorded,
-    larger_words,
+    left_out_words,
     lined_up,
     make_record,
     members_of,
+    sham_words,
 )
 from gradveil.federated.spied import SENT, Update, kept_rounds, read_round, round_folder
 from gradveil.models import NormalizedName, build_for
@@ -156,7 +157,11 @@ def make_app_audit(
     images, count = lined_up(victims, everyone)
     record = make_record(victims, everyone, lambda name: generator(seed, "client", name), True)
     absent = [name for name in found if name not in known]
-    notes = [victims.note, larger_words(numbers.values())]
+    notes = [
+        victims.note,
+        sham_words(victims, defense),
+        left_out_words(numbers.values(), len(victims.numbers[0])),
+    ]
     notes += [f"no images were given of {', '.join(absent)}"] if absent else []
     called = getattr(loss, "__name__", type(loss).__name__)
     label = "" if loss is None else f"{defense}, loss {called}"  # so that a folder is of one loss

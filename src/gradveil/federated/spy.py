@@ -7,9 +7,9 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
-from gradveil.core.errors import GradveilError, one_line
+from gradveil.core.errors import GradveilError
 from gradveil.federated.messages import GRADIENTS, LOG, as_tensors
-from gradveil.federated.screen import Wrapper, examples_of
+from gradveil.federated.screen import Wrapper, examples_of, problem_of_arrays, shapes_of
 from gradveil.federated.spied import Update, average, save_update, warn_of_files
 
 
@@ -20,7 +20,8 @@ class Spy(Wrapper):
     each round, as safetensors that only their owner can read. **They can be inverted**: guard them
     as you would the clients' images. With `average_of` only averages of that many clients or more
     are kept, weighted by their examples, which is what secure aggregation leaves a server with.
-    A full disk ends the keeping and not the training.
+    Replies that do not answer the weights sent out, or are not finite, are named in the log and not
+    kept. A full disk ends the keeping and not the training.
     """
 
     def __init__(
@@ -71,13 +72,14 @@ class Spy(Wrapper):
         updates = []
         for reply in replies:
             node = reply.metadata.src_node_id
-            if reply.has_error() or len(reply.content.array_records) != 1 or node not in self._sent:
+            if reply.has_error() or node not in self._sent:
                 LOG.warning("gradveil: the spy got nothing of node %d to keep", node)
                 continue
-            try:
-                updates.append(self._update(server_round, reply))
-            except Exception as error:  # a client may send any bytes
-                LOG.warning("gradveil: the spy cannot read node %d: %s", node, one_line(error, 200))
+            problem = problem_of_arrays(reply, shapes_of(self._sent[node]))
+            if problem is not None:  # nothing can be told of it, and nobody could read the round
+                LOG.warning("gradveil: the spy keeps nothing of node %d: %s", node, problem)
+                continue
+            updates.append(self._update(server_round, reply))
         updates.sort(key=lambda update: (len(update.client), update.client))
         if self.average_of is not None:
             updates = average(updates, self.average_of)

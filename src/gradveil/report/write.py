@@ -14,6 +14,7 @@ from gradveil.core.formats import AssessmentFile, ThresholdsFile
 from gradveil.core.job_folder import SETTINGS
 from gradveil.core.locks import alone, held
 from gradveil.core.reading import read_json
+from gradveil.federated.job import AUDITS
 from gradveil.report.certificates import certificates_in_words, certify_cases
 from gradveil.report.curves import Curves
 from gradveil.report.figures import draw_leakage
@@ -65,13 +66,13 @@ def write_report(
 ) -> Report:
     """Write index.html, verdict.json and audit.csv of a run, or of several side by side.
 
-    A run is the folder of an audit, an assessment or a search. The folder of a cell beside it,
-    which `gradveil reproduce` recorded, adds its curves of gradients. The files lie in the run's
-    folder; those of several runs in `out`, by default `gradveil-report`. `thresholds` is a TOML
-    file that the run is decided by. Pictures of a user's own images are shown only `with_pictures`;
-    those of published data sets always. `certify`, such as psnr=15, is the threshold of the page's
-    certificates, by default rank 1 in the line-up. Each path of `save` gets a figure (.png, .pdf,
-    .svg) or a table (.tex, .csv).
+    A run is the folder of an audit, an assessment, a search, or a federated training, whose audited
+    rounds stand side by side. The folder of a cell beside it, which `gradveil reproduce` recorded,
+    adds its curves of gradients. The files lie in the run's folder; those of several runs in `out`,
+    by default `gradveil-report`. `thresholds` is a TOML file that the run is decided by. Pictures
+    of a user's own images are shown only `with_pictures`; those of published data sets always.
+    `certify`, such as psnr=15, is the threshold of the page's certificates, by default rank 1 in
+    the line-up. Each path of `save` gets a figure (.png, .pdf, .svg) or a table (.tex, .csv).
     """
     asked = None if thresholds is None else read_thresholds(Path(thresholds))
     paths = _paths(save, "save")
@@ -88,11 +89,12 @@ def write_report(
         raise GradveilError(
             f"{shown(cells[0])} holds a cell alone: give the folder of an audit or a search too"
         )
+    target = Path(out) if out is not None else folders[0] if len(folders) == 1 else Path(SEVERAL)
+    folders = [run for folder in folders for run in _audits_in(folder)]
     search = None
     results = {}
     for name, folder in zip(_names(folders), folders, strict=True):
         results[name], search = _read(folder)
-    target = Path(out) if out is not None else folders[0] if len(folders) == 1 else Path(SEVERAL)
     found = search if len(folders) == 1 else None
     advice = _advice(folders[0]) if len(folders) == 1 else []
     return write_files(
@@ -206,6 +208,11 @@ def _names(folders: Sequence[Path]) -> list[str]:
         if len({*names}) == len(names):
             return names
     raise GradveilError(f"{shown(folders[0])}: a run is named twice")
+
+
+def _audits_in(folder: Path) -> list[Path]:
+    """Return the audits of a federated training's rounds; the folder itself where it has none."""
+    return sorted(path.parent for path in (folder / AUDITS).glob(f"*/{SETTINGS}")) or [folder]
 
 
 def _read(folder: Path) -> tuple[AuditResult, SearchResult | None]:
