@@ -22,7 +22,7 @@ from gradveil.core.types import Observation
 PROBES = 4  # random images on which layers are seen to follow each other
 EXPLAINED = 1e-5  # relative error at most of a gradient that the inputs found explain
 NEAR_ZERO = 1e-3  # of an image's largest feature: a ReLU made it zero, but for rounding
-FITTING = 1e-2  # relative error at most of a unit's bias gradient where its slopes are right
+FITTING, SURE = 1e-2, 1e-5  # relative error of a unit's bias gradient where slopes are right
 ROUNDS = 50  # of a refinement at most
 SETTLED = 1e-9  # relative change of inputs after which there is nothing to refine
 
@@ -172,7 +172,7 @@ def find_first_inputs(
         here, after = layers[number], layers[number + 1]
         assert here.activation is not None
         slopes = (slopes @ after.weight) * here.activation.slope(_cleaned(features))
-        inputs = _inputs(here, slopes)
+        inputs = _inputs(here, slopes, FITTING)
         if inputs is None:
             break
         features, slopes = _refined(victim, layers[number:], inputs, slopes)
@@ -189,18 +189,18 @@ def _cleaned(features: Tensor) -> Tensor:
     return features.masked_fill(small, 0)
 
 
-def _inputs(dense: Dense, slopes: Tensor) -> Tensor | None:
+def _inputs(dense: Dense, slopes: Tensor, fitting: float) -> Tensor | None:
     """Return the inputs by these slopes (images, units); None where there are too few units.
 
-    Units whose slopes do not give their bias gradient take no part: a feature near zero does not
-    tell whether a ReLU let it through. Entries of the gradient that pruning set to zero give no
+    Units whose slopes do not give their bias gradient, to `fitting`, take no part: a feature near
+    zero does not tell whether a ReLU let it through. Entries of the gradient that pruning set to zero give no
     equation, and a column with fewer left than images counts as zero.
     """
     size, bias = len(slopes), dense.by_bias
     fits = torch.ones(len(dense.weight), dtype=torch.bool)
     if bias is not None:
         least = FITTING * bias.abs().max()
-        fits = (slopes.mean(0) - bias).abs() <= FITTING * bias.abs().clamp(min=least)
+        fits = (slopes.mean(0) - bias).abs() <= fitting * bias.abs().clamp(min=least)
     gradient, known = dense.by_weight[fits], slopes.T[fits] / size
     if len(gradient) <= size:
         return None
@@ -226,13 +226,13 @@ def _refined(
     """Return inputs of the first layer, and slopes by its outputs, that agree with each other.
 
     Inputs give the outputs of all layers, these give slopes, and slopes give inputs, until they
-    settle; of all rounds, those that explain the gradient best.
+    settle, from units that fit ever better; of all rounds, those that explain the gradient best.
     """
     first = layers[0]
     best = first.error(inputs, slopes), inputs, slopes
-    for _ in range(ROUNDS):
+    for number in range(ROUNDS):
         slopes = _slopes(victim, layers, inputs)
-        again = _inputs(first, slopes)
+        again = _inputs(first, slopes, max(SURE, FITTING / 10**number))
         if again is None or not bool(again.isfinite().all()):
             break
         change = float((again - inputs).norm() / inputs.norm())
