@@ -475,7 +475,9 @@ def test_an_attack_of_auto_that_fails_is_left_out_with_the_reason() -> None:
     assert single.status.startswith("failed: ")
     tried = gv.reconstruct(*sent, attack="auto", steps=1, **more)
     assert {*tried.found} == {"adam-cosine", "raced"}
-    assert tried.left_out == {"peeling": single.status}
+    labeled = {name for name, reason in tried.left_out.items() if "know the labels" in reason}
+    assert labeled == {"features", "raced+features", "dense-inversion"}
+    assert tried.left_out["peeling"] == single.status and len(tried.left_out) == 4
 
 
 @pytest.mark.parametrize(

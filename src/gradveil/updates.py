@@ -13,6 +13,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from gradveil.attacks import Attack, GradientMatching, Progress
+from gradveil.attacks.base import check_attack
 from gradveil.attacks.blind import find_means
 from gradveil.attacks.labels import Counted
 from gradveil.attacks.presets import find, find_attack
@@ -323,6 +324,7 @@ def _model(
 
 def _check_told(attack: Attack, name: Attack | str, seen: Observation) -> None:
     """Refuse an attack that needs what neither the defense nor the update tells."""
+    check_attack(attack)
     called = name if isinstance(name, str) else type(name).__name__
     for need, whence in WHENCE.items():
         if need in attack.needs and getattr(seen.knowledge, need) is None:
