@@ -193,8 +193,8 @@ def _inputs(dense: Dense, slopes: Tensor, fitting: float) -> Tensor | None:
     """Return the inputs by these slopes (images, units); None where there are too few units.
 
     Units whose slopes do not give their bias gradient, to `fitting`, take no part: a feature near
-    zero does not tell whether a ReLU let it through. Entries of the gradient that pruning set to zero give no
-    equation, and a column with fewer left than images counts as zero.
+    zero does not tell whether a ReLU let it through. Entries of the gradient that pruning set to
+    zero give no equation, and a column with fewer left than images counts as zero.
     """
     size, bias = len(slopes), dense.by_bias
     fits = torch.ones(len(dense.weight), dtype=torch.bool)
