@@ -24,11 +24,17 @@ IMAGES = 16
 NOTHING = Diagnosis((), (), ())
 
 
-def case(defense: str, step: str, hits: int, accuracy: float, candidates: int = 20) -> Any:
-    """A case whose strongest attack identifies the first `hits` images."""
+def case(
+    defense: str, step: str, hits: int, accuracy: float, candidates: int = 20, failed: int = 0
+) -> Any:
+    """A case whose strongest attack identifies the first `hits` images and fails on the last."""
     records = [
-        SimpleNamespace(image=number, scores={"used": {"rank": 1 if number < hits else 9}})
-        for number in range(IMAGES)
+        SimpleNamespace(image=number, ok=True, scores={"used": {"rank": 1 if number < hits else 9}})
+        for number in range(IMAGES - failed)
+    ]
+    records += [
+        SimpleNamespace(image=number, ok=False, scores={})
+        for number in range(IMAGES - failed, IMAGES)
     ]
     row = SimpleNamespace(
         attack="raced",
@@ -78,6 +84,13 @@ def test_a_defense_that_was_not_shown_to_leak_less_is_not_recommended() -> None:
     found = concluded(*bare(), case("prune:0.5", THEN, 12, 0.9))
     assert found.recommended is None and found.advice[1] == "None of these helps:"
     assert "was not shown to leak less: 12 of 16 images are identified, 14" in found.advice[2]
+
+
+def test_a_defense_under_which_the_attack_failed_is_not_said_to_help() -> None:
+    for failed in (IMAGES, IMAGES - 3):
+        found = concluded(*bare(), case("prune:0.9", THEN, 0, 0.9, failed=failed))
+        assert found.recommended is None and not found.defenses[0].helps
+    assert found.defenses[0].p_less == pytest.approx(2**-3)  # of the three that were attacked
 
 
 def test_p_values_are_corrected_for_the_number_of_defenses() -> None:

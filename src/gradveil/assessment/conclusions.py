@@ -94,10 +94,13 @@ def conclude(
 
 
 def _hits(case: CaseResult) -> dict[int, float]:
-    """Return by image whether the strongest attack gave it rank 1 in its line-up."""
+    """Return by image whether the strongest attack gave it rank 1 in its line-up.
+
+    An image that the attack failed on is left out: that says nothing of the defense.
+    """
     row = case.strongest
-    records = case.of("attack", row.attack)
-    return {r.image: float(r.scores.get(row.truth, {}).get("rank") == 1) for r in records}
+    made = [record for record in case.of("attack", row.attack) if record.ok]
+    return {r.image: float(r.scores.get(row.truth, {}).get("rank") == 1) for r in made}
 
 
 def _p_less(case: CaseResult, bare: CaseResult) -> float:
