@@ -35,6 +35,7 @@ SECTIONS = (
     reproduce.section,
     reproduce.beyond,
     exact.section,
+    exact.features,
     federated.section,
     guard.section,
     scores.section,

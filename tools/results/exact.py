@@ -1,4 +1,4 @@
-"""Exact inversion of batches."""
+"""Exact inversion of batches, and what dense layers tell of them exactly."""
 
 from results.records import facts, percent, table
 
@@ -45,4 +45,65 @@ def section() -> str:
         "- Pruning and noise end it as they are: pruning takes an entry out of every unit's row, "
         "noise moves every pixel off the grid. That says nothing about other attacks.\n\n"
         "`python benchmarks/peeling.py`; records `peeling/`."
+    )
+
+
+FEATURES = (
+    "cifar100-mlp-untrained",
+    "cifar100-mlp-trained",
+    "cifar100-flower-untrained",
+    "cifar100-flower-trained",
+    "fashion-mnist-flower-untrained",
+    "fashion-mnist-flower-trained",
+)
+NETWORKS = {"mlp": "mlp", "flower": "CNN of Flower's quickstart"}
+
+
+def told(name: str, batch: int) -> str:
+    """Write of how many images of batches the features came out exactly, without a defense."""
+    rows = facts(f"features/{name}.json")["rows"]
+    (row,) = (each for each in rows if (each["defense"], each["batch"]) == ("none", batch))
+    return f"{sum(row['exact']):,} of {row['batch'] * row['batches']:,}"
+
+
+def features() -> str:
+    """Return the section on what dense layers tell of each image of a batch."""
+    body = []
+    for name in FEATURES:
+        found = facts(f"features/{name}.json")
+        state = "untrained"
+        if found["train_steps"]:
+            state = f"{found['train_steps']:,} steps, {percent(found['accuracy'])}"
+        for row in found["rows"]:
+            images = row["batch"] * row["batches"]
+            body.append(
+                [
+                    found["data"],
+                    NETWORKS[found["model"]],
+                    state,
+                    f"`{row['defense']}`",
+                    str(row["batch"]),
+                    f"{sum(row['exact']):,}/{images:,}",
+                    f"{sum(count == row['batch'] for count in row['exact'])}/{row['batches']}",
+                    f"{row['seconds_a_batch']:.1f}",
+                ]
+            )
+    first = facts(f"features/{FEATURES[0]}.json")
+    head = ["data", "network", "training, test accuracy", "defense", "images a batch"]
+    head += ["exact images", "whole batches", "seconds a batch"]
+    return (
+        "## What dense layers tell of each image of a batch\n"
+        "The inputs of the first dense layer for each image, found from the last dense layer's "
+        "gradient and then layer by layer: labels known, fewer images than classes, float32 "
+        f"gradients, batches drawn from the test split, {first['rows'][0]['batches']} batches a "
+        f"row, seed {first['seed']}, {first['machine']} of a busy machine.\n\n"
+        f"{table(head, body)}\n\n"
+        "- Exact means a relative error below a thousandth; it is near float32's rounding where "
+        "the equations are solved. Of `mlp`, five dense layers, the inputs are the images "
+        "themselves (`dense-inversion`); of the CNN they are what its convolutions make of them, "
+        "which `features` then match.\n"
+        "- Images that a trained model is sure of have hardly a gradient: the equations of their "
+        "batch are rarely solved. Noise and pruning end it as they are. A batch counts as none "
+        "where the first layer was not reached.\n\n"
+        "`python benchmarks/features.py`; records `features/`."
     )

@@ -139,7 +139,7 @@ def _flower() -> str:
     return (
         "**Clients of a Flower app give single pictures away**: rank 1 for "
         f"{federated.singles()} in train mode; of pictures in batches of 8, "
-        f"{federated.eights()} by the better attack, over {federated.updates(8)} updates each. "
+        f"{federated.eights()} by the best attack, over {federated.updates(8)} updates each. "
         f"{link('What clients of a Flower app give away')}"
     )
 

@@ -68,6 +68,12 @@ class Dense:
         made = (slopes.T @ inputs / len(inputs)) * (self.by_weight != 0)
         return float((made - self.by_weight).norm() / self.by_weight.norm())
 
+    def misfit(self, inputs: Tensor, slopes: Tensor) -> float:
+        """Return how far the slopes are from the gradient, by the bias where it has one."""
+        if self.by_bias is None:
+            return self.error(inputs, slopes)
+        return float((slopes.mean(0) - self.by_bias).norm())
+
 
 def trailing(victim: Observation) -> list[Dense]:
     """Return the dense layers at the model's end that follow each other, the first one first.
@@ -171,11 +177,12 @@ def find_first_inputs(
     for number in reversed(range(len(layers) - 1)):
         here, after = layers[number], layers[number + 1]
         assert here.activation is not None
-        slopes = (slopes @ after.weight) * here.activation.slope(_cleaned(features))
+        pulled = slopes @ after.weight
+        slopes = pulled * here.activation.slope(_cleaned(features))
         inputs = _inputs(here, slopes, FITTING)
         if inputs is None:
             break
-        features, slopes = _refined(victim, layers[number:], inputs, slopes)
+        features, slopes = _refined(victim, layers[number:], inputs, slopes, pulled)
         error = here.error(features, slopes)
         if not error <= EXPLAINED:
             break
@@ -221,17 +228,20 @@ def _least_squares(known: Tensor, values: Tensor) -> Tensor:
 
 
 def _refined(
-    victim: Observation, layers: Sequence[Dense], inputs: Tensor, slopes: Tensor
+    victim: Observation, layers: Sequence[Dense], inputs: Tensor, slopes: Tensor, pulled: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return inputs of the first layer, and slopes by its outputs, that agree with each other.
 
     Inputs give the outputs of all layers, these give slopes, and slopes give inputs, until they
     settle, from units that fit ever better; of all rounds, those that explain the gradient best.
+    Where the later layers' inputs are exact already, the slopes `pulled` back from these are better
+    than new ones, and what passes the layer's own activation is all that is looked at anew.
     """
     first = layers[0]
     best = first.error(inputs, slopes), inputs, slopes
     for number in range(ROUNDS):
-        slopes = _slopes(victim, layers, inputs)
+        anew = _slopes(victim, layers, inputs), _passed_back(first, inputs, pulled)
+        slopes = min(anew, key=lambda each: first.misfit(inputs, each))
         again = _inputs(first, slopes, max(SURE, FITTING / 10**number))
         if again is None or not bool(again.isfinite().all()):
             break
@@ -241,6 +251,12 @@ def _refined(
         if change < SETTLED:
             break
     return best[1:]
+
+
+def _passed_back(dense: Dense, inputs: Tensor, pulled: Tensor) -> Tensor:
+    """Return the slopes by a layer's outputs of those by what its activation makes of them."""
+    assert dense.activation is not None
+    return pulled * dense.activation.slope(dense.activation.function(dense.outputs(inputs)))
 
 
 def _slopes(victim: Observation, layers: Sequence[Dense], inputs: Tensor) -> Tensor:
