@@ -28,8 +28,8 @@ from gradveil.engine.gradients import in_mode
 from gradveil.engine.norms import takes_statistics
 from gradveil.engine.shares import Shares
 
-STARTS, FEWEST = 128, 4  # of the equations, at most and at least
-NUMBERS = 2**21  # of the equations' slopes, of all starts together
+STARTS, FEWEST = 128, 2  # of the equations, at most and at least
+NUMBERS, MOST = 2**21, 2**23  # of the equations' slopes: of all starts together, of one at most
 SUREST = 8.0  # logits by which a label leads at most
 ITERATIONS = 100
 PATIENCE = 20  # iterations in which the error must halve
@@ -195,6 +195,11 @@ def _equations(victim: Observation) -> tuple[Equations, str]:
         )
     if victim.knowledge.labels is None:
         raise GradveilError("features: the labels are needed; give them, or infer them")
+    if units * (size + 1) * size**2 > MOST:
+        raise GradveilError(
+            f"batch of {size} in a layer of {units} units: the equations of features would be too "
+            "large; choose a matching attack"
+        )
     completed, kept = _completed(torch.cat([weight, bias[:, None]], 1), size)
     whole, bias = completed[:, :-1], completed[:, -1]
     _, _, rows = torch.linalg.svd(whole, full_matrices=False)
