@@ -99,8 +99,10 @@ def threats() -> list[str]:
         f"of a second training {near}, and {far} where reconstructions may lie 8 pixels off",
         f"{exact.recovered('fashion-mnist-untrained', 'none', 32)} pictures in batches of 32",
         f"{exact.recovered('cifar100-untrained', 'none', 16)} in batches of 16 on CIFAR-100",
+        f"{exact.told('cifar100-flower-untrained', 8)} in batches of 8 on CIFAR-100",
+        f"{exact.told('fashion-mnist-flower-trained', 8)} on Fashion-MNIST after training",
         f"{federated.eights()} pictures were found, over {federated.updates(8)} updates each",
-        f"each cell is {federated.updates(64)} update",
+        f"over {federated.updates(64)} updates a cell",
     ]
 
 

@@ -49,10 +49,7 @@ def section() -> str:
 
 
 FEATURES = (
-    "cifar100-mlp-untrained",
-    "cifar100-mlp-trained",
     "cifar100-flower-untrained",
-    "cifar100-flower-trained",
     "fashion-mnist-flower-untrained",
     "fashion-mnist-flower-trained",
 )

@@ -45,6 +45,10 @@ def section() -> str:
             f"iterations, and {min(races):,} to {max(races):,} of `raced`, whose heats had a "
             "fraction of that: nothing can be told from them."
         )
+    remarks.append(
+        f"Batches of 8, all cells together: {_together(8)}. That a race gains by the features is "
+        "not shown."
+    )
     remarks.append("The models of later rounds are hardly trained.")
     if lacking := len(WORDS) * STAGES - len(cells()):
         remarks.append(f"{lacking} of {len(WORDS) * STAGES} cells are missing.")
@@ -121,6 +125,17 @@ def _best(cell: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the best attack on a cell, and its row."""
     found = {name: _found(cell, "attack", name) for name in _names(cell)}
     return max(found.items(), key=lambda item: int(item[1]["identified"]))
+
+
+def _together(images: int) -> str:
+    """Write the counts of rank 1 of each attack over the cells with so many images an update."""
+    some = [cell for cell in cells() if cell["images_of_an_update"] == images]
+    found = {name: [_found(cell, "attack", name) for cell in some] for name in ATTACKS}
+    return ", ".join(
+        f"`{name}` {sum(row['identified'] for row in rows)}/{sum(row['n'] for row in rows)}"
+        for name, rows in found.items()
+        if all(rows)
+    )
 
 
 def _told(cell: dict[str, Any]) -> str:
