@@ -244,7 +244,7 @@ def test_a_layer_of_a_thousand_classes_takes_little_memory() -> None:
     model = toys.built("lenet", classes=1_000)
     private = batch([3])
     seen = toys.observe(model, private, classes=1_000)
-    with Largest() as largest:
+    with Largest() as largest:  # type: ignore[no-untyped-call]
         found = find_features(seen, RNG().manual_seed(0))
     assert worst(found.features, truth(model, private.images, found.layer)) < 1e-4
     assert largest.numbers < 4_000_000
