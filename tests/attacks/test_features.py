@@ -161,7 +161,10 @@ def test_victims_whose_features_are_those_of_several_layers_each_have_their_aim(
 @pytest.mark.parametrize(
     ("defense", "said"),
     [
-        ("gaussian:0.01", "is not that of 3 images (relative error"),
+        (
+            "gaussian:0.01",
+            "no 3 images were found with the gradient of the last dense layer (relative error",
+        ),
         ("prune:0.99", "a batch of 3 needs as many"),
     ],
 )
@@ -263,6 +266,16 @@ class Largest(TorchDispatchMode):
             if isinstance(each, Tensor):
                 self.numbers = max(self.numbers, each.numel())
         return made
+
+
+def test_zeros_of_a_model_that_is_sure_are_not_called_pruning() -> None:
+    model = toys.mlp(nn.ReLU()).float()
+    with torch.no_grad():
+        last_layer(toys.observe(model, toys.batch(1))).weight.mul_(3_000)
+    private = Batch(toys.pictures(3), torch.tensor([0, 1, 2]))
+    seen = toys.observe(model, private)
+    assert bool((seen.gradients["3.bias"] == 0).any())
+    assert "pruning" not in toys.refused(features, seen, 0)
 
 
 def test_in_float32_a_client_s_batch_is_found_and_told_by_an_audit() -> None:

@@ -159,9 +159,11 @@ def find_features(victim: Observation, rng: Generator) -> Found:
 
     The dense layers are those at the model's end, with nothing but a ReLU, a sigmoid, a tanh or
     dropout that is off between them. Images are in the order of the labels that the attacker knows.
-    Refuse a gradient that no such features explain, as under noise. Of a pruned gradient, columns
-    that lost entries are completed from those that are whole; columns with fewer entries left than
-    images count as zero.
+    Refuse a gradient that no such features explain, as under noise. Explained is not always right:
+    where images of one class have nearly the same slopes at the last layer, their features there
+    may be mixtures, and an image that leaves next to no gradient may have any. Columns of which
+    zeros, as pruning makes them, left only a part are completed from those that are whole; columns
+    with fewer entries left than images count as zero.
     """
     equations, cut = _equations(victim)
     layers = trailing(victim)
@@ -177,15 +179,15 @@ def find_features(victim: Observation, rng: Generator) -> Found:
             break
     if found is None:
         raise GradveilError(
-            f"features: the gradient of the last dense layer{cut} is not that of {victim.size} "
-            f"images (relative error {error:.1g}): a defense may have added noise to it, or the "
-            "labels are wrong"
+            f"features: no {victim.size} images were found with the gradient of the last dense "
+            f"layer{cut} (relative error {error:.1g}): a defense may have added noise to it, the "
+            "labels may be wrong, or a trained model may be too sure of some images"
         )
     return found
 
 
 def _equations(victim: Observation) -> tuple[Equations, str]:
-    """Return the equations of the last dense layer, and what pruning left of it, in words."""
+    """Return the equations of the last dense layer, and what zeros left of it, in words."""
     layer = last_layer(victim)
     names = {id(parameter): name for name, parameter in victim.model.named_parameters()}
     shared = [
@@ -230,7 +232,7 @@ def _equations(victim: Observation) -> tuple[Equations, str]:
         victim.knowledge.labels.cpu().long(),
         exact_loss(victim.loss),
     )
-    cut = f", of which pruning left {kept} of {completed.shape[1]} columns," if kept else ""
+    cut = f", of which zeros left {kept} of {completed.shape[1]} columns" if kept else ""
     return equations, cut
 
 
@@ -249,7 +251,7 @@ def _completed(weight: Tensor, size: int) -> tuple[Tensor, int]:
         return weight, 0  # a column of zeros is that of a feature that no image has
     if int(full.sum()) < size:
         raise GradveilError(
-            f"features: pruning left {int(full.sum())} of {weight.shape[1]} columns of the last "
+            f"features: zeros left {int(full.sum())} of {weight.shape[1]} columns of the last "
             f"dense layer's gradient whole; a batch of {size} needs as many"
         )
     space = torch.linalg.svd(weight[:, full], full_matrices=False)[0][:, :size]
