@@ -199,6 +199,12 @@ def test_a_gradient_that_is_not_finite_is_refused(spoiled: str, value: float) ->
     assert "the gradient of the last dense layer is not finite" in said
 
 
+def test_a_model_that_ends_in_a_convolution_is_refused_without_a_word_of_labels() -> None:
+    model = toys.seeded(lambda: nn.Sequential(nn.Conv2d(3, 10, 8), nn.Flatten())).double()
+    said = toys.refused(features, toys.observe(model, batch([0, 1])), 0)
+    assert "features need a last linear layer with 10 outputs" in said and "labels" not in said
+
+
 def test_more_images_than_the_last_layer_has_inputs_are_refused() -> None:
     seen = toys.observe(toys.mlp(nn.ReLU(), width=3), batch([0, 1, 2, 3]))
     assert "as the last dense layer has inputs, 3" in toys.refused(features, seen, 0)

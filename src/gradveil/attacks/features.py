@@ -188,7 +188,7 @@ def find_features(victim: Observation, rng: Generator) -> Found:
 
 def _equations(victim: Observation) -> tuple[Equations, str]:
     """Return the equations of the last dense layer, and what zeros left of it, in words."""
-    layer = last_layer(victim)
+    layer = last_layer(victim, "features need", "choose a matching attack")
     names = {id(parameter): name for name, parameter in victim.model.named_parameters()}
     shared = [
         victim.gradients.get(names[id(part)])
