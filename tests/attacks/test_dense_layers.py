@@ -131,6 +131,16 @@ def test_a_gradient_that_no_inputs_explain_leaves_those_of_the_layer_after_it() 
     assert gap(model, private, found) < 1e-6
 
 
+@pytest.mark.parametrize("spoiled", ["3.weight", "3.bias"])
+def test_a_gradient_that_is_not_finite_ends_the_row(spoiled: str) -> None:
+    model, private = network(), batch(0, 1, 2)
+    seen = toys.observe(model, private)
+    seen.gradients[spoiled][0] = torch.nan
+    found = find(seen)
+    assert found.layer is dense(model)[1]
+    assert gap(model, private, found) < 1e-6
+
+
 def test_rough_features_of_the_last_layer_are_refined_by_the_layers_before() -> None:
     model, private = network(), batch(0, 1, 2, 3)
     seen = toys.observe(model, private)

@@ -1,10 +1,12 @@
 """Features of a batch at dense layers: found exactly from their gradients, and matched."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import toys
 from gradveil.attacks import adam_cosine, features
@@ -12,7 +14,7 @@ from gradveil.attacks.distances import cosine
 from gradveil.attacks.features import FeatureCosine, FeatureMeasure, find_features
 from gradveil.attacks.labels import last_layer
 from gradveil.clients import Client
-from gradveil.core.types import Batch, Knowledge, Protocol
+from gradveil.core.types import Batch, Knowledge, Loss, Protocol
 from gradveil.engine.shares import Shares
 
 RNG = torch.Generator
@@ -159,7 +161,10 @@ def test_victims_whose_features_are_those_of_several_layers_each_have_their_aim(
 @pytest.mark.parametrize(
     ("defense", "said"),
     [
-        ("gaussian:0.01", "is not that of 3 images (relative error"),
+        (
+            "gaussian:0.01",
+            "no 3 images were found with the gradient of the last dense layer (relative error",
+        ),
         ("prune:0.99", "a batch of 3 needs as many"),
     ],
 )
@@ -183,6 +188,100 @@ def test_what_it_cannot_work_on_is_refused_in_one_line() -> None:
     assert "its batch norm mixes them" in toys.refused(features, trained, 0)
     drawn = toys.observe(model, batch([0, 1]), "precode")
     assert "the model draws by itself" in toys.refused(features, drawn, 0)
+
+
+@pytest.mark.parametrize("spoiled", ["head.weight", "head.bias"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_a_gradient_that_is_not_finite_is_refused(spoiled: str, value: float) -> None:
+    seen = toys.observe(toys.lenet(), batch([0, 1, 2]))
+    seen.gradients[spoiled][0] = value
+    said = toys.refused(features, seen, 0)
+    assert "the gradient of the last dense layer is not finite" in said
+
+
+def test_a_model_that_ends_in_a_convolution_is_refused_without_a_word_of_labels() -> None:
+    model = toys.seeded(lambda: nn.Sequential(nn.Conv2d(3, 10, 8), nn.Flatten())).double()
+    said = toys.refused(features, toys.observe(model, batch([0, 1])), 0)
+    assert "features need a last linear layer with 10 outputs" in said and "labels" not in said
+
+
+def test_more_images_than_the_last_layer_has_inputs_are_refused() -> None:
+    seen = toys.observe(toys.mlp(nn.ReLU(), width=3), batch([0, 1, 2, 3]))
+    assert "as the last dense layer has inputs, 3" in toys.refused(features, seen, 0)
+
+
+def looping(logits: Tensor, labels: Tensor) -> Tensor:
+    """Cross-entropy that counts one class twice, image by image."""
+    each = zip(logits, labels, strict=True)
+    return torch.stack([(1 + (int(y) == 1)) * -z.log_softmax(0)[int(y)] for z, y in each])
+
+
+def squares(logits: Tensor, labels: Tensor) -> Tensor:
+    return (logits - nn.functional.one_hot(labels, logits.shape[1])).square().sum(1)
+
+
+def straight(logits: Tensor, labels: Tensor) -> Tensor:
+    """Return a loss whose slopes are the same everywhere."""
+    return logits.sum(1) - 3 * logits.gather(1, labels[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("loss", [looping, squares])
+def test_a_client_s_loss_is_called_as_the_client_calls_it(loss: Loss) -> None:
+    model, private = relu_net(), batch([0, 1, 2])
+    found = find_features(toys.observe(model, private, loss=loss), RNG().manual_seed(0))
+    assert worst(found.features, truth(model, private.images, found.layer)) < 1e-4
+
+
+def test_a_loss_without_curves_is_no_obstacle() -> None:
+    model, private = relu_net(), batch([0, 1, 2])
+    found = find_features(toys.observe(model, private, loss=straight), RNG().manual_seed(0))
+    assert worst(found.features, truth(model, private.images, found.layer)) < 1e-4
+
+
+def test_class_weights_in_float32_serve_a_loss_in_float64() -> None:
+    model, private = deep_head().float(), toys.batch(3)
+    loss = nn.CrossEntropyLoss(weight=torch.linspace(0.5, 2, 10), reduction="none")
+    seen = toys.observe(model, private, loss=loss)
+    found = find_features(seen, RNG().manual_seed(0))
+    assert found.layer is model[3]  # type: ignore[index]
+    assert worst(found.features, truth(model, private.images, found.layer).double()) < 1e-3
+    assert loss.weight is not None and loss.weight.dtype is torch.float32
+
+
+def test_a_layer_of_a_thousand_classes_takes_little_memory() -> None:
+    # A slope of each logit by each other one, for all starts, would be over 100 million numbers.
+    model = toys.built("lenet", classes=1_000)
+    private = batch([3])
+    seen = toys.observe(model, private, classes=1_000)
+    with Largest() as largest:  # type: ignore[no-untyped-call]
+        found = find_features(seen, RNG().manual_seed(0))
+    assert worst(found.features, truth(model, private.images, found.layer)) < 1e-4
+    assert largest.numbers < 4_000_000
+
+
+class Largest(TorchDispatchMode):
+    """Notes how many numbers the largest tensor has that is made meanwhile."""
+
+    numbers = 0
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, given: Any = (), named: Any = None
+    ) -> Any:
+        made = function(*given, **(named or {}))
+        for each in made if isinstance(made, tuple | list) else [made]:
+            if isinstance(each, Tensor):
+                self.numbers = max(self.numbers, each.numel())
+        return made
+
+
+def test_zeros_of_a_model_that_is_sure_are_not_called_pruning() -> None:
+    model = toys.mlp(nn.ReLU()).float()
+    with torch.no_grad():
+        last_layer(toys.observe(model, toys.batch(1))).weight.mul_(3_000)
+    private = Batch(toys.pictures(3), torch.tensor([0, 1, 2]))
+    seen = toys.observe(model, private)
+    assert bool((seen.gradients["3.bias"] == 0).any())
+    assert "pruning" not in toys.refused(features, seen, 0)
 
 
 def test_in_float32_a_client_s_batch_is_found_and_told_by_an_audit() -> None:

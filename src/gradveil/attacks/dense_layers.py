@@ -9,6 +9,7 @@ one: what a convolutional network makes of each image, or the image itself.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
@@ -17,7 +18,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from gradveil.attacks.labels import last_layer, predict
-from gradveil.core.types import Observation
+from gradveil.core.types import Loss, Observation
 
 PROBES = 4  # random images on which layers are seen to follow each other
 EXPLAINED = 1e-5  # relative error at most of a gradient that the inputs found explain
@@ -78,7 +79,7 @@ class Dense:
 def trailing(victim: Observation) -> list[Dense]:
     """Return the dense layers at the model's end that follow each other, the first one first.
 
-    A layer whose gradient is not shared, and what comes before it, is left out.
+    A layer whose gradient is not shared or not finite, and what comes before it, is left out.
     """
     passed = _passed(victim)
     found = [*_shared(victim, last_layer(victim), None)]
@@ -130,13 +131,14 @@ def _before(
 def _shared(
     victim: Observation, layer: nn.Linear, activation: Activation | None
 ) -> Iterator[Dense]:
-    """Give the layer with its gradients, where its weight's is shared."""
+    """Give the layer with its gradients, where its weight's is shared and they are finite."""
     names = {id(parameter): name for name, parameter in victim.model.named_parameters()}
     weight, bias = (
         None if part is None else victim.gradients.get(names[id(part)])
         for part in (layer.weight, layer.bias)
     )
-    if weight is None:
+    given = [part for part in (weight, bias) if part is not None]
+    if weight is None or not all(bool(part.isfinite().all()) for part in given):
         return
     units = layer.weight.new_zeros(layer.out_features)
     yield Dense(
@@ -147,6 +149,11 @@ def _shared(
         _exact(weight),
         None if bias is None else _exact(bias),
     )
+
+
+def exact_loss(loss: Loss) -> Loss:
+    """Return the loss for logits in float64 on the processor: a module's class weights too."""
+    return deepcopy(loss).cpu().double() if isinstance(loss, nn.Module) else loss
 
 
 def _exact(values: Tensor) -> Tensor:
@@ -269,5 +276,6 @@ def _slopes(victim: Observation, layers: Sequence[Dense], inputs: Tensor) -> Ten
         for here, after in pairwise(layers):
             assert here.activation is not None
             values = after.outputs(here.activation.function(values))
-        (slopes,) = torch.autograd.grad(victim.loss(values, labels.cpu().long()).sum(), made)
+        losses = exact_loss(victim.loss)(values, labels.cpu().long())
+        (slopes,) = torch.autograd.grad(losses.sum(), made)
     return slopes

@@ -16,15 +16,14 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Generator, Tensor, nn
-from torch.func import grad, jacrev, vmap
 
-from gradveil.attacks.dense_layers import Found, find_first_inputs, trailing
+from gradveil.attacks.dense_layers import Found, exact_loss, find_first_inputs, trailing
 from gradveil.attacks.distances import Cosine, Measure
 from gradveil.attacks.labels import last_layer, predict
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Gradients, Loss, Observation
 from gradveil.engine.draws import Draws, drawing
-from gradveil.engine.gradients import in_mode
+from gradveil.engine.gradients import in_mode, per_sample, with_slope
 from gradveil.engine.norms import takes_statistics
 from gradveil.engine.shares import Shares
 
@@ -51,8 +50,7 @@ class Equations:
 
     def errors(self, a: Tensor) -> Tensor:
         """Return what a guess (starts, images, images) leaves unexplained, over its size."""
-        slopes, _ = self._slopes(a)
-        left = self._made(a, slopes) - self.target
+        left = self._made(a, self._slopes(a)) - self.target
         errors: Tensor = left.flatten(1).norm(dim=1) / self.target.norm()
         return errors
 
@@ -60,24 +58,37 @@ class Equations:
         ones = torch.ones_like(a[..., :1])
         return slopes.transpose(1, 2) @ torch.cat([a, ones], 2) / a.shape[1]
 
-    def _slopes(self, a: Tensor) -> tuple[Tensor, Tensor]:
-        """Return slopes by the logits (starts, images, units) and their slopes in turn."""
-        logits = (a @ self.weight.T + self.bias).flatten(0, 1)
+    def _slopes(self, a: Tensor) -> Tensor:
+        """Return the slopes by the logits, (starts, images, units)."""
+        return self._at_logits(a)[1].detach().view(*a.shape[:2], -1)
+
+    def _at_logits(self, a: Tensor, curved: bool = False) -> tuple[Tensor, Tensor]:
+        """Return logits (starts x images, units) and slopes, in a graph where `curved`."""
         labels = self.labels.repeat(len(a))
+        with torch.enable_grad():
+            logits = (a @ self.weight.T + self.bias).flatten(0, 1).requires_grad_()
+            losses = with_slope(per_sample(self.loss, logits, labels))
+            (slopes,) = torch.autograd.grad(losses.sum(), logits, create_graph=curved)
+        return logits, slopes
 
-        def loss(z: Tensor, y: Tensor) -> Tensor:
-            return self.loss(z[None], y[None]).sum()
-
-        first = vmap(grad(loss))(logits, labels)
-        second = vmap(jacrev(grad(loss)))(logits, labels)
-        return first.view(*a.shape[:2], -1), second.view(*a.shape[:2], *second.shape[1:])
+    def _curves(self, a: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the slopes, and their slopes by a_b in turn: (starts, images, units, images)."""
+        logits, slopes = self._at_logits(a, curved=True)
+        with torch.enable_grad():
+            along = (slopes + 0 * logits) @ self.weight  # a loss of straight pieces has no curves
+        # Slopes of slopes are symmetric: those of s_b W by the logits are those of s_b by a_b.
+        each = [
+            torch.autograd.grad(column.sum(), logits, retain_graph=True)[0]
+            for column in along.unbind(1)
+        ]
+        shape = *a.shape[:2], -1
+        return slopes.detach().view(shape), torch.stack(each, -1).view(*shape, len(each))
 
     def step(self, a: Tensor, damping: Tensor) -> Tensor:
         """Return the guesses after a step of Levenberg and Marquardt, damped for each start."""
         starts, images, _ = a.shape
-        slopes, second = self._slopes(a)
+        slopes, moved = self._curves(a)
         left = (self._made(a, slopes) - self.target).transpose(1, 2).flatten(1)
-        moved = second @ self.weight  # (starts, images, units, images): slopes of s_b by a_b
         longer = torch.cat([a, torch.ones_like(a[..., :1])], 2)
         by_slope = torch.einsum("sbk,sbui->skubi", longer, moved)
         direct = torch.zeros_like(by_slope)
@@ -140,7 +151,7 @@ class Equations:
 
     def slopes(self, features: Tensor) -> Tensor:
         """Return the slope of each image's loss by the logits, (images, units)."""
-        return self._slopes((features @ self.basis)[None])[0][0]
+        return self._slopes((features @ self.basis)[None])[0]
 
 
 def find_features(victim: Observation, rng: Generator) -> Found:
@@ -148,9 +159,11 @@ def find_features(victim: Observation, rng: Generator) -> Found:
 
     The dense layers are those at the model's end, with nothing but a ReLU, a sigmoid, a tanh or
     dropout that is off between them. Images are in the order of the labels that the attacker knows.
-    Refuse a gradient that no such features explain, as under noise. Of a pruned gradient, columns
-    that lost entries are completed from those that are whole; columns with fewer entries left than
-    images count as zero.
+    Refuse a gradient that no such features explain, as under noise. Explained is not always right:
+    where images of one class have nearly the same slopes at the last layer, their features there
+    may be mixtures, and an image that leaves next to no gradient may have any. Columns of which
+    zeros, as pruning makes them, left only a part are completed from those that are whole; columns
+    with fewer entries left than images count as zero.
     """
     equations, cut = _equations(victim)
     layers = trailing(victim)
@@ -166,16 +179,16 @@ def find_features(victim: Observation, rng: Generator) -> Found:
             break
     if found is None:
         raise GradveilError(
-            f"features: the gradient of the last dense layer{cut} is not that of {victim.size} "
-            f"images (relative error {error:.1g}): a defense may have added noise to it, or the "
-            "labels are wrong"
+            f"features: no {victim.size} images were found with the gradient of the last dense "
+            f"layer{cut} (relative error {error:.1g}): a defense may have added noise to it, the "
+            "labels may be wrong, or a trained model may be too sure of some images"
         )
     return found
 
 
 def _equations(victim: Observation) -> tuple[Equations, str]:
-    """Return the equations of the last dense layer, and what pruning left of it, in words."""
-    layer = last_layer(victim)
+    """Return the equations of the last dense layer, and what zeros left of it, in words."""
+    layer = last_layer(victim, "features need", "choose a matching attack")
     names = {id(parameter): name for name, parameter in victim.model.named_parameters()}
     shared = [
         victim.gradients.get(names[id(part)])
@@ -187,11 +200,18 @@ def _equations(victim: Observation) -> tuple[Equations, str]:
             "features: the gradients of the last dense layer's weight and bias are needed"
         )
     weight, bias = (part.detach().cpu().double() for part in shared if part is not None)
+    if not bool(weight.isfinite().all() and bias.isfinite().all()):
+        raise GradveilError("features: the gradient of the last dense layer is not finite")
     units, size = len(bias), victim.size
     if size >= units:
         raise GradveilError(
             f"batch of {size}: features are found of fewer images than the last dense layer has "
             f"units, {units}; choose a matching attack"
+        )
+    if size > weight.shape[1]:
+        raise GradveilError(
+            f"batch of {size}: features are found of at most as many images as the last dense "
+            f"layer has inputs, {weight.shape[1]}; choose a matching attack"
         )
     if victim.knowledge.labels is None:
         raise GradveilError("features: the labels are needed; give them, or infer them")
@@ -210,9 +230,9 @@ def _equations(victim: Observation) -> tuple[Equations, str]:
         layer.weight.detach().cpu().double() @ basis,
         layer.bias.detach().cpu().double(),
         victim.knowledge.labels.cpu().long(),
-        victim.loss,
+        exact_loss(victim.loss),
     )
-    cut = f", of which pruning left {kept} of {completed.shape[1]} columns," if kept else ""
+    cut = f", of which zeros left {kept} of {completed.shape[1]} columns" if kept else ""
     return equations, cut
 
 
@@ -231,7 +251,7 @@ def _completed(weight: Tensor, size: int) -> tuple[Tensor, int]:
         return weight, 0  # a column of zeros is that of a feature that no image has
     if int(full.sum()) < size:
         raise GradveilError(
-            f"features: pruning left {int(full.sum())} of {weight.shape[1]} columns of the last "
+            f"features: zeros left {int(full.sum())} of {weight.shape[1]} columns of the last "
             f"dense layer's gradient whole; a batch of {size} needs as many"
         )
     space = torch.linalg.svd(weight[:, full], full_matrices=False)[0][:, :size]

@@ -132,8 +132,13 @@ def predict(
     return output
 
 
-def last_layer(victim: Observation) -> nn.Linear:
-    """Return the last linear layer, in order of registration, with an output for each class."""
+def last_layer(
+    victim: Observation, needs: str = "label inference needs", instead: str = "give the labels"
+) -> nn.Linear:
+    """Return the last linear layer, in order of registration, with an output for each class.
+
+    Where there is none, the error says who `needs` it and what to do `instead`.
+    """
     fitting = [
         module
         for module in victim.model.modules()
@@ -141,8 +146,8 @@ def last_layer(victim: Observation) -> nn.Linear:
     ]
     if not fitting:
         raise GradveilError(
-            f"label inference needs a last linear layer with {victim.classes} outputs, one for "
-            "each class; give the labels"
+            f"{needs} a last linear layer with {victim.classes} outputs, one for each class; "
+            f"{instead}"
         )
     return fitting[-1]
 
