@@ -49,7 +49,10 @@ def section() -> str:
 
 
 FEATURES = (
+    "cifar100-mlp-untrained",
+    "cifar100-mlp-trained",
     "cifar100-flower-untrained",
+    "cifar100-flower-trained",
     "fashion-mnist-flower-untrained",
     "fashion-mnist-flower-trained",
 )
@@ -99,8 +102,10 @@ def features() -> str:
         "the equations are solved. Of `mlp`, five dense layers, the inputs are the images "
         "themselves (`dense-inversion`); of the CNN they are what its convolutions make of them, "
         "which `features` then match.\n"
-        "- Images that a trained model is sure of have hardly a gradient: the equations of their "
-        "batch are rarely solved. Noise and pruning end it as they are. A batch counts as none "
-        "where the first layer was not reached.\n\n"
+        "- Images that a trained model is sure of have hardly a gradient, so the equations of "
+        "their batch may not be solved. Noise and pruning end it as they are. A batch counts as "
+        "none where the first layer was not reached.\n"
+        "- That the gradient is explained does not always mean that every image is right: images "
+        "of one class in heads without ReLU, or without any trace in a layer, may not be.\n\n"
         "`python benchmarks/features.py`; records `features/`."
     )
