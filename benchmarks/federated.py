@@ -2,17 +2,19 @@
 
     python benchmarks/federated.py record --out DIR [--data cifar100 ...] [--data-root DIR]
     python benchmarks/federated.py leakage --runs DIR --minutes 25 --device cuda --json FILE
+        [--settings fedavg-1-epoch ...] [--attacks dense-matching ...] [--steps 1000]
     python benchmarks/federated.py guard --json FILE
     python benchmarks/federated.py speed --json FILE
     python benchmarks/federated.py accuracy --json FILE [--data-root DIR]
 
 `record` trains with Flower's apps and keeps what a spy got of two rounds, beside the few images
-that an audit of them needs. `leakage` attacks that with all that `auto` has; it needs neither
-Flower nor the data sets, skips what FILE holds already, and goes on where it was stopped. `guard`
-lets clients check updates that an attack identifies, and others that it does not; it goes on too.
-`speed` times rounds of 10 and 100 clients on Ray, and in one process, with and without a defense
-and a spy in turns, by the clock and by the processor; it goes on too. `accuracy` trains on real
-images with ten clients, and at one site by as many steps; it goes on where it was stopped.
+that an audit of them needs. `leakage` attacks that with all that `auto` has, or with what is named;
+it needs neither Flower nor the data sets, skips what FILE holds already, and goes on where it was
+stopped. `guard` lets clients check updates that an attack identifies, and others that it does not;
+it goes on too. `speed` times rounds of 10 and 100 clients on Ray, and in one process, with and
+without a defense and a spy in turns, by the clock and by the processor; it goes on too. `accuracy`
+trains on real images with ten clients, and at one site by as many steps; it goes on where it was
+stopped.
 """
 
 import argparse
@@ -33,7 +35,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from gradveil.attacks.presets import adam_cosine, likelihood
+from gradveil.attacks.presets import adam_cosine, find, likelihood
 from gradveil.audits import run_audit
 from gradveil.audits.results import AUDIT
 from gradveil.clients import Client
@@ -57,9 +59,9 @@ PUBLIC = 1_000
 SPLITS = ("train", "test")
 IMAGES = "images.safetensors"
 GRADIENT = {"lr": 0.1, "fraction": 0.64, "rounds": 24, "spy_rounds": (1, 24)}  # 32 clients a round
-# Ten clients a round, four of them attacked. Round 12 is the last at the full rate.
+# Ten clients a round, eight of them attacked. Round 12 is the last at the full rate.
 EPOCHS = {"fraction": 0.2, "rounds": 32, "spy_rounds": (1, 12), "batch_size": 32}
-EPOCHS |= {"audited": 4 * EACH}
+EPOCHS |= {"audited": 8 * EACH}
 SETTINGS: dict[str, dict[str, Any]] = {
     "fedsgd-1": GRADIENT | {"batch_size": 1},
     "fedsgd-8": GRADIENT | {"batch_size": 8, "audited": 8 * 8},
@@ -193,6 +195,8 @@ def attack(runs: Path, cell: tuple[str, str, int], minutes: float, asked: Any) -
     splits = load_images(runs / data / IMAGES)
     job = replace(federation(*splits, setting), auto=True, seed=asked.seed)
     audit = make_audit(job, number, runs / data / setting, splits)
+    if asked.attacks:
+        audit = replace(audit, auto=False, attacks={name: find(name) for name in asked.attacks})
     work = asked.work / f"{data}-{setting}-round-{number}"
     if (work / "settings.json").is_file() and not asked.steps:
         minutes = float(AUDIT.read(work)["budget"])
@@ -507,6 +511,7 @@ def main() -> None:
     command.add_argument("--minutes", type=float, default=25.0)
     command.add_argument("--steps", type=int, help="in place of minutes")
     command.add_argument("--settings", nargs="+", default=tuple(SETTINGS), choices=SETTINGS)
+    command.add_argument("--attacks", nargs="+", default=(), help="in place of auto")
     command.add_argument("--device", default="auto")
     command.add_argument("--seed", type=int, default=0)
     command.set_defaults(run=leakage)

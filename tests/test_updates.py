@@ -476,8 +476,8 @@ def test_an_attack_of_auto_that_fails_is_left_out_with_the_reason() -> None:
     tried = gv.reconstruct(*sent, attack="auto", steps=1, **more)
     assert {*tried.found} == {"adam-cosine", "raced"}
     labeled = {name for name, reason in tried.left_out.items() if "know the labels" in reason}
-    assert labeled == {"features", "raced+features", "dense-inversion"}
-    assert tried.left_out["peeling"] == single.status and len(tried.left_out) == 4
+    assert labeled == {"dense-matching", "features", "raced+features", "dense-inversion"}
+    assert tried.left_out["peeling"] == single.status and len(tried.left_out) == 5
 
 
 @pytest.mark.parametrize(

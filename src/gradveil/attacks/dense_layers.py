@@ -81,19 +81,22 @@ def trailing(victim: Observation) -> list[Dense]:
 
     A layer whose gradient is not shared or not finite, and what comes before it, is left out.
     """
-    passed = _passed(victim)
+    runs = passed(victim)
     found = [*_shared(victim, last_layer(victim), None)]
-    while found and found[0].layer in passed:
-        inputs, _ = passed.pop(found[0].layer)
-        before = [dense for pair in _before(inputs, passed) for dense in _shared(victim, *pair)]
+    while found and found[0].layer in runs:
+        inputs, _ = runs.pop(found[0].layer)
+        before = [dense for pair in _before(inputs, runs) for dense in _shared(victim, *pair)]
         if not before:
             break
         found.insert(0, before[0])
     return found
 
 
-def _passed(victim: Observation) -> dict[nn.Linear, tuple[Tensor, Tensor]]:
-    """Return what goes in and comes out of each dense layer that runs once on rows of numbers."""
+def passed(victim: Observation) -> dict[nn.Linear, tuple[Tensor, Tensor]]:
+    """Return what goes in and comes out of each dense layer that runs once on rows of numbers.
+
+    The images are `PROBES` random ones.
+    """
     model, seen = victim.model, list[tuple[nn.Linear, Tensor, Tensor]]()
 
     def keep(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -118,10 +121,10 @@ def _passed(victim: Observation) -> dict[nn.Linear, tuple[Tensor, Tensor]]:
 
 
 def _before(
-    inputs: Tensor, passed: dict[nn.Linear, tuple[Tensor, Tensor]]
+    inputs: Tensor, runs: dict[nn.Linear, tuple[Tensor, Tensor]]
 ) -> Iterator[tuple[nn.Linear, Activation]]:
     """Give the dense layers whose outputs become these inputs by an activation alone."""
-    for layer, (_, output) in passed.items():
+    for layer, (_, output) in runs.items():
         for activation in ACTIVATIONS:
             same = output.shape == inputs.shape
             if same and torch.allclose(activation.function(output), inputs):

@@ -94,6 +94,10 @@ class Distance(ABC):
         wanted = *layers, ("pruned", self.nonzero), ("earlier", self.rounds)
         return tuple(name for name, asked in wanted if asked)
 
+    def within(self, steps: int) -> "Distance":
+        """Return the distance for a search of so many steps, before which it makes no more."""
+        return self
+
     def bind(self, seen: Sequence[Observation], restarts: int = 1) -> Measure:
         """Return the function of found gradients (victims x restarts, ...) to be minimized."""
         knowledge = _common_knowledge(seen)

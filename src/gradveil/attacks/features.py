@@ -12,12 +12,13 @@ equations are solved. The inputs of the dense layers before follow from those of
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Generator, Tensor, nn
 
 from gradveil.attacks.dense_layers import Found, exact_loss, find_first_inputs, trailing
+from gradveil.attacks.dense_matching import match_inputs
 from gradveil.attacks.distances import Cosine, Measure
 from gradveil.attacks.labels import last_layer, predict
 from gradveil.core.errors import GradveilError
@@ -271,24 +272,36 @@ class FeatureCosine(Cosine):
     The features are those at the first dense layer, found from gradients (`find_features`). Their
     distance is |f' - f|^2 / |f|^2, over all images of a row. Where the features of a victim cannot
     be found, the cosine alone is left; where no victim's can, that is an error.
+
+    With `iterations` they are matched instead (`match_inputs`), of any batch and after local steps
+    too, though not exactly; then they alone count, and no gradient of the whole network is made. A
+    search of fewer steps matches them with as few.
     """
 
     features: float = 1.0
+    iterations: int | None = None
     seed: int = field(default=0, kw_only=True)
 
     @property
     def needs(self) -> tuple[str, ...]:
         return (*super().needs, "labels")
 
+    def within(self, steps: int) -> "FeatureCosine":
+        fewer = None if self.iterations is None else min(steps, self.iterations)
+        return replace(self, iterations=fewer)
+
     def bind(self, seen: Sequence[Observation], restarts: int = 1) -> Measure:
-        check_model(seen[0])
-        inner = super().bind(seen, restarts)
+        matched = self.iterations is not None
+        check_model(seen[0], moves=matched)
+        inner = None if matched else super().bind(seen, restarts)
         found: list[Found | None] = []
         problem = GradveilError("features: no victim")
         for victim in seen:
             try:
-                found.append(find_features(victim, torch.Generator().manual_seed(self.seed)))
+                found.append(self._find(victim))
             except GradveilError as error:
+                if matched:
+                    raise
                 found.append(None)
                 problem = error
         layers = {each.layer: None for each in found if each is not None}
@@ -297,6 +310,11 @@ class FeatureCosine(Cosine):
         like = next(iter(seen[0].gradients.values()))
         aims = [self._aim(layer, found, seen[0].size, like, restarts) for layer in layers]
         return FeatureMeasure(inner, seen[0].model, tuple(aims))
+
+    def _find(self, victim: Observation) -> Found:
+        if self.iterations is not None:
+            return match_inputs(victim, self.iterations, self.seed)
+        return find_features(victim, torch.Generator().manual_seed(self.seed))
 
     def _aim(
         self,
@@ -327,19 +345,21 @@ class FeatureAim:
 
 @dataclass(frozen=True, eq=False)
 class FeatureMeasure(Measure):
-    """Another measure, plus the weighted squared distances of features from their aims."""
+    """The weighted squared distances of features from their aims, and another measure, if any."""
 
-    inner: Measure
+    inner: Measure | None
     model: nn.Module
     aims: tuple[FeatureAim, ...]
 
     def __call__(self, found: Gradients) -> Tensor:
-        return self.inner(found)
+        return torch.zeros(()) if self.inner is None else self.inner(found)
 
     def from_shares(
         self, shares: Shares, images: Tensor, labels: Tensor, draws: Draws, differentiable: bool
     ) -> Tensor:
-        distance = self.inner.from_shares(shares, images, labels, draws, differentiable)
+        distance = images.new_zeros(len(images))
+        if self.inner is not None:
+            distance = self.inner.from_shares(shares, images, labels, draws, differentiable)
         with torch.set_grad_enabled(differentiable):
             for aim, features in zip(self.aims, self._features(images), strict=True):
                 gap = (features.view_as(aim.target) - aim.target).square().flatten(1).sum(1)
@@ -362,10 +382,10 @@ class FeatureMeasure(Measure):
         return [made[aim.layer] for aim in self.aims]
 
 
-def check_model(victim: Observation) -> None:
-    """Refuse a client whose features the last dense layer's gradient does not tell."""
+def check_model(victim: Observation, *, moves: bool = False) -> None:
+    """Refuse a client whose features its dense layers do not tell, if it `moves` its weights."""
     protocol = victim.protocol
-    if protocol.moves(victim.size):
+    if protocol.moves(victim.size) and not moves:
         raise GradveilError(
             f"{protocol.in_words(victim.size)}: features need the gradient of 1; "
             "choose a matching attack"

@@ -214,7 +214,7 @@ class Problem:
     @cached_property
     def measure(self) -> Measure:
         """The distance of each row from its target."""
-        return self.attack.distance.bind(self.seen, self.restarts)
+        return self.attack.distance.within(self.attack.steps).bind(self.seen, self.restarts)
 
     def in_parts(self, solve: Callable[["Problem"], list[T]], most: int | None = None) -> list[T]:
         """Solve the problem for some victims after the others, `most` images in a pass.

@@ -27,6 +27,7 @@ EXACT = "closed-form"
 EXACT_BATCH = "peeling"  # of several images
 FEATURES = "features", "raced+features"  # of several images
 DENSE = "dense-inversion"  # of several images
+MATCHED = "dense-matching"  # of several images
 MOST_SOLVED = 16  # images of a batch whose features are solved for in seconds
 LONGEST = 128  # letters of an attack's name
 MOST_RESTARTS = 4  # of an attack of `auto`: four of 4,800 steps are about the work of a race
@@ -47,9 +48,9 @@ def automatic(
     """Name the attacks of `auto`, each once.
 
     These are the standard attack and the raced one, the breakers that each part of the defense
-    declares, all parts' strongest ones in one search, plain and raced, and the exact ones; of a
-    few images also those that match what dense layers tell of each. What the model draws by itself
-    in this mode is attacked as the defense that draws alike is.
+    declares, all parts' strongest ones in one search, plain and raced, and the exact ones; of
+    several images also those that match what dense layers tell of each, of a few exactly. What the
+    model draws by itself in this mode is attacked as the defense that draws alike is.
     """
     parts: list[Defense | type[Defense]] = [*defense.parts()]
     parts += [] if model is None else _drawing_like(model, train_mode)
@@ -57,7 +58,7 @@ def automatic(
     for part in parts:
         _check_breakers(part)
     solved = (*FEATURES, DENSE) if batch_size <= MOST_SOLVED else ()
-    exact = (EXACT,) if batch_size == 1 else (*solved, EXACT_BATCH)
+    exact = (EXACT,) if batch_size == 1 else (MATCHED, *solved, EXACT_BATCH)
     names = (STANDARD, RACED, *breakers, *combinations(defense, parts), *exact)
     return tuple(dict.fromkeys(names))
 

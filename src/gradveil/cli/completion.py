@@ -20,6 +20,7 @@ ATTACKS = [
     "iga",
     "raced",
     "features",
+    "dense-matching",
     "closed-form",
     "dense-inversion",
     "peeling",
