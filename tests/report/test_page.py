@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from gradveil.audits import AuditResult, Threshold
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
 from gradveil.report.answer import given_words, make_answer, untested_words
 from gradveil.report.certificates import certificates_in_words, certify_cases
