@@ -85,7 +85,7 @@ def measure(
         seen = client.share_batches([batch], generator(seed, "share"))[0].seen
         began = time.perf_counter()
         try:
-            found = find_features(seen, generator(seed, "attack"))
+            found = find_features(seen, generator(seed, "attack"))[0]
         except GradveilError as error:
             exact.append(0)
             said = str(error)
