@@ -40,8 +40,8 @@ NUMBERS, MOST = 2**21, 2**23  # of the equations' slopes: of all starts together
 SUREST = 8.0  # logits by which a label leads at most
 ITERATIONS = 100  # of all starts; the best go on for as many as it takes, up to
 REFINED = 300
-PATIENCE = 20  # iterations in which the error must halve; once it is `SOLVED`, sink by `GAIN`
-GAIN = 0.05
+PATIENCE = 20  # iterations in which the error must halve; once it is `SOLVED`, sink by `GAIN`,
+GAIN, SOON = 0.05, 6  # and once it is `NEAR` in so many
 SOLVED = 1e-3  # relative error at most of the gradient that features explain
 NEAR, KEPT = 1e-5, 16  # relative error from which the best starts alone go on, and how many do
 TOLD = 3e-3  # how far features may be off, over their size, to be matched
@@ -154,13 +154,13 @@ class Equations:
         a = self.start(rng, max(FEWEST, min(STARTS, NUMBERS // size)))
         damping = torch.full((len(a),), 1e-2, dtype=torch.float64)
         errors = self.errors(a)
-        before = math.inf
+        before, since = math.inf, 0
         for number in range(REFINED):
             least = float(errors.min())
-            if number % PATIENCE == 0:
-                if least > before * (1 / 2 if least > SOLVED else 1 - GAIN):
-                    break  # nothing more will come of it
-                before = least
+            if least < before * (1 / 2 if least > SOLVED else 1 - GAIN):
+                before, since = least, number
+            if number - since >= (PATIENCE if least > NEAR else SOON):
+                break  # nothing more will come of it
             if least < NEAR or number >= ITERATIONS:
                 kept = errors.argsort()[:KEPT]
                 a, damping, errors = a[kept], damping[kept], errors[kept]
