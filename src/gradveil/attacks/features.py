@@ -18,6 +18,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from gradveil.attacks.dense_layers import (
+    ROUNDED,
     Found,
     exact,
     exact_loss,
@@ -41,7 +42,7 @@ SUREST = 8.0  # logits by which a label leads at most
 ITERATIONS = 100  # of all starts; the best go on for as many as it takes, up to
 REFINED = 300
 PATIENCE = 20  # iterations in which the error must halve; once it is `SOLVED`, sink by `GAIN`,
-GAIN, SOON = 0.05, 6  # and once it is `NEAR` in so many
+GAIN, SOON = 0.05, 12  # and once it is `NEAR` in so many
 SOLVED = 1e-3  # relative error at most of the gradient that features explain
 NEAR, KEPT = 1e-5, 16  # relative error from which the best starts alone go on, and how many do
 TOLD = 3e-3  # how far features may be off, over their size, to be matched
@@ -122,11 +123,14 @@ class Equations:
         """Return how far each image of a solution (images, images) may be off, over its size.
 
         That is by an error like what it leaves unexplained, or like the gradient's rounding, since
-        images of one class whose slopes are nearly alike can be mixed with little effect.
+        images of one class whose slopes are nearly alike can be mixed with little effect. Where
+        more than rounding is left, the solution lies farther away than that.
         """
-        jacobian, left = (part[0] for part in self._linear(a[None]))
+        jacobian = self._linear(a[None])[0][0]
         equations, unknowns = jacobian.shape
-        size = max(float(left.norm()), self.rounding * float(self.target.norm()))
+        error = float(self.errors(a[None]))
+        size = max(error, self.rounding) * float(self.target.norm())
+        size *= error / self.rounding if error > ROUNDED * self.rounding else 1
         _, values, vectors = torch.linalg.svd(jacobian, full_matrices=False)
         moves = vectors.T / values.clamp(min=1e-30)
         each = moves.view(len(a), -1).norm(dim=1) * size / math.sqrt(equations - unknowns)
