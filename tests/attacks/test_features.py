@@ -110,15 +110,21 @@ def test_the_distance_and_its_slope_are_the_formula() -> None:
     rows = toys.pictures(6, seed=5, dtype=torch.float64).view(2, 3, 3, 8, 8).requires_grad_()
     labels = torch.tensor([[0, 1, 2], [3, 4, 5]])
     shares = Shares(model, seen[0].loss, seen[0].protocol)
-    found = FeatureCosine(features=2.5).bind(seen).from_shares(shares, rows, labels, {}, True)
+    found = FeatureCosine(pull=2.5).bind(seen).from_shares(shares, rows, labels, {}, True)
     plain = cosine.bind(seen).from_shares(shares, rows, labels, {}, True)
     private = toys.pictures(3, dtype=torch.float64)
     true = truth(model, private, last_layer(seen[0]))  # both have the same pictures
-    gaps = [
-        (model[:-1](row) - true).square().sum() / true.square().sum()  # type: ignore[index]
-        for row in rows
+
+    def gaps(of: Tensor) -> Tensor:
+        return torch.stack([(model[:-1](row) - true).square().sum() for row in of])  # type: ignore[index]
+
+    noise = torch.rand(2, 3, 3, 8, 8, generator=RNG().manual_seed(0)).double().requires_grad_()
+    other = cosine.bind(seen).from_shares(shares, noise, labels, {}, True)
+    lengths = [
+        torch.autograd.grad(each.sum(), noise)[0].flatten(1).norm(dim=1)
+        for each in (other, gaps(noise))
     ]
-    wanted = plain + 2.5 * torch.stack(gaps)
+    wanted = plain + 2.5 * lengths[0] / lengths[1] * gaps(rows)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
     ours, theirs = (torch.autograd.grad(each.sum(), rows)[0] for each in (found, wanted))
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-6)
@@ -139,7 +145,7 @@ def test_victims_whose_features_are_those_of_several_layers_each_have_their_aim(
     whole, cut = (toys.observe(model, batch([0, 1, 2])) for _ in range(2))
     noise = torch.rand(cut.gradients["3.weight"].shape, generator=RNG().manual_seed(0))
     cut = replace(cut, gradients={**cut.gradients, "3.weight": noise.double()})
-    measure = FeatureCosine(features=2.0).bind([whole, cut], restarts=2)
+    measure = FeatureCosine(pull=2.0).bind([whole, cut], restarts=2)
     assert isinstance(measure, FeatureMeasure)
     layers = {aim.layer: aim.factors.bool().all(1).tolist() for aim in measure.aims}
     first, last = (each for each in model.modules() if isinstance(each, nn.Linear))
@@ -150,12 +156,13 @@ def test_victims_whose_features_are_those_of_several_layers_each_have_their_aim(
     found = measure.from_shares(shares, rows, labels, {}, False)
     plain = cosine.bind([whole, cut], restarts=2).from_shares(shares, rows, labels, {}, False)
     private = toys.pictures(3, dtype=torch.float64)
-    wanted = [
-        (truth(model, row, layer) - true).square().sum() / true.square().sum()
+    gaps = [
+        (truth(model, row, layer) - truth(model, private, layer)).square().sum()
         for row, layer in zip(rows, (first, first, last, last), strict=True)
-        if (true := truth(model, private, layer)) is not None
     ]
-    torch.testing.assert_close(found - plain, 2 * torch.stack(wanted), rtol=1e-4, atol=1e-6)
+    factors = torch.stack([aim.factors[:, 0] for aim in measure.aims]).sum(0)
+    assert factors[0] == factors[1] and factors[2] == factors[3] and factors[0] != factors[2]
+    torch.testing.assert_close(found - plain, factors * torch.stack(gaps), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -70,12 +70,20 @@ def section() -> str:
         "says that this attacker failed, not that nothing leaks.\n"
         "- `features` match what dense layers tell of each image of one gradient, exactly (see "
         "above); their settings were chosen on test images, and the victims are training images. "
-        "Several local steps mix gradients, so there are none of FedAvg.\n\n"
+        f"Several local steps mix gradients, so there are none of FedAvg.{_settings()}\n\n"
         f"{table(head, body)}\n\n"
         + "\n".join(f"- {remark}" for remark in remarks)
         + "\n\n`python benchmarks/federated.py record`, then `leakage`; records "
         f"{' and '.join(f'`{name}`' for name in NAMES)}."
     )
+
+
+def _settings() -> str:
+    """Say whether `features` were measured with the settings that they have now."""
+    texts = [cell["attacks"].get("features", "") for cell in cells()]
+    if any("features=1.0" in text for text in texts):
+        return " They had one weight for all models then; now it follows the model."
+    return ""
 
 
 @cache

@@ -289,14 +289,16 @@ def _completed(weight: Tensor, size: int) -> tuple[Tensor, int]:
 
 @dataclass(frozen=True)
 class FeatureCosine(Cosine):
-    """The cosine distance, plus `features` times the distance of each image's features.
+    """The cosine distance, plus that of each image's features, which pulls `pull` times as much.
 
     The features are those at the first dense layer, found from gradients (`find_features`). Their
-    distance is |f' - f|^2 / |f|^2, over all images of a row whose features the gradient tells for
-    sure. Where it tells none of a victim, the cosine alone is left; of no victim, that is an error.
+    distance is |f' - f|^2, over all images of a row whose features the gradient tells for sure, by
+    a factor that makes its slope on images of noise `pull` times as long as the cosine's: how far
+    features move with pixels differs by a hundred between models. Where the gradient tells no
+    features of a victim, the cosine alone is left; of no victim, that is an error.
     """
 
-    features: float = 1.0
+    pull: float = 3.0
     seed: int = field(default=0, kw_only=True)
 
     @property
@@ -305,12 +307,11 @@ class FeatureCosine(Cosine):
 
     def bind(self, seen: Sequence[Observation], restarts: int = 1) -> Measure:
         check_model(seen[0])
-        inner = super().bind(seen, restarts)
         found: list[Found | None] = []
         problem = GradveilError("features: no victim")
         for victim in seen:
             try:
-                found.append(_most_told(victim, torch.Generator().manual_seed(self.seed)))
+                found.append(_most_told(victim, self._rng()))
             except GradveilError as error:
                 found.append(None)
                 problem = error
@@ -318,30 +319,14 @@ class FeatureCosine(Cosine):
         if not layers:
             raise problem
         like = next(iter(seen[0].gradients.values()))
-        aims = [self._aim(layer, found, seen[0].size, like, restarts) for layer in layers]
-        return FeatureMeasure(inner, seen[0].model, tuple(aims))
+        aims = [_aim(layer, found, seen[0].size, like) for layer in layers]
+        plain = super().bind(seen)
+        factors = self.pull * FeatureMeasure(plain, seen[0].model, aims).ratios(seen, self._rng())
+        rows = [aim.rows(factors, restarts) for aim in aims]
+        return FeatureMeasure(super().bind(seen, restarts), seen[0].model, rows)
 
-    def _aim(
-        self,
-        layer: nn.Linear,
-        found: Sequence[Found | None],
-        size: int,
-        like: Tensor,
-        restarts: int,
-    ) -> "FeatureAim":
-        """Return the aim of the victims whose features are those at this layer."""
-        here = [each if each and each.layer is layer else None for each in found]
-        none = torch.zeros(size, layer.in_features, dtype=torch.float64)
-        target = torch.stack(
-            [none if each is None else told(each)[:, None] * each.features for each in here]
-        )
-        counts = torch.stack([none[:, 0] if each is None else told(each) for each in here])
-        factors = self.features / target.flatten(1).square().sum(1).clamp(min=1e-30)
-        rows = (
-            part.to(like).repeat_interleave(restarts, 0)
-            for part in (target, counts * factors[:, None])
-        )
-        return FeatureAim(layer, *rows)
+    def _rng(self) -> Generator:
+        return Generator().manual_seed(self.seed)
 
 
 def told(found: Found) -> Tensor:
@@ -357,6 +342,21 @@ class FeatureAim:
     target: Tensor  # (rows, images, features)
     factors: Tensor  # (rows, images)
 
+    def rows(self, factors: Tensor, restarts: int) -> "FeatureAim":
+        """Return the aim with each row's gap counted so often, and so many restarts of each."""
+        counted = self.factors * factors[:, None]
+        both = (part.repeat_interleave(restarts, 0) for part in (self.target, counted))
+        return FeatureAim(self.layer, *both)
+
+
+def _aim(layer: nn.Linear, found: Sequence[Found | None], size: int, like: Tensor) -> FeatureAim:
+    """Return the aim of the victims whose features are those at this layer."""
+    here = [each if each and each.layer is layer else None for each in found]
+    none = torch.zeros(size, layer.in_features, dtype=torch.float64)
+    target = torch.stack([none if each is None else each.features for each in here])
+    factors = torch.stack([none[:, 0] if each is None else told(each) for each in here])
+    return FeatureAim(layer, target.to(like), factors.to(like))
+
 
 @dataclass(frozen=True, eq=False)
 class FeatureMeasure(Measure):
@@ -364,7 +364,7 @@ class FeatureMeasure(Measure):
 
     inner: Measure
     model: nn.Module
-    aims: tuple[FeatureAim, ...]
+    aims: Sequence[FeatureAim]
 
     def __call__(self, found: Gradients) -> Tensor:
         return self.inner(found)
@@ -374,10 +374,31 @@ class FeatureMeasure(Measure):
     ) -> Tensor:
         distance = self.inner.from_shares(shares, images, labels, draws, differentiable)
         with torch.set_grad_enabled(differentiable):
-            for aim, features in zip(self.aims, self._features(images), strict=True):
-                gaps = (features.view_as(aim.target) - aim.target).square().sum(2)
-                distance = distance + (aim.factors * gaps).sum(1)
-        return distance
+            return distance + self._gaps(images)
+
+    def ratios(self, seen: Sequence[Observation], rng: Generator) -> Tensor:
+        """Return how many times as long as the gaps' slope the other is, on images of noise."""
+        first = seen[0]
+        shape = len(seen), first.size, *first.image_shape
+        like = self.aims[0].target
+        images = torch.rand(shape, generator=rng).to(like).requires_grad_()
+        known = [victim.knowledge.labels for victim in seen if victim.knowledge.labels is not None]
+        labels = torch.stack(known).to(like.device)
+        shares = Shares(first.model, first.loss, first.protocol)
+        with torch.enable_grad():
+            distances = self.inner.from_shares(shares, images, labels, {}, True)
+            both = distances.sum(), self._gaps(images).sum()
+            lengths = [torch.autograd.grad(each, images)[0].flatten(1).norm(dim=1) for each in both]
+        ratios: Tensor = lengths[0] / lengths[1]
+        return ratios.nan_to_num(0, 0, 0)
+
+    def _gaps(self, images: Tensor) -> Tensor:
+        """Return the weighted squared distances of features from their aims, of each row."""
+        found = torch.zeros(len(images)).to(images)
+        for aim, features in zip(self.aims, self._features(images), strict=True):
+            gaps = (features.view_as(aim.target) - aim.target).square().sum(2)
+            found = found + (aim.factors * gaps).sum(1)
+        return found
 
     def _features(self, images: Tensor) -> list[Tensor]:
         """Return what goes into the layer of each aim, (rows x images, features)."""
