@@ -697,6 +697,11 @@ def test_the_threshold_of_the_certificates_can_be_asked_for_and_decided(tmp_path
     assert "came as close as 15 dB PSNR" in words
     assert "prune:0.9: delta 0.9 holds; gamma was not asked for." in words
     assert "7 of 8, 1 failed" in words and "100.0%" in words
+    write_report(run, certify=Threshold("psnr", 40, delta=0.9))
+    assert (
+        "recognized all the same: rank 1 by dlg in"
+        in Parsed((run / "index.html").read_text()).words
+    )
     with pytest.raises(GradveilError, match="metric of certify"):
         write_report(run, certify="lpips=0.1")
 
