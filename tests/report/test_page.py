@@ -155,7 +155,7 @@ def test_the_answer_has_the_figures_of_the_records(five: Path) -> None:
     assert first == (
         "Without a defense, the strongest of 2 attacks, adam-cosine, attacked 16 private pictures: "
         "12 reconstructions resembled the true picture more than 49 others of its class (95% "
-        "interval: 48% to 93%); by luck it would be 0.32."
+        "interval, not corrected for the choice: 48% to 93%); by luck it would be 0.32."
     )
     assert second == (
         "Of 4 defenses dp:norm=1,multiplier=1.1 leaked least: 0 of 16 (0% to 21%) by adam-cosine, "
