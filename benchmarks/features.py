@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from peeling import drawn
 from torch import Tensor, nn
 
 from federated import make_net
@@ -25,7 +26,7 @@ from gradveil.attacks.dense_layers import Found, trailing
 from gradveil.attacks.features import find_features
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError
-from gradveil.core.seeds import derived, generator
+from gradveil.core.seeds import generator
 from gradveil.core.types import Batch
 from gradveil.data import Images, load
 from gradveil.defenses import parse
@@ -78,14 +79,11 @@ def measure(
 ) -> dict[str, Any]:
     client = Client(model, classes=len(test.classes), defense=parse(defense))
     exact, first, seconds, said = [], 0, 0.0, ""
-    for number in range(options.batches):
-        seed = derived(options.seed, "batch", size, number)
-        chosen = torch.randperm(len(test), generator=generator(seed))[:size]
-        batch = Batch(test.images[chosen].float() / 255, test.labels[chosen])
+    for seed, batch in drawn(test, size, options.batches, options.seed):
         seen = client.share_batches([batch], generator(seed, "share"))[0].seen
         began = time.perf_counter()
         try:
-            found = find_features(seen, generator(seed, "attack"))
+            found = find_features(seen, generator(seed, "attack"))[0]
         except GradveilError as error:
             exact.append(0)
             said = str(error)

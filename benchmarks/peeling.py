@@ -11,6 +11,7 @@ import argparse
 import json
 import platform
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,15 +34,20 @@ def levels(images: torch.Tensor) -> list[tuple[int, ...]]:
     return [tuple((image * 255).round().int().flatten().tolist()) for image in images]
 
 
+def drawn(images: Images, size: int, count: int, seed: int) -> Iterator[tuple[int, Batch]]:
+    """Give batches of these images, each with the seed of what happens to it."""
+    for number in range(count):
+        each = derived(seed, "batch", size, number)
+        chosen = torch.randperm(len(images), generator=generator(each))[:size]
+        yield each, Batch(images.images[chosen].float() / 255, images.labels[chosen])
+
+
 def measure(
     model: torch.nn.Module, test: Images, defense: str, size: int, options: argparse.Namespace
 ) -> dict[str, Any]:
     client = Client(model, classes=len(test.classes), defense=parse(defense))
     exact, false, right, seconds = [], 0, 0, 0.0
-    for number in range(options.batches):
-        seed = derived(options.seed, "batch", size, number)
-        chosen = torch.randperm(len(test), generator=generator(seed))[:size]
-        batch = Batch(test.images[chosen].float() / 255, test.labels[chosen])
+    for seed, batch in drawn(test, size, options.batches, options.seed):
         shared = client.share_batches([batch], generator(seed, "share"), tell_labels=False)[0]
         began = time.perf_counter()
         found = peeling(shared.seen, seed)

@@ -15,7 +15,7 @@ from gradveil.assessment.job import NOW, THEN
 from gradveil.assessment.run import RESULT
 from gradveil.audits.model import ModelFacts
 from gradveil.checks import Diagnosis, Finding
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.defenses import Pruning, assessed_defenses
 from gradveil.report.write import write_report
 from gradveil.stats import Verdict

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest, sem, t, wilcoxon
 
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.stats import (
     above_chance,
     better_than_blind,

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import toys
 from gradveil.attacks import dense_matching, find
 from gradveil.attacks.dense_layers import trailing
-from gradveil.attacks.dense_matching import _KEPT, Head, match_inputs
-from gradveil.attacks.features import FeatureCosine
+from gradveil.attacks.dense_matching import _KEPT, Head, MatchedFeatures, match_inputs
+from gradveil.attacks.features import FeatureMeasure
 from gradveil.core.types import Batch, Knowledge, Observation, Protocol
 
 LOCAL = Protocol(
@@ -96,10 +96,10 @@ def test_each_image_has_the_inputs_next_to_its_own(protocol: Protocol) -> None:
     model, private = convolution_first(), some(10)
     seen = toys.observe(model, private, protocol=protocol)
     found = match_inputs(seen, 600, 0)
-    true = inputs_of(model, private.images).double()
-    assert torch.cdist(found.features, true).argmin(1).tolist() == [*range(10)]
+    true = inputs_of(model, private.images)
+    assert torch.cdist(found.inputs, true).argmin(1).tolist() == [*range(10)]
     assert found.error < 0.1
-    gaps = (found.features - true).norm(dim=1) / true.norm(dim=1)
+    gaps = (found.inputs - true).norm(dim=1) / true.norm(dim=1)
     blind = (true.mean(0) - true).norm(dim=1) / true.norm(dim=1)
     assert bool((gaps < 0.5 * blind).all())
 
@@ -107,8 +107,8 @@ def test_each_image_has_the_inputs_next_to_its_own(protocol: Protocol) -> None:
 def test_the_update_of_other_images_tells_nothing_of_these() -> None:
     model, private, others = convolution_first(), some(10), some(10, seed=7)
     found = match_inputs(toys.observe(model, others, protocol=LOCAL), 600, 0)
-    true = inputs_of(model, private.images).double()
-    right = torch.cdist(found.features, true).argmin(1) == torch.arange(10)
+    true = inputs_of(model, private.images)
+    right = torch.cdist(found.inputs, true).argmin(1) == torch.arange(10)
     assert int(right.sum()) <= 4
 
 
@@ -136,7 +136,7 @@ def test_inputs_after_a_relu_are_never_negative_and_other_ones_may_be() -> None:
     kept = match_inputs(toys.observe(model, some(4)), 20, 0)
     free = nn.Sequential(*(part for part in model.children() if not isinstance(part, nn.ReLU)))
     open_ended = match_inputs(toys.observe(free, some(4)), 20, 0)
-    assert float(kept.features.min()) >= 0 > float(open_ended.features.min())
+    assert float(kept.inputs.min()) >= 0 > float(open_ended.inputs.min())
 
 
 def test_images_of_local_steps_are_found_by_their_features() -> None:
@@ -159,11 +159,11 @@ def test_a_short_search_matches_as_few_times(monkeypatch: pytest.MonkeyPatch) ->
         asked.append(iterations)
         return match_inputs(victim, iterations, seed)
 
-    monkeypatch.setattr(sys.modules["gradveil.attacks.features"], "match_inputs", counting)
+    monkeypatch.setattr(sys.modules["gradveil.attacks.dense_matching"], "match_inputs", counting)
     seen = toys.observe(convolution_first(), some(3))
     for steps in (3, 5):
         replace(dense_matching, steps=steps, frames=0)(seen, 0)
-    few = replace(dense_matching, distance=FeatureCosine(iterations=4))
+    few = replace(dense_matching, distance=MatchedFeatures(iterations=4))
     replace(few, steps=5, frames=0)(seen, 0)
     assert asked == [3, 5, 4]
 
@@ -197,9 +197,36 @@ def test_what_it_cannot_work_on_is_refused_in_one_line() -> None:
     assert "needs to know the labels" in toys.refused(attack, unknown, 0)
     spoiled = {**seen.gradients, "5.weight": torch.full_like(seen.gradients["5.weight"], torch.nan)}
     said = toys.refused(attack, replace(seen, gradients=spoiled), 0)
-    assert said == (
-        "features: the gradient of the last dense layer is needed, and finite numbers in it"
-    )
+    assert said == "the last dense layer's gradient is needed, with finite numbers"
+
+
+class Tokens(nn.Module):
+    """A last layer that runs on each of four rows of numbers of an image, then their mean."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(48, 10)
+
+    def forward(self, images: Tensor) -> Tensor:
+        made: Tensor = self.head(images.reshape(len(images), 4, 48)).mean(1)
+        return made
+
+
+def test_a_last_layer_that_runs_on_several_rows_is_refused() -> None:
+    seen = toys.observe(toys.seeded(Tokens), some(2))
+    said = toys.refused(replace(dense_matching, steps=2), seen, 0)
+    assert said == "the last dense layer must run once, on a row of numbers an image"
+
+
+def test_victims_whose_dense_layers_are_not_all_shared_have_aims_of_their_own() -> None:
+    model = convolution_first()
+    whole, cut = (toys.observe(model, some(3, seed=seed)) for seed in (0, 1))
+    cut = replace(cut, gradients={n: g for n, g in cut.gradients.items() if n != "3.weight"})
+    measure = MatchedFeatures(iterations=3).bind([whole, cut], 2)
+    assert isinstance(measure, FeatureMeasure)
+    first, last = (each for each in model.modules() if isinstance(each, nn.Linear))
+    told = {aim.layer: [bool(row.any()) for row in aim.factors] for aim in measure.aims}
+    assert told == {first: [True, True, False, False], last: [False, False, True, True]}
 
 
 def test_it_unites_with_a_race() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import toys
-from gradveil.attacks import adam_cosine, features
+from gradveil.attacks import Attack, adam_cosine, dense_inversion, features
 from gradveil.attacks.distances import cosine
 from gradveil.attacks.features import FeatureCosine, FeatureMeasure, find_features
 from gradveil.attacks.labels import last_layer
@@ -63,7 +63,7 @@ def test_features_of_every_image_come_out_of_the_gradient(make: object, labels: 
     model = make()  # type: ignore[operator]
     private = batch(labels)
     seen = toys.observe(model, private)
-    found = find_features(seen, RNG().manual_seed(0))
+    found = find_features(seen, RNG().manual_seed(0))[0]
     true = truth(model, private.images, found.layer)
     assert found.layer is next(each for each in model.modules() if isinstance(each, nn.Linear))
     order = torch.cdist(found.features, true).argmin(1).tolist()
@@ -76,7 +76,7 @@ def test_features_of_a_float32_gradient_come_out_to_its_precision() -> None:
     model = toys.lenet().float()
     private = toys.batch(4)
     seen = toys.observe(model, private)
-    found = find_features(seen, RNG().manual_seed(0))
+    found = find_features(seen, RNG().manual_seed(0))[0]
     assert worst(found.features, truth(model, private.images, found.layer).double()) < 1e-3
 
 
@@ -86,7 +86,7 @@ def test_a_pruned_gradient_is_completed_from_its_whole_columns() -> None:
     weight = seen.gradients["head.weight"]
     counts = (weight != 0).sum(0)
     assert bool(((counts < 10) & (counts >= 3)).any()) and int((counts == 10).sum()) >= 3
-    found = find_features(seen, RNG().manual_seed(0))
+    found = find_features(seen, RNG().manual_seed(0))[0]
     assert worst(found.features, truth(model, private.images, found.layer)) < 1e-4
 
 
@@ -110,15 +110,21 @@ def test_the_distance_and_its_slope_are_the_formula() -> None:
     rows = toys.pictures(6, seed=5, dtype=torch.float64).view(2, 3, 3, 8, 8).requires_grad_()
     labels = torch.tensor([[0, 1, 2], [3, 4, 5]])
     shares = Shares(model, seen[0].loss, seen[0].protocol)
-    found = FeatureCosine(features=2.5).bind(seen).from_shares(shares, rows, labels, {}, True)
+    found = FeatureCosine(pull=2.5).bind(seen).from_shares(shares, rows, labels, {}, True)
     plain = cosine.bind(seen).from_shares(shares, rows, labels, {}, True)
     private = toys.pictures(3, dtype=torch.float64)
     true = truth(model, private, last_layer(seen[0]))  # both have the same pictures
-    gaps = [
-        (model[:-1](row) - true).square().sum() / true.square().sum()  # type: ignore[index]
-        for row in rows
+
+    def gaps(of: Tensor) -> Tensor:
+        return torch.stack([(model[:-1](row) - true).square().sum() for row in of])  # type: ignore[index]
+
+    noise = torch.rand(2, 3, 3, 8, 8, generator=RNG().manual_seed(0)).double().requires_grad_()
+    other = cosine.bind(seen).from_shares(shares, noise, labels, {}, True)
+    lengths = [
+        torch.autograd.grad(each.sum(), noise)[0].flatten(1).norm(dim=1)
+        for each in (other, gaps(noise))
     ]
-    wanted = plain + 2.5 * torch.stack(gaps)
+    wanted = plain + 2.5 * lengths[0] / lengths[1] * gaps(rows)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
     ours, theirs = (torch.autograd.grad(each.sum(), rows)[0] for each in (found, wanted))
     torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-6)
@@ -131,7 +137,7 @@ def test_victims_without_features_are_matched_plainly_beside_others() -> None:
     measure = FeatureCosine().bind([good, told])
     assert isinstance(measure, FeatureMeasure)
     (aim,) = measure.aims
-    assert [bool(factor) for factor in aim.factors] == [True, False]
+    assert aim.factors.bool().all(1).tolist() == [True, False]
 
 
 def test_victims_whose_features_are_those_of_several_layers_each_have_their_aim() -> None:
@@ -139,9 +145,9 @@ def test_victims_whose_features_are_those_of_several_layers_each_have_their_aim(
     whole, cut = (toys.observe(model, batch([0, 1, 2])) for _ in range(2))
     noise = torch.rand(cut.gradients["3.weight"].shape, generator=RNG().manual_seed(0))
     cut = replace(cut, gradients={**cut.gradients, "3.weight": noise.double()})
-    measure = FeatureCosine(features=2.0).bind([whole, cut], restarts=2)
+    measure = FeatureCosine(pull=2.0).bind([whole, cut], restarts=2)
     assert isinstance(measure, FeatureMeasure)
-    layers = {aim.layer: [bool(factor) for factor in aim.factors] for aim in measure.aims}
+    layers = {aim.layer: aim.factors.bool().all(1).tolist() for aim in measure.aims}
     first, last = (each for each in model.modules() if isinstance(each, nn.Linear))
     assert layers == {first: [True, True, False, False], last: [False, False, True, True]}
     rows = toys.pictures(12, seed=5, dtype=torch.float64).view(4, 3, 3, 8, 8)
@@ -150,12 +156,13 @@ def test_victims_whose_features_are_those_of_several_layers_each_have_their_aim(
     found = measure.from_shares(shares, rows, labels, {}, False)
     plain = cosine.bind([whole, cut], restarts=2).from_shares(shares, rows, labels, {}, False)
     private = toys.pictures(3, dtype=torch.float64)
-    wanted = [
-        (truth(model, row, layer) - true).square().sum() / true.square().sum()
+    gaps = [
+        (truth(model, row, layer) - truth(model, private, layer)).square().sum()
         for row, layer in zip(rows, (first, first, last, last), strict=True)
-        if (true := truth(model, private, layer)) is not None
     ]
-    torch.testing.assert_close(found - plain, 2 * torch.stack(wanted), rtol=1e-4, atol=1e-6)
+    factors = torch.stack([aim.factors[:, 0] for aim in measure.aims]).sum(0)
+    assert factors[0] == factors[1] and factors[2] == factors[3] and factors[0] != factors[2]
+    torch.testing.assert_close(found - plain, factors * torch.stack(gaps), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -163,9 +170,9 @@ def test_victims_whose_features_are_those_of_several_layers_each_have_their_aim(
     [
         (
             "gaussian:0.01",
-            "no 3 images were found with the gradient of the last dense layer (relative error",
+            "no features of 3 images were found with the gradient of the last dense layer (rel",
         ),
-        ("prune:0.99", "a batch of 3 needs as many"),
+        ("prune:0.99", "features of a batch of 3 need as many"),
     ],
 )
 def test_noise_and_hard_pruning_end_it_and_it_says_so(defense: str, said: str) -> None:
@@ -188,6 +195,15 @@ def test_what_it_cannot_work_on_is_refused_in_one_line() -> None:
     assert "its batch norm mixes them" in toys.refused(features, trained, 0)
     drawn = toys.observe(model, batch([0, 1]), "precode")
     assert "the model draws by itself" in toys.refused(features, drawn, 0)
+
+
+def test_a_reason_does_not_begin_with_the_name_that_a_report_writes_before_it() -> None:
+    model = toys.lenet()
+    seen = [toys.observe(model, batch([0, 1, 2]), kind) for kind in ("gaussian:0.01", "prune:0.99")]
+    seen += [toys.observe(model, batch([0, 1]), "precode"), toys.observe(model, batch([0, 1, 2]))]
+    seen[-1].gradients["head.bias"][0] = torch.nan
+    told = [toys.refused(features, each, 0) for each in seen]
+    assert not [said for said in told if said.startswith("features:")]
 
 
 @pytest.mark.parametrize("spoiled", ["head.weight", "head.bias"])
@@ -228,21 +244,31 @@ def straight(logits: Tensor, labels: Tensor) -> Tensor:
 @pytest.mark.parametrize("loss", [looping, squares])
 def test_a_client_s_loss_is_called_as_the_client_calls_it(loss: Loss) -> None:
     model, private = relu_net(), batch([0, 1, 2])
-    found = find_features(toys.observe(model, private, loss=loss), RNG().manual_seed(0))
+    found = find_features(toys.observe(model, private, loss=loss), RNG().manual_seed(0))[0]
     assert worst(found.features, truth(model, private.images, found.layer)) < 1e-4
 
 
 def test_a_loss_without_curves_is_no_obstacle() -> None:
     model, private = relu_net(), batch([0, 1, 2])
-    found = find_features(toys.observe(model, private, loss=straight), RNG().manual_seed(0))
+    found = find_features(toys.observe(model, private, loss=straight), RNG().manual_seed(0))[0]
     assert worst(found.features, truth(model, private.images, found.layer)) < 1e-4
+
+
+@pytest.mark.parametrize("attack", [adam_cosine, features, dense_inversion], ids=str)
+def test_a_loss_that_torch_has_no_second_derivative_of_is_refused_in_one_line(
+    attack: Attack,
+) -> None:
+    loss = nn.MultiMarginLoss(reduction="none")
+    seen = toys.observe(toys.mlp(nn.ReLU()), batch([0, 1, 2]), loss=loss)
+    said = toys.refused(attack, seen, 0)
+    assert "torch has no second derivative of multi_margin_loss, in the client's loss" in said
 
 
 def test_class_weights_in_float32_serve_a_loss_in_float64() -> None:
     model, private = deep_head().float(), toys.batch(3)
     loss = nn.CrossEntropyLoss(weight=torch.linspace(0.5, 2, 10), reduction="none")
     seen = toys.observe(model, private, loss=loss)
-    found = find_features(seen, RNG().manual_seed(0))
+    found = find_features(seen, RNG().manual_seed(0))[0]
     assert found.layer is model[3]  # type: ignore[index]
     assert worst(found.features, truth(model, private.images, found.layer).double()) < 1e-3
     assert loss.weight is not None and loss.weight.dtype is torch.float32
@@ -254,7 +280,7 @@ def test_a_layer_of_a_thousand_classes_takes_little_memory() -> None:
     private = batch([3])
     seen = toys.observe(model, private, classes=1_000)
     with Largest() as largest:  # type: ignore[no-untyped-call]
-        found = find_features(seen, RNG().manual_seed(0))
+        found = find_features(seen, RNG().manual_seed(0))[0]
     assert worst(found.features, truth(model, private.images, found.layer)) < 1e-4
     assert largest.numbers < 4_000_000
 

@@ -17,8 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from gradveil.attacks import Attack, adam_cosine, find
 from gradveil.attacks.base import Progress
 from gradveil.audits import AuditResult, audit
-from gradveil.core import GradveilError
-from gradveil.core.errors import GradveilWarning
+from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.types import Gradients, Observation, Reconstruction
 from gradveil.data import load
 from gradveil.defenses import Defense, Moment, Pruning, State

@@ -13,7 +13,7 @@ from scipy.stats import binomtest
 from gradveil.audits import AuditResult, CaseResult, Certificate, Record, Threshold, certify
 from gradveil.audits.certificates import bound, level_of_each, percent
 from gradveil.audits.model import ModelFacts
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.stats import lower_bound, share_of_updates, upper_bound
 from report.folders import make_audit
 

@@ -10,7 +10,7 @@ import torch
 from gradveil.attacks import Attack, GradientMatching, find
 from gradveil.audits import AuditJob, Case, make_cases, name_attacks
 from gradveil.audits.job import controls_in_words, shortened, with_controls
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.data import load
 from gradveil.defenses import Defense, parse
 

@@ -12,7 +12,7 @@ import pytest
 
 from gradveil.attacks import find
 from gradveil.audits import AuditJob, AuditResult, Case, read_records, run_audit
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.core.locks import alone
 from gradveil.defenses import parse
 

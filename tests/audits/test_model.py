@@ -18,7 +18,7 @@ from gradveil.audits.model import (
     read_facts,
     save_facts,
 )
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import following, generator
 from gradveil.data import load
 from gradveil.defenses import parse

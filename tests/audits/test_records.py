@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gradveil.audits.records import Record, append, finite, read_records, recover
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 
 SIZES = {("attack", "a", 0): 2, ("attack", "a", 1): 2}
 

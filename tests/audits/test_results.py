@@ -13,7 +13,7 @@ from rich.console import Console
 
 from gradveil.audits import AuditResult, CaseResult
 from gradveil.audits.results import FORMAT, NO_BETTER, TOO_FEW, make_row
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.data import load
 from gradveil.report.audit import several_in_words, several_tables
 

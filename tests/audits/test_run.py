@@ -14,8 +14,7 @@ from gradveil.attacks import find
 from gradveil.attacks.linear import LinearInversion
 from gradveil.audits import AuditJob, AuditResult, Case, CaseResult, Row, run_audit
 from gradveil.audits.records import images_path, load_images
-from gradveil.core import GradveilError
-from gradveil.core.errors import GradveilWarning
+from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.types import Observation, Protocol
 from gradveil.data import load
 from gradveil.scores import psnr

@@ -29,7 +29,7 @@ from gradveil.audits.prepare import prepare
 from gradveil.audits.records import images_path, load_images
 from gradveil.audits.run import _missing_control
 from gradveil.audits.timing import Costs
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.core.locks import alone
 from gradveil.core.progress import Bar
 from gradveil.defenses import parse

@@ -15,7 +15,7 @@ from gradveil.audits.stage import Stage, Victim, make_stage, positive_stages
 from gradveil.audits.victims import find_victims
 from gradveil.clients import Client
 from gradveil.controls import Controls
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.core.types import Protocol
 from gradveil.data import Images, load
 from gradveil.defenses import Defense, parse

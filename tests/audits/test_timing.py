@@ -11,7 +11,7 @@ from gradveil.audits import AuditJob, Case, run_audit
 from gradveil.audits.job import shorter
 from gradveil.audits.prepare import fitted_to, foreseen_seconds, prepare
 from gradveil.audits.timing import Costs, work
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.core.types import Protocol
 from gradveil.defenses import as_defense
 

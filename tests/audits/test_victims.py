@@ -13,7 +13,7 @@ from gradveil.audits.victims import (
     mixed_classes,
     passed_over_words,
 )
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch
 from gradveil.data import Images, load

@@ -11,7 +11,7 @@ import pytest
 from gradveil.audits import AuditResult
 from gradveil.cli import run
 from gradveil.cli.audit import parse_paths, parse_steps
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.defenses import parse
 from gradveil.report.provenance import command
 

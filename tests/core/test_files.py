@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.core.files import (
     append_lines,
     read_bytes,

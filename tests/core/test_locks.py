@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from gradveil.core import GradveilError
-from gradveil.core.errors import GradveilWarning
+from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.locks import alone, held, locked, refuse_held
 
 HOLDER = """

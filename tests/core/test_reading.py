@@ -11,7 +11,7 @@ import pytest
 from msgspec import Struct, to_builtins
 
 from gradveil import __version__
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.core.files import MissingFileError
 from gradveil.core.formats import (
     KINDS,

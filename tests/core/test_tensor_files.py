@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.core.tensor_files import (
     load_pickled,
     plain_tensor,

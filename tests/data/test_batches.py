@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Generator, Tensor
 
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
 from gradveil.data.images import BATCHES_AHEAD, Batches
 

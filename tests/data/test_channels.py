@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import toys
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.data import load
 from gradveil.data.images import with_channels
 

@@ -5,7 +5,7 @@ import time
 import pytest
 import torch
 
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.engine.device import find_device, sharing_cores
 
 

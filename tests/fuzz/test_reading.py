@@ -36,8 +36,8 @@ from fuzz.changes import Choose, broken, json_text, swapped, toml_text
 from gradveil.attacks import raced
 from gradveil.attacks.attack_files import read_attack
 from gradveil.audits.results import CASE
-from gradveil.core import GradveilError
 from gradveil.core.cell_files import read_cell
+from gradveil.core.errors import GradveilError
 from gradveil.core.formats import RecordLine, TrainedModel
 from gradveil.core.reading import read_json, read_lines
 from gradveil.data import load

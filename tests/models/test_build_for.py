@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 import toys
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.models import build, build_for
 
 SPLIT = toys.split(4)

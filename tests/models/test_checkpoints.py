@@ -13,7 +13,7 @@ from torch import nn
 
 import toys
 from gradveil import models
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.models.checkpoints import (
     load_checkpoint,
     read_resume,

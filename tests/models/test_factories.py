@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gradveil import models
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 
 SOURCE = """
 import torch

@@ -6,7 +6,7 @@ from torch import nn
 
 import toys
 from gradveil import models
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.models.normalized import (
     KNOWN,
     Normalized,

@@ -18,7 +18,7 @@ import torch
 from PIL import Image
 
 from gradveil.audits import AuditResult, Threshold
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
 from gradveil.report.answer import given_words, make_answer, untested_words
 from gradveil.report.certificates import certificates_in_words, certify_cases
@@ -155,7 +155,7 @@ def test_the_answer_has_the_figures_of_the_records(five: Path) -> None:
     assert first == (
         "Without a defense, the strongest of 2 attacks, adam-cosine, attacked 16 private pictures: "
         "12 reconstructions resembled the true picture more than 49 others of its class (95% "
-        "interval: 48% to 93%); by luck it would be 0.32."
+        "interval, not corrected for the choice: 48% to 93%); by luck it would be 0.32."
     )
     assert second == (
         "Of 4 defenses dp:norm=1,multiplier=1.1 leaked least: 0 of 16 (0% to 21%) by adam-cosine, "
@@ -697,6 +697,11 @@ def test_the_threshold_of_the_certificates_can_be_asked_for_and_decided(tmp_path
     assert "came as close as 15 dB PSNR" in words
     assert "prune:0.9: delta 0.9 holds; gamma was not asked for." in words
     assert "7 of 8, 1 failed" in words and "100.0%" in words
+    write_report(run, certify=Threshold("psnr", 40, delta=0.9))
+    assert (
+        "recognized all the same: rank 1 by dlg in"
+        in Parsed((run / "index.html").read_text()).words
+    )
     with pytest.raises(GradveilError, match="metric of certify"):
         write_report(run, certify="lpips=0.1")
 

@@ -15,6 +15,7 @@ from rich.table import Table
 from gradveil.audits import AuditResult, CaseResult, Record, Threshold, certify
 from gradveil.audits.job import slug
 from gradveil.audits.model import ModelFacts
+from gradveil.report.answer import make_answer
 from gradveil.report.audit import several_in_words, several_tables
 from gradveil.report.certificates import (
     certificate_table,
@@ -307,7 +308,8 @@ def test_a_certificate_shows_counts_bounds_and_what_is_open(result: AuditResult)
         and "undecided: delta 0.05 undecided at n = 16, gamma 0.05 holds" in pruned
     )
     assert pruned.endswith(
-        "Shown to work: adam-cosine. Not shown to work: masked: no positive control."
+        "Shown to work: adam-cosine. Not shown to work: masked: no positive control. "
+        "Mind that pictures are recognized all the same: rank 1 by masked in 9/16 line-ups."
     )
     policy = line("\n".join(lines), "3-1-7+43-18-18: ")
     assert "not private: delta 0.05 does not hold, gamma 0.05 not tested" in policy
@@ -403,6 +405,35 @@ def test_a_threshold_that_a_guess_reaches_is_flagged(result: AuditResult) -> Non
     case = result.cases[0]
     (said, *_) = certificates_in_words({"none": certify(case, Threshold("psnr", 12))}, case)
     assert "Mind that blind: class mean reaches it on 16 of 16 without a gradient" in said
+
+
+def test_a_bound_on_psnr_beside_line_ups_that_leak_is_no_peace_of_mind(tmp_path: Path) -> None:
+    """All 16 images have rank 1, or two of 16, and none has 40 dB."""
+
+    def said(hits: int, threshold: Threshold, out: Path) -> str:
+        found = AuditResult.read(make_audit(out, {"none": {"dlg": hits}}, 16))
+        ((_, made),) = certify_cases(found, threshold)
+        (words, *_) = certificates_in_words({"none": made}, found.cases[0])
+        return words
+
+    warning = "Mind that pictures are recognized all the same: rank 1 by dlg in 16/16 line-ups."
+    assert warning in said(16, Threshold("psnr", 40, delta=0.3), tmp_path / "leaks")
+    assert "all the same" not in said(2, Threshold("psnr", 40, delta=0.3), tmp_path / "luck")
+    assert "all the same" not in said(16, Threshold("lineup", delta=0.3), tmp_path / "lineup")
+    # A bound that does not hold needs no such words.
+    assert "all the same" not in said(16, Threshold("psnr", 5, delta=0.3), tmp_path / "near")
+
+
+def test_the_interval_of_the_strongest_attack_is_said_to_be_of_one_chosen(
+    result: AuditResult, tmp_path: Path
+) -> None:
+    assert "Its 95% interval is not corrected for that choice." in " ".join(
+        several_in_words(result)
+    )
+    for attacked, chosen in (({"dlg": 9, "idlg": 3}, True), ({"dlg": 9}, False)):
+        found = AuditResult.read(make_audit(tmp_path / str(chosen), {"none": attacked}, 16))
+        (first, _) = make_answer(found).sentences
+        assert ("95% interval, not corrected for the choice: " in first) is chosen
 
 
 @pytest.mark.parametrize(

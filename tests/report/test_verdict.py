@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from gradveil.audits import AuditResult
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.report.tables import csv_text, latex_text
 from gradveil.report.verdict import decide, read_thresholds
 from gradveil.report.write import write_report

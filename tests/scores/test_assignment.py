@@ -7,7 +7,7 @@ import torch
 
 import toys
 from gradveil import scores
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from gradveil import scores
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gradveil import scores
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
 from gradveil.scores.images import smooth
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.core.stopping import Stopped, stop_on_signals
 from gradveil.search.ray import (
     ORPHANED,

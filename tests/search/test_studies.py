@@ -13,7 +13,7 @@ import pytest
 from optuna.trial import TrialState
 
 import toys
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.search.owners import Heartbeat
 from gradveil.search.space import POLICIES, FinishedTrial, Trial, draw, policy_of
 from gradveil.search.storage import without_password

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, softplus
 
 from gradveil import models
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import derived, generator
 from gradveil.data import Images, load
 from gradveil.data.images import Batches

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.training import Recipe
 
 

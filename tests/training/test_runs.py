@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.defenses import parse
 from gradveil.models.checkpoints import read_settings
 from gradveil.training import Recipe, TrainingJob, lightning, train

@@ -17,8 +17,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gradveil.core import GradveilError
 from gradveil.core import files as core_files
+from gradveil.core.errors import GradveilError
 from gradveil.defenses import parse
 from gradveil.training import Recipe, TrainingJob, TrainingResult, train
 from gradveil.training import lightning as callbacks

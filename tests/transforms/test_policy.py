@@ -10,7 +10,7 @@ from torch import Generator, Tensor
 from torch.utils.data import DataLoader, Dataset
 
 import toys
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.transforms import LIBRARY, OPERATIONS, Policy, Transform
 
 HYBRID = "3-1-7+43-18-18"

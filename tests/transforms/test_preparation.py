@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
 from gradveil.transforms import Policy, Preparation
 from gradveil.transforms.preparation import crop_and_flip

@@ -5,6 +5,7 @@ from collections import Counter
 from functools import cache
 from typing import Any
 
+from gradveil.stats import can_tell
 from results.records import chance, facts, table
 
 NAMES = (
@@ -49,6 +50,10 @@ def section() -> str:
         f"Batches of 8, all cells together: {_together(8)}. That a race gains by the features is "
         "not shown."
     )
+    remarks.append(
+        f"FedAvg, cells of {FEWEST} updates or more together, those of a round with the same "
+        f"images: {averaged()}."
+    )
     remarks.append("The models of later rounds are hardly trained.")
     if lacking := len(WORDS) * STAGES - len(cells()):
         remarks.append(f"{lacking} of {len(WORDS) * STAGES} cells are missing.")
@@ -58,19 +63,27 @@ def section() -> str:
         f"{OF_CLIENT} images; what the curious server kept of a round was attacked afterwards "
         f"({_devices(cells())}; labels known).\n\n"
         "- Rank 1 is in a line-up of the image's class. An update counts once in p, which is "
-        f"corrected for the cell's attacks (Bonferroni); of fewer than {FEWEST} updates there is "
-        "none.\n"
+        "corrected for the cell's attacks (Bonferroni). There is none where no attack could have a "
+        "small one: an update of many images has one of rank 1 by luck alone.\n"
         "- The attacks had minutes at most for a cell, so most made few iterations (published: "
         "4,800; of a race those of the two searches that its heats leave). A figure at chance "
         "says that this attacker failed, not that nothing leaks.\n"
         "- `features` match what dense layers tell of each image of one gradient, exactly (see "
         "above); their settings were chosen on test images, and the victims are training images. "
-        "Several local steps mix gradients, so there are none of FedAvg.\n\n"
+        f"Several local steps mix gradients, so there are none of FedAvg.{_settings()}\n\n"
         f"{table(head, body)}\n\n"
         + "\n".join(f"- {remark}" for remark in remarks)
         + "\n\n`python benchmarks/federated.py record`, then `leakage`; records "
         f"{' and '.join(f'`{name}`' for name in NAMES)}."
     )
+
+
+def _settings() -> str:
+    """Say whether `features` were measured with the settings that they have now."""
+    texts = [cell["attacks"].get("features", "") for cell in cells()]
+    if any("features=1.0" in text for text in texts):
+        return " They had one weight for all models then; now it follows the model."
+    return ""
 
 
 @cache
@@ -138,6 +151,38 @@ def _together(images: int) -> str:
     )
 
 
+def averaged() -> str:
+    """Write the counts of rank 1 in updates of FedAvg, beside a guess, shams and luck, by data."""
+    kinds = {f"`{name}`": ("attack", name) for name in ATTACKS[:2]}
+    kinds |= {"the class mean": ("blind", "blind: class mean"), "the sham": ("sham", "sham")}
+    said = []
+    for data in sorted({cell["data"] for cell in _long()}):
+        found = {words: _counted(data, *key) for words, key in kinds.items()}
+        figures = ", ".join(f"{words} {h}/{n} ({h / n:.1%})" for words, (h, n) in found.items())
+        luck = {chance(cell["candidates"]) for cell in _long() if cell["data"] == data}
+        said.append(f"{data} {figures}, luck {' and '.join(luck)}")
+    return "; ".join(said)
+
+
+def beside_guess(data: str) -> str:
+    """Write the share of rank 1 in updates of FedAvg by the better attack, and by a guess."""
+    shares = [h / n for h, n in (_counted(data, "attack", name) for name in ATTACKS[:2])]
+    hits, n = _counted(data, "blind", "blind: class mean")
+    return f"{max(shares):.1%} where a guess finds {hits / n:.1%}"
+
+
+def _counted(data: str, kind: str, name: str) -> tuple[int, int]:
+    """Count rank 1, and images, over the cells of FedAvg with this data."""
+    rows = [_found(cell, kind, name) for cell in _long() if cell["data"] == data]
+    return sum(row["identified"] for row in rows), sum(row["n"] for row in rows)
+
+
+def _long() -> list[dict[str, Any]]:
+    """Return the cells of FedAvg that have updates enough."""
+    some = [cell for cell in cells() if cell["images_of_an_update"] == OF_CLIENT]
+    return [cell for cell in some if cell["updates"] >= FEWEST]
+
+
 def _told(cell: dict[str, Any]) -> str:
     name, found = _best(cell)
     return (
@@ -160,7 +205,8 @@ def _rank(row: dict[str, Any]) -> str:
 
 def _rows(cell: dict[str, Any]) -> list[list[str]]:
     """Return a row for each attack on a cell."""
-    made = []
+    made, by_luck = [], cell["images_of_an_update"] / cell["candidates"]
+    untold = not can_tell(cell["updates"], by_luck, len(_names(cell)))
     for name in _names(cell):
         found = _found(cell, "attack", name)
         p = min(1.0, len(_names(cell)) * found["p_identified"])
@@ -176,7 +222,7 @@ def _rows(cell: dict[str, Any]) -> list[list[str]]:
                 chance(cell["candidates"]),
                 _rank(_found(cell, "blind", "blind: class mean")),
                 _rank(_found(cell, "sham", "sham")),
-                "-" if cell["updates"] < FEWEST else "< 0.001" if p < 0.001 else f"{p:.3f}",
+                "-" if untold else "< 0.001" if p < 0.001 else f"{p:.3f}",
             ]
         )
     return made

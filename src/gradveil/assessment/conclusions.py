@@ -150,7 +150,8 @@ def _on_now(now: CaseResult) -> list[str]:
     chance = row.verdict.chance * row.n
     figures = (
         f"the strongest attack, {row.attack}, identifies {row.identified} of {row.n} images "
-        f"(95%: {low:.0%} to {high:.0%}; by luck it would be {chance:.1f})"
+        f"(95%, not corrected for the choice of the attack: {low:.0%} to {high:.0%}; by luck it "
+        f"would be {chance:.1f})"
     )
     if row.doubt is None:
         return [f"Now: {figures}."]

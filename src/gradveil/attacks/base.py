@@ -1,7 +1,9 @@
 """The interface of an attack: observations of some victims in, a reconstruction of each out."""
 
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from typing import ClassVar, NamedTuple, final, overload
 
@@ -73,7 +75,7 @@ class Attack(ABC):
         check_value(seed, int | Generator, "seed")
         check_value(progress, Progress | None, "progress")
         victims = _victims(seen)
-        with contained():
+        with contained(), _second_slopes():
             check_attack(self)
             for victim in victims:
                 victim.knowledge.need(*self.needs, by=self.title)
@@ -112,6 +114,24 @@ def not_an_attack(value: object, name: str, more: str = "") -> GradveilError:
     return GradveilError(
         f"{name}: {kind_of(value)}; expected an Attack, such as {example}, or its name{more}"
     )
+
+
+@contextmanager
+def _second_slopes() -> Iterator[None]:
+    """Turn torch's error that it has no slope of a slope into one line that says what to do."""
+    try:
+        yield
+    except RuntimeError as error:
+        missing = re.search(
+            r"derivative for aten::(\w+?)(_backward)? is not implemented", str(error)
+        )
+        if missing is None:
+            raise
+        raise GradveilError(
+            f"torch has no second derivative of {missing[1]}, in the client's loss or model, and "
+            "the attack needs it; write that in other functions, or choose an attack that matches "
+            "no gradients, such as peeling or closed-form"
+        ) from error
 
 
 def _victims(seen: object) -> list[Observation]:

@@ -56,7 +56,7 @@ class DenseInversion(Attack):
         weight, _ = find_first_layer(victim, "dense inversion")
         layer = victim.model.get_submodule(weight.rpartition(".")[0])
         try:
-            found = find_features(victim, Generator().manual_seed(self.seed))
+            found = find_features(victim, Generator().manual_seed(self.seed))[0]
         except GradveilError as error:
             return none, f"failed: {error}"
         if found.layer is not layer:

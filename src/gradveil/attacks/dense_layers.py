@@ -8,6 +8,7 @@ batch has fewer images than the layer has units. So it goes on, layer by layer, 
 one: what a convolutional network makes of each image, or the image itself.
 """
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from gradveil.core.types import Loss, Observation
 
 PROBES = 4  # random images on which layers are seen to follow each other
 EXPLAINED = 1e-5  # relative error at most of a gradient that the inputs found explain
+COMPUTED = 1e-10  # relative error of what is computed in float64
+ROUNDED = 8  # roundings of a number that exact inputs leave unexplained at most, over the gradient
 NEAR_ZERO = 1e-3  # of an image's largest feature: a ReLU made it zero, but for rounding
 FITTING, SURE = 1e-2, 1e-5  # relative error of a unit's bias gradient where slopes are right
 ROUNDS = 50  # of a refinement at most
@@ -56,6 +59,7 @@ class Dense:
     bias: Tensor  # (units,), zeros without one
     by_weight: Tensor  # the gradient
     by_bias: Tensor | None
+    rounding: float  # relative error of a number in the gradient as it was shared
 
     def outputs(self, inputs: Tensor) -> Tensor:
         """Return what the layer makes of inputs (images, width)."""
@@ -68,6 +72,17 @@ class Dense:
         """
         made = (slopes.T @ inputs / len(inputs)) * (self.by_weight != 0)
         return float((made - self.by_weight).norm() / self.by_weight.norm())
+
+    def spreads(self, inputs: Tensor, slopes: Tensor) -> Tensor:
+        """Return how far each image's inputs may be off, over their size.
+
+        That is by an error in the gradient like what they leave unexplained, or like its rounding.
+        """
+        units, images = slopes.shape[1], len(slopes)
+        share = max(self.error(inputs, slopes), self.rounding) / math.sqrt(units - images)
+        moves = torch.linalg.pinv(slopes / images, rtol=1e-15).norm(dim=0)
+        found: Tensor = moves * share * self.by_weight.norm() / inputs.norm(dim=1).clamp(min=1e-30)
+        return found
 
     def misfit(self, inputs: Tensor, slopes: Tensor) -> float:
         """Return how far the slopes are from the gradient, by the bias where it has one."""
@@ -135,11 +150,7 @@ def _shared(
     victim: Observation, layer: nn.Linear, activation: Activation | None
 ) -> Iterator[Dense]:
     """Give the layer with its gradients, where its weight's is shared and they are finite."""
-    names = {id(parameter): name for name, parameter in victim.model.named_parameters()}
-    weight, bias = (
-        None if part is None else victim.gradients.get(names[id(part)])
-        for part in (layer.weight, layer.bias)
-    )
+    weight, bias = gradients_of(victim, layer)
     given = [part for part in (weight, bias) if part is not None]
     if weight is None or not all(bool(part.isfinite().all()) for part in given):
         return
@@ -147,11 +158,22 @@ def _shared(
     yield Dense(
         layer,
         activation,
-        _exact(layer.weight),
-        _exact(units if layer.bias is None else layer.bias),
-        _exact(weight),
-        None if bias is None else _exact(bias),
+        exact(layer.weight),
+        exact(units if layer.bias is None else layer.bias),
+        exact(weight),
+        None if bias is None else exact(bias),
+        rounding(weight),
     )
+
+
+def gradients_of(victim: Observation, layer: nn.Linear) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of the layer's weight and bias; None for one that is not shared."""
+    names = {id(parameter): name for name, parameter in victim.model.named_parameters()}
+    weight, bias = (
+        None if part is None else victim.gradients.get(names[id(part)])
+        for part in (layer.weight, layer.bias)
+    )
+    return weight, bias
 
 
 def exact_loss(loss: Loss) -> Loss:
@@ -159,7 +181,13 @@ def exact_loss(loss: Loss) -> Loss:
     return deepcopy(loss).cpu().double() if isinstance(loss, nn.Module) else loss
 
 
-def _exact(values: Tensor) -> Tensor:
+def rounding(gradient: Tensor) -> float:
+    """Return the relative error of its numbers, no less than what computing with them adds."""
+    return max(torch.finfo(gradient.dtype).eps, COMPUTED)
+
+
+def exact(values: Tensor) -> Tensor:
+    """Return values in float64 on the processor."""
     return values.detach().cpu().double()
 
 
@@ -167,23 +195,29 @@ def _exact(values: Tensor) -> Tensor:
 class Found:
     """The inputs of a dense layer for each image, (images, features) in float64.
 
-    `error` is the share of the layer's gradient that they leave unexplained.
+    `error` is the share of the layer's gradient that they leave unexplained; `spreads` (images,)
+    how far each image's may be off, over their size, by errors like that.
     """
 
     layer: nn.Linear
     features: Tensor
     error: float
+    spreads: Tensor
 
 
-def find_first_inputs(
-    victim: Observation, layers: Sequence[Dense], features: Tensor, slopes: Tensor
-) -> Found:
-    """Return the inputs of the first dense layer, or of the first whose inputs can be found.
+def find_inputs(
+    victim: Observation,
+    layers: Sequence[Dense],
+    features: Tensor,
+    slopes: Tensor,
+    spreads: Tensor,
+) -> list[Found]:
+    """Return the inputs of each dense layer that gives them up, those of the first one first.
 
-    `features` are the inputs of the last of the layers and `slopes` those of each image's loss by
-    its outputs, in float64. A layer whose gradient is not explained ends it.
+    `features` are the inputs of the last of the layers with their `spreads`, and `slopes` those of
+    each image's loss by its outputs, in float64. A layer whose gradient is not explained ends it.
     """
-    found = Found(layers[-1].layer, features, layers[-1].error(features, slopes))
+    found = [Found(layers[-1].layer, features, layers[-1].error(features, slopes), spreads)]
     for number in reversed(range(len(layers) - 1)):
         here, after = layers[number], layers[number + 1]
         assert here.activation is not None
@@ -196,7 +230,11 @@ def find_first_inputs(
         error = here.error(features, slopes)
         if not error <= EXPLAINED:
             break
-        found = Found(here.layer, features, error)
+        spreads = here.spreads(features, slopes)
+        if error > ROUNDED * here.rounding:  # the slopes are wrong, and mix images that are alike
+            worse = error / max(found[0].error, here.rounding)
+            spreads = spreads.maximum(worse * found[0].spreads)
+        found.insert(0, Found(here.layer, features, error, spreads))
     return found
 
 

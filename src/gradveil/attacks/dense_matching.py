@@ -10,12 +10,15 @@ layers before have moved a little.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
-from gradveil.attacks.dense_layers import Dense, Found, passed, trailing
+from gradveil.attacks.dense_layers import Dense, passed, trailing
+from gradveil.attacks.distances import Cosine, Measure
+from gradveil.attacks.features import FeatureAim, FeatureMeasure, check_model
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Observation
 from gradveil.engine.gradients import per_sample, with_slope
@@ -23,8 +26,6 @@ from gradveil.engine.gradients import per_sample, with_slope
 STARTS = 2  # searches for each victim, of which the one that explains more is kept
 RATE, BETAS = 0.2, (0.9, 0.99)  # of Adam; the rate is over the spread of inputs
 SMALLEST = 1e-12  # sum of a gradient's sizes that tells something
-
-_KEPT: WeakKeyDictionary[Observation, dict[tuple[int, int], Found]] = WeakKeyDictionary()
 
 
 class Head:
@@ -107,7 +108,19 @@ class Head:
         return torch.stack(errors).mean(0)
 
 
-def match_inputs(victim: Observation, iterations: int, seed: int) -> Found:
+@dataclass(frozen=True, eq=False)
+class Matched:
+    """Inputs of the first dense layer, (images, width), and what they leave unexplained."""
+
+    layer: nn.Linear
+    inputs: Tensor
+    error: float
+
+
+_KEPT: WeakKeyDictionary[Observation, dict[tuple[int, int], Matched]] = WeakKeyDictionary()
+
+
+def match_inputs(victim: Observation, iterations: int, seed: int) -> Matched:
     """Return the inputs of the first dense layer for each image, as well as they can be matched.
 
     `error` is `Head.unexplained`. Images are in the order of the labels that the attacker knows. A
@@ -119,14 +132,14 @@ def match_inputs(victim: Observation, iterations: int, seed: int) -> Found:
     return kept[settings]
 
 
-def _match(victim: Observation, iterations: int, rng: Generator) -> Found:
+def _match(victim: Observation, iterations: int, rng: Generator) -> Matched:
     layers = trailing(victim)
     if not layers:
-        raise GradveilError(
-            "features: the gradient of the last dense layer is needed, and finite numbers in it"
-        )
+        raise GradveilError("the last dense layer's gradient is needed, with finite numbers")
     head, first = Head(victim, layers), layers[0].layer
-    typical = passed(victim)[first][0].float()
+    typical, _ = passed(victim).get(first, (None, None))
+    if typical is None:
+        raise GradveilError("the last dense layer must run once, on a row of numbers an image")
     shape = STARTS, victim.size, first.in_features
     spread, least = float(typical.std()), float(typical.min())
     inputs = float(typical.mean()) + spread * torch.randn(shape, generator=rng)
@@ -142,4 +155,43 @@ def _match(victim: Observation, iterations: int, rng: Generator) -> Found:
             inputs.detach().clamp_(min=0)
     errors = head.unexplained(inputs).detach().nan_to_num(torch.inf)
     best = int(errors.argmin())
-    return Found(first, inputs[best].detach().cpu().double(), float(errors[best]))
+    return Matched(first, inputs[best].detach(), float(errors[best]))
+
+
+@dataclass(frozen=True)
+class MatchedFeatures(Cosine):
+    """The distance of each image's features from those that explain what is shared, and no cosine.
+
+    The features are the inputs of the first dense layer (`match_inputs`), and their distance is
+    |f' - f|^2 / |f|^2 over all images of a row. No gradient of the whole network is made. They are
+    matched by as many `iterations` as the search after it has steps, if it has fewer.
+    """
+
+    iterations: int = 4_000
+    seed: int = field(default=0, kw_only=True)
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return ("labels",)
+
+    def within(self, steps: int) -> "MatchedFeatures":
+        return replace(self, iterations=min(steps, self.iterations))
+
+    def bind(self, seen: Sequence[Observation], restarts: int = 1) -> Measure:
+        check_model(seen[0], moves=True)
+        found = [match_inputs(victim, self.iterations, self.seed) for victim in seen]
+        layers = dict.fromkeys(each.layer for each in found)
+        return FeatureMeasure(
+            None, seen[0].model, [_aim(layer, found, restarts) for layer in layers]
+        )
+
+
+def _aim(layer: nn.Linear, found: Sequence[Matched], restarts: int) -> FeatureAim:
+    """Return the aim of the victims whose features are those at this layer."""
+    like, size = layer.weight.detach(), len(found[0].inputs)
+    none = like.new_zeros(size, layer.in_features)
+    target = torch.stack([each.inputs.to(like) if each.layer is layer else none for each in found])
+    sizes = target.flatten(1).square().sum(1)
+    factors = torch.where(sizes > 0, 1 / sizes.clamp(min=SMALLEST), 0)[:, None].expand(-1, size)
+    rows = (part.repeat_interleave(restarts, 0) for part in (target, factors))
+    return FeatureAim(layer, *rows)

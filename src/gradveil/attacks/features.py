@@ -11,14 +11,22 @@ equations are solved. The inputs of the dense layers before follow from those of
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Generator, Tensor, nn
 
-from gradveil.attacks.dense_layers import Found, exact_loss, find_first_inputs, trailing
-from gradveil.attacks.dense_matching import match_inputs
+from gradveil.attacks.dense_layers import (
+    ROUNDED,
+    Found,
+    exact,
+    exact_loss,
+    find_inputs,
+    gradients_of,
+    rounding,
+    trailing,
+)
 from gradveil.attacks.distances import Cosine, Measure
 from gradveil.attacks.labels import last_layer, predict
 from gradveil.core.errors import GradveilError
@@ -31,11 +39,13 @@ from gradveil.engine.shares import Shares
 STARTS, FEWEST = 128, 2  # of the equations, at most and at least
 NUMBERS, MOST = 2**21, 2**23  # of the equations' slopes: of all starts together, of one at most
 SUREST = 8.0  # logits by which a label leads at most
-ITERATIONS = 100
-PATIENCE = 20  # iterations in which the error must halve
+ITERATIONS = 100  # of all starts; the best go on for as many as it takes, up to
+REFINED = 300
+PATIENCE = 20  # iterations in which the error must halve; once it is `SOLVED`, sink by `GAIN`,
+GAIN, SOON = 0.05, 12  # and once it is `NEAR` in so many
 SOLVED = 1e-3  # relative error at most of the gradient that features explain
-NEAR = 1e-5  # relative error from which features are tried on the layers before
-EXACT = 3e-7  # relative error of float32
+NEAR, KEPT = 1e-5, 16  # relative error from which the best starts alone go on, and how many do
+TOLD = 3e-3  # how far features may be off, over their size, to be matched
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,6 +58,7 @@ class Equations:
     bias: Tensor
     labels: Tensor
     loss: Loss
+    rounding: float  # relative error of a number in the gradient as it was shared
 
     def errors(self, a: Tensor) -> Tensor:
         """Return what a guess (starts, images, images) leaves unexplained, over its size."""
@@ -85,23 +96,46 @@ class Equations:
         shape = *a.shape[:2], -1
         return slopes.detach().view(shape), torch.stack(each, -1).view(*shape, len(each))
 
-    def step(self, a: Tensor, damping: Tensor) -> Tensor:
-        """Return the guesses after a step of Levenberg and Marquardt, damped for each start."""
-        starts, images, _ = a.shape
+    def _linear(self, a: Tensor) -> tuple[Tensor, Tensor]:
+        """Return how the equations move with a, (starts, equations, unknowns), and what is left."""
         slopes, moved = self._curves(a)
         left = (self._made(a, slopes) - self.target).transpose(1, 2).flatten(1)
         longer = torch.cat([a, torch.ones_like(a[..., :1])], 2)
-        by_slope = torch.einsum("sbk,sbui->skubi", longer, moved)
-        direct = torch.zeros_like(by_slope)
-        for number in range(images):
-            direct[:, number, :, :, number] = slopes.transpose(1, 2)
-        jacobian = ((by_slope + direct) / images).flatten(1, 2).flatten(2)
-        normal = jacobian.transpose(1, 2) @ jacobian
-        scale = normal.diagonal(dim1=1, dim2=2).clamp(min=1e-30)
-        normal = normal + torch.diag_embed(damping[:, None] * scale)
-        change = torch.linalg.lstsq(normal, (jacobian.transpose(1, 2) @ left[..., None])).solution
-        after: Tensor = a - change.view(starts, images, images)
+        jacobian = torch.einsum("sbk,sbui->skubi", longer, moved)
+        for number in range(a.shape[1]):
+            jacobian[:, number, :, :, number] += slopes.transpose(1, 2)
+        return jacobian.flatten(1, 2).flatten(2) / a.shape[1], left
+
+    def step(self, a: Tensor, damping: Tensor) -> Tensor:
+        """Return the guesses after a step of Levenberg and Marquardt, damped for each start.
+
+        The equations are not squared: that would lose images of one class in rounding.
+        """
+        jacobian, left = self._linear(a)
+        scale = jacobian.norm(dim=1).clamp(min=1e-15)
+        damped = torch.diag_embed(damping.sqrt()[:, None] * scale)
+        wanted = torch.cat([left, torch.zeros_like(scale)], 1)[..., None]
+        system = torch.cat([jacobian, damped], 1)
+        after: Tensor = a - torch.linalg.lstsq(system, wanted, driver="gels").solution.view_as(a)
         return after
+
+    def spreads(self, a: Tensor) -> Tensor:
+        """Return how far each image of a solution (images, images) may be off, over its size.
+
+        That is by an error like what it leaves unexplained, or like the gradient's rounding, since
+        images of one class whose slopes are nearly alike can be mixed with little effect. Where
+        more than rounding is left, the solution lies farther away than that.
+        """
+        jacobian = self._linear(a[None])[0][0]
+        equations, unknowns = jacobian.shape
+        error = float(self.errors(a[None]))
+        size = max(error, self.rounding) * float(self.target.norm())
+        size *= error / self.rounding if error > ROUNDED * self.rounding else 1
+        _, values, vectors = torch.linalg.svd(jacobian, full_matrices=False)
+        moves = vectors.T / values.clamp(min=1e-30)
+        each = moves.view(len(a), -1).norm(dim=1) * size / math.sqrt(equations - unknowns)
+        found: Tensor = each / a.norm(dim=1).clamp(min=1e-30)
+        return found
 
     def start(self, rng: Generator, count: int) -> Tensor:
         """Draw guesses: random slopes of images with these labels give features by division."""
@@ -117,72 +151,67 @@ class Equations:
         found: Tensor = torch.linalg.pinv(slopes.transpose(1, 2)) @ self.target[:, :-1] * images
         return found
 
-    def solve(self, rng: Generator) -> Iterator[tuple[Tensor, float]]:
-        """Give features (images, features), and the relative error that they leave.
-
-        First those that are nearly right, then, if asked for, those that explain most.
-        """
+    def solve(self, rng: Generator) -> tuple[Tensor, float]:
+        """Return the solution that explains most, (images, images), and what it leaves of all."""
         units, images = self.target.shape[0], len(self.labels)
         size = units * (images + 1) * images**2
         a = self.start(rng, max(FEWEST, min(STARTS, NUMBERS // size)))
         damping = torch.full((len(a),), 1e-2, dtype=torch.float64)
         errors = self.errors(a)
-        before, wanted = math.inf, NEAR
-        for number in range(ITERATIONS):
-            if number % PATIENCE == 0:
-                if SOLVED < float(errors.min()) > before / 2:
-                    break  # nothing will come of it
-                before = float(errors.min())
+        before, since = math.inf, 0
+        for number in range(REFINED):
+            least = float(errors.min())
+            if least < before * (1 / 2 if least > SOLVED else 1 - GAIN):
+                before, since = least, number
+            if number - since >= (PATIENCE if least > NEAR else SOON):
+                break  # nothing more will come of it
+            if least < NEAR or number >= ITERATIONS:
+                kept = errors.argsort()[:KEPT]
+                a, damping, errors = a[kept], damping[kept], errors[kept]
             tried = self.step(a, damping)
             after = self.errors(tried).nan_to_num(math.inf)
             better = after < errors
             a = torch.where(better[:, None, None], tried, a)
             errors = torch.where(better, after, errors)
-            damping = torch.where(better, damping / 3, damping * 4).clamp(1e-12, 1e12)
-            if float(errors.min()) < wanted:
-                yield self._best(a, errors)
-                wanted = EXACT
-            if float(errors.min()) < EXACT:
-                return
-        yield self._best(a, errors)
-
-    def _best(self, a: Tensor, errors: Tensor) -> tuple[Tensor, float]:
+            damping = torch.where(better, damping / 3, damping * 4).clamp(1e-15, 1e12)
         best = int(errors.argmin())
-        return a[best] @ self.basis.T, float(errors[best])
+        return a[best], float(errors[best])
 
-    def slopes(self, features: Tensor) -> Tensor:
+    def slopes(self, a: Tensor) -> Tensor:
         """Return the slope of each image's loss by the logits, (images, units)."""
-        return self._slopes((features @ self.basis)[None])[0]
+        return self._slopes(a[None])[0]
 
 
-def find_features(victim: Observation, rng: Generator) -> Found:
-    """Return the inputs of the first dense layer for each image, or of one after it.
+def find_features(victim: Observation, rng: Generator) -> list[Found]:
+    """Return the inputs of dense layers for each image, those of the first layer first.
 
     The dense layers are those at the model's end, with nothing but a ReLU, a sigmoid, a tanh or
     dropout that is off between them. Images are in the order of the labels that the attacker knows.
     Refuse a gradient that no such features explain, as under noise. Explained is not always right:
     where images of one class have nearly the same slopes at the last layer, their features there
-    may be mixtures, and an image that leaves next to no gradient may have any. Columns of which
-    zeros, as pruning makes them, left only a part are completed from those that are whole; columns
-    with fewer entries left than images count as zero.
+    may be mixtures, and an image that leaves next to no gradient may have any; `spreads` tell.
+    Columns of which zeros, as pruning makes them, left only a part are completed from those that
+    are whole; columns with fewer entries left than images count as zero.
     """
     equations, cut = _equations(victim)
-    layers = trailing(victim)
-    found: Found | None = None
-    error = math.inf
-    for features, error in equations.solve(rng):
-        if not error <= SOLVED:
-            break
-        again = find_first_inputs(victim, layers, features, equations.slopes(features))
-        if found is None or again.layer is layers[0].layer:
-            found = again
-        if found.layer is layers[0].layer and found.error < EXACT:
-            break
-    if found is None:
+    a, error = equations.solve(rng)
+    if not error <= SOLVED:
         raise GradveilError(
-            f"features: no {victim.size} images were found with the gradient of the last dense "
+            f"no features of {victim.size} images were found with the gradient of the last dense "
             f"layer{cut} (relative error {error:.1g}): a defense may have added noise to it, the "
             "labels may be wrong, or a trained model may be too sure of some images"
+        )
+    features, slopes = a @ equations.basis.T, equations.slopes(a)
+    return find_inputs(victim, trailing(victim), features, slopes, equations.spreads(a))
+
+
+def _most_told(victim: Observation, rng: Generator) -> Found:
+    """Return the features at the layer that tells most images' for sure, of such the first one."""
+    found = max(find_features(victim, rng), key=lambda each: float(told(each).sum()))
+    if not bool(told(found).any()):
+        raise GradveilError(
+            f"no features of {victim.size} images are told for sure by the gradient of the last "
+            "dense layer: images of one class are too much alike there"
         )
     return found
 
@@ -190,19 +219,11 @@ def find_features(victim: Observation, rng: Generator) -> Found:
 def _equations(victim: Observation) -> tuple[Equations, str]:
     """Return the equations of the last dense layer, and what zeros left of it, in words."""
     layer = last_layer(victim, "features need", "choose a matching attack")
-    names = {id(parameter): name for name, parameter in victim.model.named_parameters()}
-    shared = [
-        victim.gradients.get(names[id(part)])
-        for part in (layer.weight, layer.bias)
-        if part is not None
-    ]
-    if len(shared) < 2 or shared[0] is None or shared[1] is None:
-        raise GradveilError(
-            "features: the gradients of the last dense layer's weight and bias are needed"
-        )
-    weight, bias = (part.detach().cpu().double() for part in shared if part is not None)
+    weight, bias = gradients_of(victim, layer)
+    if weight is None or bias is None:
+        raise GradveilError("features need the gradients of the last dense layer's weight and bias")
     if not bool(weight.isfinite().all() and bias.isfinite().all()):
-        raise GradveilError("features: the gradient of the last dense layer is not finite")
+        raise GradveilError("the gradient of the last dense layer is not finite")
     units, size = len(bias), victim.size
     if size >= units:
         raise GradveilError(
@@ -215,23 +236,24 @@ def _equations(victim: Observation) -> tuple[Equations, str]:
             f"layer has inputs, {weight.shape[1]}; choose a matching attack"
         )
     if victim.knowledge.labels is None:
-        raise GradveilError("features: the labels are needed; give them, or infer them")
+        raise GradveilError("features need the labels; give them, or infer them")
     if units * (size + 1) * size**2 > MOST:
         raise GradveilError(
             f"batch of {size} in a layer of {units} units: the equations of features would be too "
             "large; choose a matching attack"
         )
-    completed, kept = _completed(torch.cat([weight, bias[:, None]], 1), size)
+    completed, kept = _completed(exact(torch.cat([weight, bias[:, None]], 1)), size)
     whole, bias = completed[:, :-1], completed[:, -1]
     _, _, rows = torch.linalg.svd(whole, full_matrices=False)
     basis = rows[:size].T
     equations = Equations(
         basis,
         torch.cat([whole @ basis, bias[:, None]], 1),
-        layer.weight.detach().cpu().double() @ basis,
-        layer.bias.detach().cpu().double(),
+        exact(layer.weight) @ basis,
+        exact(layer.bias),
         victim.knowledge.labels.cpu().long(),
         exact_loss(victim.loss),
+        rounding(weight),
     )
     cut = f", of which zeros left {kept} of {completed.shape[1]} columns" if kept else ""
     return equations, cut
@@ -252,8 +274,8 @@ def _completed(weight: Tensor, size: int) -> tuple[Tensor, int]:
         return weight, 0  # a column of zeros is that of a feature that no image has
     if int(full.sum()) < size:
         raise GradveilError(
-            f"features: zeros left {int(full.sum())} of {weight.shape[1]} columns of the last "
-            f"dense layer's gradient whole; a batch of {size} needs as many"
+            f"zeros left {int(full.sum())} of {weight.shape[1]} columns of the last dense layer's "
+            f"gradient whole; features of a batch of {size} need as many"
         )
     space = torch.linalg.svd(weight[:, full], full_matrices=False)[0][:, :size]
     made = torch.zeros_like(weight)
@@ -267,80 +289,73 @@ def _completed(weight: Tensor, size: int) -> tuple[Tensor, int]:
 
 @dataclass(frozen=True)
 class FeatureCosine(Cosine):
-    """The cosine distance, plus `features` times the distance of each image's features.
+    """The cosine distance, plus that of each image's features, which pulls `pull` times as much.
 
     The features are those at the first dense layer, found from gradients (`find_features`). Their
-    distance is |f' - f|^2 / |f|^2, over all images of a row. Where the features of a victim cannot
-    be found, the cosine alone is left; where no victim's can, that is an error.
-
-    With `iterations` they are matched instead (`match_inputs`), of any batch and after local steps
-    too, though not exactly; then they alone count, and no gradient of the whole network is made. A
-    search of fewer steps matches them with as few.
+    distance is |f' - f|^2, over all images of a row whose features the gradient tells for sure, by
+    a factor that makes its slope on images of noise `pull` times as long as the cosine's: how far
+    features move with pixels differs by a hundred between models. Where the gradient tells no
+    features of a victim, the cosine alone is left; of no victim, that is an error.
     """
 
-    features: float = 1.0
-    iterations: int | None = None
+    pull: float = 3.0
     seed: int = field(default=0, kw_only=True)
 
     @property
     def needs(self) -> tuple[str, ...]:
         return (*super().needs, "labels")
 
-    def within(self, steps: int) -> "FeatureCosine":
-        fewer = None if self.iterations is None else min(steps, self.iterations)
-        return replace(self, iterations=fewer)
-
     def bind(self, seen: Sequence[Observation], restarts: int = 1) -> Measure:
-        matched = self.iterations is not None
-        check_model(seen[0], moves=matched)
-        inner = None if matched else super().bind(seen, restarts)
+        check_model(seen[0])
         found: list[Found | None] = []
         problem = GradveilError("features: no victim")
         for victim in seen:
             try:
-                found.append(self._find(victim))
+                found.append(_most_told(victim, self._rng()))
             except GradveilError as error:
-                if matched:
-                    raise
                 found.append(None)
                 problem = error
         layers = {each.layer: None for each in found if each is not None}
         if not layers:
             raise problem
         like = next(iter(seen[0].gradients.values()))
-        aims = [self._aim(layer, found, seen[0].size, like, restarts) for layer in layers]
-        return FeatureMeasure(inner, seen[0].model, tuple(aims))
+        aims = [_aim(layer, found, seen[0].size, like) for layer in layers]
+        plain = super().bind(seen)
+        factors = self.pull * FeatureMeasure(plain, seen[0].model, aims).ratios(seen, self._rng())
+        rows = [aim.rows(factors, restarts) for aim in aims]
+        return FeatureMeasure(super().bind(seen, restarts), seen[0].model, rows)
 
-    def _find(self, victim: Observation) -> Found:
-        if self.iterations is not None:
-            return match_inputs(victim, self.iterations, self.seed)
-        return find_features(victim, torch.Generator().manual_seed(self.seed))
+    def _rng(self) -> Generator:
+        return Generator().manual_seed(self.seed)
 
-    def _aim(
-        self,
-        layer: nn.Linear,
-        found: Sequence[Found | None],
-        size: int,
-        like: Tensor,
-        restarts: int,
-    ) -> "FeatureAim":
-        """Return the aim of the victims whose features are those at this layer."""
-        here = [each.features if each and each.layer is layer else None for each in found]
-        none = torch.zeros(size, layer.in_features, dtype=torch.float64)
-        target = torch.stack([none if features is None else features for features in here])
-        weight = torch.tensor([0.0 if each is None else self.features for each in here])
-        factors = weight / target.flatten(1).square().sum(1).clamp(min=1e-30)
-        rows = (part.to(like).repeat_interleave(restarts, 0) for part in (target, factors))
-        return FeatureAim(layer, *rows)
+
+def told(found: Found) -> Tensor:
+    """Return 1 for each image whose features the gradient tells for sure, 0 for others."""
+    return (found.spreads <= TOLD).double()
 
 
 @dataclass(frozen=True, eq=False)
 class FeatureAim:
-    """The features to come near at a layer, and what each row's squared gap from them counts."""
+    """The features to come near at a layer, and what each image's squared gap from them counts."""
 
     layer: nn.Linear
     target: Tensor  # (rows, images, features)
-    factors: Tensor  # (rows,)
+    factors: Tensor  # (rows, images)
+
+    def rows(self, factors: Tensor, restarts: int) -> "FeatureAim":
+        """Return the aim with each row's gap counted so often, and so many restarts of each."""
+        counted = self.factors * factors[:, None]
+        both = (part.repeat_interleave(restarts, 0) for part in (self.target, counted))
+        return FeatureAim(self.layer, *both)
+
+
+def _aim(layer: nn.Linear, found: Sequence[Found | None], size: int, like: Tensor) -> FeatureAim:
+    """Return the aim of the victims whose features are those at this layer."""
+    here = [each if each and each.layer is layer else None for each in found]
+    none = torch.zeros(size, layer.in_features, dtype=torch.float64)
+    target = torch.stack([none if each is None else each.features for each in here])
+    factors = torch.stack([none[:, 0] if each is None else told(each) for each in here])
+    return FeatureAim(layer, target.to(like), factors.to(like))
 
 
 @dataclass(frozen=True, eq=False)
@@ -349,7 +364,7 @@ class FeatureMeasure(Measure):
 
     inner: Measure | None
     model: nn.Module
-    aims: tuple[FeatureAim, ...]
+    aims: Sequence[FeatureAim]
 
     def __call__(self, found: Gradients) -> Tensor:
         return torch.zeros(()) if self.inner is None else self.inner(found)
@@ -361,10 +376,32 @@ class FeatureMeasure(Measure):
         if self.inner is not None:
             distance = self.inner.from_shares(shares, images, labels, draws, differentiable)
         with torch.set_grad_enabled(differentiable):
-            for aim, features in zip(self.aims, self._features(images), strict=True):
-                gap = (features.view_as(aim.target) - aim.target).square().flatten(1).sum(1)
-                distance = distance + aim.factors * gap
-        return distance
+            return distance + self._gaps(images)
+
+    def ratios(self, seen: Sequence[Observation], rng: Generator) -> Tensor:
+        """Return how many times as long as the gaps' slope the other is, on images of noise."""
+        first = seen[0]
+        shape = len(seen), first.size, *first.image_shape
+        like = self.aims[0].target
+        images = torch.rand(shape, generator=rng).to(like).requires_grad_()
+        known = [victim.knowledge.labels for victim in seen if victim.knowledge.labels is not None]
+        labels = torch.stack(known).to(like.device)
+        shares = Shares(first.model, first.loss, first.protocol)
+        with torch.enable_grad():
+            assert self.inner is not None
+            distances = self.inner.from_shares(shares, images, labels, {}, True)
+            both = distances.sum(), self._gaps(images).sum()
+            lengths = [torch.autograd.grad(each, images)[0].flatten(1).norm(dim=1) for each in both]
+        ratios: Tensor = lengths[0] / lengths[1]
+        return ratios.nan_to_num(0, 0, 0)
+
+    def _gaps(self, images: Tensor) -> Tensor:
+        """Return the weighted squared distances of features from their aims, of each row."""
+        found = torch.zeros(len(images)).to(images)
+        for aim, features in zip(self.aims, self._features(images), strict=True):
+            gaps = (features.view_as(aim.target) - aim.target).square().sum(2)
+            found = found + (aim.factors * gaps).sum(1)
+        return found
 
     def _features(self, images: Tensor) -> list[Tensor]:
         """Return what goes into the layer of each aim, (rows x images, features)."""
@@ -398,6 +435,6 @@ def check_model(victim: Observation, *, moves: bool = False) -> None:
             )
         if drawing(victim.model):
             raise GradveilError(
-                "features: the model draws by itself, and features with it; choose an attack that "
-                "looks for the draws too"
+                "the model draws by itself, and features with it; choose an attack that looks for "
+                "the draws too"
             )

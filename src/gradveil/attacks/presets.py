@@ -12,6 +12,7 @@ from typing import Any
 from gradveil.attacks.attack_files import SUFFIX, read_attack
 from gradveil.attacks.base import About, Attack, not_an_attack
 from gradveil.attacks.dense_inversion import DenseInversion
+from gradveil.attacks.dense_matching import MatchedFeatures
 from gradveil.attacks.distances import Cosine, Distance, Likelihood, cosine, l1, l2
 from gradveil.attacks.features import FeatureCosine
 from gradveil.attacks.hidden_draws import JointMasks, JointNoise
@@ -66,15 +67,13 @@ raced = replace(
     race=Race(((16, 1 / 12), (4, 1 / 3))),
 )
 # Toward the features at the first dense layer, which gradients tell of each image of a batch.
-# Weight and prior were chosen on public images: untrained lenet, batches of 4 and 8, and the CNN of
-# Flower's quickstart after 0 and 23 rounds, batches of 8.
-features = replace(adam_cosine, distance=FeatureCosine(), prior=TotalVariation(2e-2))
-# The same where gradients do not tell them exactly: large batches, several local steps. No gradient
-# of the whole network is matched.
-# Smoothness was chosen on public images, the CNN of Flower's quickstart, batches of 64.
-dense_matching = replace(
-    features, distance=FeatureCosine(iterations=4_000), prior=TotalVariation(5e-1)
-)
+# Pull and prior were chosen on public images of two data sets, batches of 8, with lenet and the CNN
+# of Flower's quickstart, untrained; then tried on other images, and on that CNN after 500 steps.
+features = replace(adam_cosine, distance=FeatureCosine(), prior=TotalVariation(5e-2))
+# Toward such features alone, found by matching where gradients do not tell them exactly: of large
+# batches, after several local steps. The prior was chosen on public images, batches of 64 of
+# CIFAR-100, one and three local epochs of that CNN, untrained.
+dense_matching = replace(adam_cosine, distance=MatchedFeatures(), prior=TotalVariation(5e-1))
 # Exact, for one image and a first layer that is linear with a bias.
 closed_form = LinearInversion()
 # Exact, for batches of known labels, in a network of dense layers.

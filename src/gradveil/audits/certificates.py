@@ -17,7 +17,7 @@ from gradveil.audits.results import CaseResult
 from gradveil.controls import TRUTHS
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.text import read_number
-from gradveil.stats import Difference, bounds_over_updates, difference
+from gradveil.stats import EACH, Difference, bounds_over_updates, difference
 
 LEVEL = 0.95  # of the bounds on delta and gamma together, of all cases of a command
 LINEUP = "lineup"
@@ -181,6 +181,7 @@ class Certificate:
     same_weights: bool = False  # those of the defense are the baseline's, so no loss was measured
     not_run: tuple[str, ...] = ()  # attacks known to break the defense
     holds_without: str = ""  # the case it is compared with, where delta holds there too
+    recognized: str = ""  # the attack with most images of rank 1, clearly more than by chance
 
     @property
     def each(self) -> float:
@@ -354,7 +355,15 @@ def certify(
         _controls(named, [result, *beside], threshold),
         same_weights,
         result.breakers_not_run,
+        recognized=_recognized(result),
     )
+
+
+def _recognized(result: CaseResult) -> str:
+    """Name the attack that clearly wins the line-up by most images, and how many these are."""
+    row = result.strongest
+    clear = row.candidates and row.verdict.better and row.verdict.p_identified < EACH
+    return f"{row.attack} in {row.lineup} line-ups" if clear else ""
 
 
 def bound(updates: Sequence[Sequence[bool | None]], each: float) -> Bound:

@@ -108,12 +108,13 @@ def leakage(case: CaseResult) -> tuple[float, float]:
 def _worst_words(case: CaseResult, first: CaseResult) -> str:
     row = case.strongest
     attacks = len({r.attack for r in case.of("attack")})
-    strongest = row.attack
+    strongest, choice = row.attack, ""
     if attacks > 1:
         strongest = f"the strongest of {attacks} attacks, {row.attack},"
+        choice = ", not corrected for the choice"
     under = BARE.get(case.defense, f"Under {case.name}")
     step = "" if case.asked_step is None or case.defense not in BARE else f" ({_step(case)})"
-    said = f"{under}{step}, {strongest} {_result(row)}"
+    said = f"{under}{step}, {strongest} {_result(row, choice)}"
     if row.doubt == NO_BETTER:
         said += f"; {_not_clearly(row)} a guess that never looked at an update"
         if not _works(case, first):
@@ -123,8 +124,11 @@ def _worst_words(case: CaseResult, first: CaseResult) -> str:
     return f"{said}."
 
 
-def _result(row: Row) -> str:
-    """Say how many pictures were recognized, with the interval and what luck gives."""
+def _result(row: Row, choice: str) -> str:
+    """Say how many pictures were recognized, with the interval and what luck gives.
+
+    `choice` says of the interval that the attack was chosen.
+    """
     failed = f", {row.failed} failed" if row.failed else ""
     if not row.candidates:
         return (
@@ -140,7 +144,7 @@ def _result(row: Row) -> str:
     return (
         f"attacked {row.n} private picture{'' if row.n == 1 else 's'}: {right} resembled {true} "
         f"more than {row.candidates - 1} others{kind} "
-        f"(95% interval: {low:.0%} to {high:.0%}){failed}; "
+        f"(95% interval{choice}: {low:.0%} to {high:.0%}){failed}; "
         f"by luck it would be {_few(row.n * row.verdict.chance)}"
     )
 

@@ -486,7 +486,7 @@ def several_in_words(result: AuditResult) -> list[str]:
     lines = [
         *_victim_words(result.cases[0]),
         "Strongest: the attacker with most images of rank 1 in the line-up, of equal ones the one "
-        "with the most dB over blind.",
+        "with the most dB over blind. Its 95% interval is not corrected for that choice.",
         f"Each attacker knows the model, what was shared and {labels[result.settings['labels']]}; "
         f"what else it is told stands below its name. ≤: {NO_BETTER}, at 5% over all "
         f"{max(row.verdict.tests for row in result.cases[0].rows)} tests together (Holm); ?: "

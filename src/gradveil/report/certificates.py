@@ -185,8 +185,16 @@ def _certificate_words(certificate: Certificate) -> str:
     return (
         f"{reached}; accuracy loss gamma {lost}."
         f"{_decision(certificate)}{_control_words(certificate)}{_praise(certificate)}"
-        f"{_reached_blindly(certificate)}"
+        f"{_reached_blindly(certificate)}{_recognized(certificate)}"
     )
+
+
+def _recognized(certificate: Certificate) -> str:
+    """Warn of a bound on likeness beside pictures that are recognized all the same."""
+    asked, by = certificate.threshold, certificate.recognized
+    if asked.metric == LINEUP or asked.delta is None or certificate.bounded is False or not by:
+        return ""
+    return f" Mind that pictures are recognized all the same: rank 1 by {by}."
 
 
 def _in_batches(bound: Bound) -> bool:
@@ -375,7 +383,7 @@ def _page_words(certificate: Certificate) -> str:
     """Return what is decided and what it rests on; nothing where there is nothing to say."""
     same = f" {SAME_WEIGHTS}" if certificate.same_weights else ""
     said = _decision(certificate), _control_words(certificate), _praise(certificate)
-    return f"{''.join(said)}{same}".strip()
+    return f"{''.join(said)}{_recognized(certificate)}{same}".strip()
 
 
 def _page_rows(name: str, certificate: Certificate) -> list[Html]:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from gradveil.core import GradveilError
+from gradveil.core.errors import GradveilError
 from gradveil.scores.images import psnr
 
 
