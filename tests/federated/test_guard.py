@@ -96,6 +96,15 @@ def test_by_default_a_convolutional_network_meets_a_search_that_the_seconds_allo
 
 @pytest.mark.usefixtures("clock")
 @pytest.mark.filterwarnings("ignore:canaries")
+@pytest.mark.parametrize("local", [{}, {"local_epochs": 2, "local_batch_size": 2}])
+def test_by_default_a_batch_meets_what_its_dense_layers_tell(local: Any, log: Any) -> None:
+    reply = guarded_lenet(size=4, seconds=100.0, **local)
+    assert "by dense-matching (" in str(reply.error.reason)
+    assert "peeling could not run" in log.text
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.filterwarnings("ignore:canaries")
 def test_a_search_that_finds_nothing_lets_the_update_go() -> None:
     assert not guarded_lenet(seconds=10.0, defense="gaussian:10").has_error()
 

@@ -110,11 +110,15 @@ class Head:
 
 @dataclass(frozen=True, eq=False)
 class Matched:
-    """Inputs of the first dense layer, (images, width), and what they leave unexplained."""
+    """Inputs of the first dense layer, (images, width), and what they leave unexplained.
+
+    `spread` is the usual difference between the inputs of two images of noise, for each number.
+    """
 
     layer: nn.Linear
     inputs: Tensor
     error: float
+    spread: float
 
 
 _KEPT: WeakKeyDictionary[Observation, dict[tuple[int, int], Matched]] = WeakKeyDictionary()
@@ -155,16 +159,18 @@ def _match(victim: Observation, iterations: int, rng: Generator) -> Matched:
             inputs.detach().clamp_(min=0)
     errors = head.unexplained(inputs).detach().nan_to_num(torch.inf)
     best = int(errors.argmin())
-    return Matched(first, inputs[best].detach(), float(errors[best]))
+    apart = float(typical.var(0).mean().sqrt())
+    return Matched(first, inputs[best].detach(), float(errors[best]), apart)
 
 
 @dataclass(frozen=True)
 class MatchedFeatures(Cosine):
     """The distance of each image's features from those that explain what is shared, and no cosine.
 
-    The features are the inputs of the first dense layer (`match_inputs`), and their distance is
-    |f' - f|^2 / |f|^2 over all images of a row. No gradient of the whole network is made. They are
-    matched by as many `iterations` as the search after it has steps, if it has fewer.
+    The features are the inputs of the first dense layer (`match_inputs`), and their distance is the
+    mean of |f' - f|^2 over a row, in units of how much features differ between images of noise. No
+    gradient of the whole network is made. They are matched by as many `iterations` as the search
+    after it has steps, if it has fewer.
     """
 
     iterations: int = 4_000
@@ -191,7 +197,9 @@ def _aim(layer: nn.Linear, found: Sequence[Matched], restarts: int) -> FeatureAi
     like, size = layer.weight.detach(), len(found[0].inputs)
     none = like.new_zeros(size, layer.in_features)
     target = torch.stack([each.inputs.to(like) if each.layer is layer else none for each in found])
-    sizes = target.flatten(1).square().sum(1)
-    factors = torch.where(sizes > 0, 1 / sizes.clamp(min=SMALLEST), 0)[:, None].expand(-1, size)
+    factors = like.new_zeros(len(found), size)
+    for number, each in enumerate(found):
+        if each.layer is layer:
+            factors[number] = 1 / (max(each.spread, SMALLEST) ** 2 * none.numel())
     rows = (part.repeat_interleave(restarts, 0) for part in (target, factors))
     return FeatureAim(layer, *rows)

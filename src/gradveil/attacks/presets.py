@@ -71,9 +71,9 @@ raced = replace(
 # of Flower's quickstart, untrained; then tried on other images, and on that CNN after 500 steps.
 features = replace(adam_cosine, distance=FeatureCosine(), prior=TotalVariation(5e-2))
 # Toward such features alone, found by matching where gradients do not tell them exactly: of large
-# batches, after several local steps. The prior was chosen on public images, batches of 64 of
-# CIFAR-100, one and three local epochs of that CNN, untrained.
-dense_matching = replace(adam_cosine, distance=MatchedFeatures(), prior=TotalVariation(5e-1))
+# batches, after several local steps. The prior was chosen on public images of two data sets, local
+# epochs over 64 of them by that CNN, untrained.
+dense_matching = replace(adam_cosine, distance=MatchedFeatures(), prior=TotalVariation(2.0))
 # Exact, for one image and a first layer that is linear with a bias.
 closed_form = LinearInversion()
 # Exact, for batches of known labels, in a network of dense layers.

@@ -43,11 +43,8 @@ def choose_attempts(
     train_mode, size = client.protocol.train_mode, seen[0].size
     *names, exact = automatic(client.defense, seen[0].model, train_mode, size)
     strongest = {name for part in client.defense.parts() for name in part.strongest}
-    slow = {
-        RACED,
-        *FEATURES,
-        DENSE,
-    }  # many starts, or equations that take seconds before the first step
+    # Many starts, or equations that take seconds before the first step.
+    slow = {RACED, *FEATURES, DENSE}
     searches = [name for name in names if slow.isdisjoint(name.split("+"))]
     searches.sort(key=lambda name: (name == STANDARD, "+" not in name, name not in strongest))
     found: list[Attempt] = []
