@@ -97,10 +97,20 @@ def test_by_default_a_convolutional_network_meets_a_search_that_the_seconds_allo
 @pytest.mark.usefixtures("clock")
 @pytest.mark.filterwarnings("ignore:canaries")
 @pytest.mark.parametrize("local", [{}, {"local_epochs": 2, "local_batch_size": 2}])
-def test_by_default_a_batch_meets_what_its_dense_layers_tell(local: Any, log: Any) -> None:
-    reply = guarded_lenet(size=4, seconds=100.0, **local)
-    assert "by dense-matching (" in str(reply.error.reason)
+def test_a_batch_meets_what_its_dense_layers_tell_in_half_of_the_seconds(
+    local: Any, log: Any
+) -> None:
+    guarded_lenet(size=4, seconds=40.0, defense="gaussian:10", **local)
+    names = "dense-matching (80 iterations, for 20 s) and likelihood (80 iterations, for 20 s)"
+    assert f"by {names}" in log.text
     assert "peeling could not run" in log.text
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.filterwarnings("ignore:canaries")
+def test_a_batch_is_not_sent_where_the_usual_search_has_too_little_time(log: Any) -> None:
+    assert guarded_lenet(size=4, seconds=5.0).has_error()
+    assert "adam-cosine could not run: " in log.text
 
 
 @pytest.mark.usefixtures("clock")

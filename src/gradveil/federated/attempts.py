@@ -10,7 +10,16 @@ from torch import Generator
 
 from gradveil.attacks import Attack, GradientMatching
 from gradveil.attacks.presets import find, find_attack
-from gradveil.audits.attackers import AUTO, DENSE, FEATURES, RACED, STANDARD, automatic, granted
+from gradveil.audits.attackers import (
+    AUTO,
+    DENSE,
+    FEATURES,
+    MATCHED,
+    RACED,
+    STANDARD,
+    automatic,
+    granted,
+)
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Observation
@@ -38,25 +47,33 @@ def choose_attempts(
 ) -> tuple[list[Attempt], list[str]]:
     """Return the attacks of `auto` that suit these updates, and why others could not run.
 
-    The search comes last, with the iterations that `count` updates have time for in these seconds.
+    Searches come last, with the iterations that `count` updates have time for in these seconds. Of
+    several images there are two, with half of the seconds each. Without the last there is none.
     """
     train_mode, size = client.protocol.train_mode, seen[0].size
     *names, exact = automatic(client.defense, seen[0].model, train_mode, size)
     strongest = {name for part in client.defense.parts() for name in part.strongest}
     # Many starts, or equations that take seconds before the first step.
     slow = {RACED, *FEATURES, DENSE}
-    searches = [name for name in names if slow.isdisjoint(name.split("+"))]
+    searches = [name for name in names if slow.isdisjoint(name.split("+")) and name != MATCHED]
     searches.sort(key=lambda name: (name == STANDARD, "+" not in name, name not in strongest))
+    first = [name for name in names if name == MATCHED]
     found: list[Attempt] = []
     left_out: list[str] = []
-    for name in (exact, *searches):
+    left = seconds
+    for name in (exact, *first, *searches):
         attack = find(name)
         told = [granted(each, attack, None) for each in seen]
         try:
             if isinstance(attack, GradientMatching):
-                steps = count_steps(attack, told, count, seconds, rng)
-                called = f"{name} ({steps} iterations, for {seconds:g} s)"
-                return [*found, Attempt(called, replace(attack, steps=steps))], left_out
+                given = left / 2 if name in first else left
+                steps = count_steps(attack, told, count, given, rng)
+                called = f"{name} ({steps} iterations, for {given:g} s)"
+                found.append(Attempt(called, replace(attack, steps=steps)))
+                if name in searches:
+                    return found, left_out
+                left -= given
+                continue
             attack(told[:1], rng)
         except GradveilError as error:
             left_out.append(f"{name} could not run: {error}")
@@ -64,7 +81,7 @@ def choose_attempts(
             found.append(Attempt(name, attack))
     if not found:
         raise GradveilError("; ".join(left_out))
-    return found, left_out
+    return [each for each in found if not isinstance(each.attack, GradientMatching)], left_out
 
 
 def count_steps(

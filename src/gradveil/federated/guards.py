@@ -79,10 +79,10 @@ def guard(
     could tell of the client's images, are for its log alone.
 
     The attack `auto` is the exact one for such batches, and after it the search that an audit with
-    `auto` has for the defense (of several images without one, `dense-matching`), without races and
-    what takes seconds before its first step, with as many iterations as `seconds` allow: of the
-    processor, so that other programs change nothing, or of the clock on a GPU. A canary that either
-    identifies counts. Where the search cannot run, or diverges, nothing is sent.
+    `auto` has for the defense, without races and what takes seconds before its first step, with as
+    many iterations as `seconds` allow: of the processor, so that other programs change nothing, or
+    of the clock on a GPU. Of several images `dense-matching` has half of these seconds. A canary
+    that any of them identifies counts. Where the search cannot run, or diverges, nothing is sent.
 
     That is an exact bound for these attacks and canaries like the client's images, and no proof:
     another attack, or a longer one, may do better. It is as right as the `defense` and the protocol
