@@ -150,6 +150,18 @@ def test_without_public_images_only_noise_and_gray_are_guesses(plain: AuditResul
     assert case.rows[0].lineup == "-" and case.rows[0].verdict.p_identified == 1.0
 
 
+def test_a_model_in_float64_is_audited_to_its_ceilings_and_the_table_names_each_row_once() -> None:
+    images = torch.rand(24, 1, 8, 8, generator=Generator().manual_seed(1))
+    labels = torch.zeros(24, dtype=torch.long)
+    result = audit(
+        make_model().double(), images, labels, attacks=["closed-form"], victims=2, **QUICK
+    )
+    rows = {row.title: row for row in result.cases[0].rows}
+    assert rows["ceiling: gradient line-up"].identified == rows["closed-form"].identified == 2
+    assert {"sham", "blind: gray", "positive: closed-form"} <= {*rows}
+    assert "sham: sham" not in str(result) and "ceiling: gradient line-up" in str(result)
+
+
 @pytest.mark.parametrize("form", ["loader", "pairs", "generator", "named"])
 def test_images_come_in_any_form(
     form: str,

@@ -6,7 +6,7 @@ from rich.table import Table
 
 from gradveil.attacks import PRESETS
 from gradveil.audits import AuditResult, CaseResult, Row
-from gradveil.audits.results import NO_BETTER, PLAIN, TESTED, TOO_FEW
+from gradveil.audits.results import NO_BETTER, TESTED, TOO_FEW
 from gradveil.controls import TRUTHS
 from gradveil.core.types import MEANINGS
 from gradveil.report.layout import Fitted
@@ -135,7 +135,7 @@ def _case_table(case: CaseResult, truth: str, title: str) -> Table:
 
 def _case_cells(row: Row) -> list[str | Sequence[str]]:
     return [
-        titled(row),
+        row.title,
         str(row.n),
         row.lineup,
         row.interval,
@@ -147,12 +147,6 @@ def _case_cells(row: Row) -> list[str | Sequence[str]]:
         number(row.ssim.mean, ".3f"),
         row.flags,
     ]
-
-
-def titled(row: Row) -> str:
-    """Write the name of a row, with its kind where the name does not say it."""
-    known = row.kind in PLAIN or row.kind == row.attack
-    return row.attack if known else f"{row.kind}: {row.attack}"
 
 
 def case_in_words(case: CaseResult) -> list[str]:
@@ -440,7 +434,7 @@ def _attackers_table(cases: Sequence[CaseResult], truth: str) -> Table:
         made.row([*lines], *_attacker_cells([blind.attack], blind), style="dim")
         for row in rows:
             if row.kind in CASE_KINDS[truth][2:]:
-                made.row("", *_attacker_cells([titled(row)], row), style="dim")
+                made.row("", *_attacker_cells([row.title], row), style="dim")
         made.add_section()
     return made
 
