@@ -117,7 +117,7 @@ def test_short_attacks_and_a_missing_line_up_are_said() -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"budget": 0.0}, "budget 0: minutes must be above 0"),
+        ({"budget": 0.0}, "budget 0: minutes must be above 0 and finite"),
         ({"most_loss": 1.0}, "most loss 1: a share of accuracy"),
         ({"epochs": 0}, "epochs 0: there must be at least 1"),
         ({"images": 0}, "images 0: it must be at least 1"),
