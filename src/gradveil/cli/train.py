@@ -103,9 +103,9 @@ def train_command(
         "delta": trained.delta,
         "history": trained.history,
     }
-    epochs = "1 epoch" if trained.epochs == 1 else f"{trained.epochs} epochs"
+    length = "1 epoch" if trained.epochs == 1 else f"{trained.epochs} epochs"
     lines = [
-        f"{model} on {data}: test accuracy {trained.accuracy:.2%} after {epochs} "
+        f"{model} on {data}: test accuracy {trained.accuracy:.2%} after {length} "
         f"({trained.steps} steps)"
     ]
     if job.defense.parts():
