@@ -170,5 +170,5 @@ def broken(paths: Iterable[Path]) -> tuple[FileCheck, ...]:
         try:
             decode_image(path)
         except GradveilError as error:
-            found.append(FileCheck(path, False, str(error)))
+            found.append(FileCheck(path, False, str(error).removeprefix(f"broken image {path}: ")))
     return tuple(found)
