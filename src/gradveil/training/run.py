@@ -184,6 +184,12 @@ def candidate(given: nn.Module | str | NormalizedName, split: Images, seed: int)
     Layers that a module in training mode keeps in eval mode stay so.
     """
     model = build_for(given, split, seed).cpu()
+    for name, weight in model.named_parameters():
+        if weight.dtype != torch.float32:
+            raise GradveilError(
+                f"model {type(model).__name__}: {name!r} is of {weight.dtype}, and training is in "
+                "torch.float32: give model.float()"
+            )
     return model if model.training else model.train()
 
 
