@@ -14,6 +14,7 @@ from gradveil.assessment import AssessJob, conclude, run_assessment
 from gradveil.assessment.job import NOW, THEN
 from gradveil.assessment.run import RESULT
 from gradveil.audits.model import ModelFacts
+from gradveil.audits.timing import TooFewMinutesError
 from gradveil.checks import Diagnosis, Finding
 from gradveil.core.errors import GradveilError
 from gradveil.defenses import Pruning, assessed_defenses
@@ -117,7 +118,7 @@ def test_short_attacks_and_a_missing_line_up_are_said() -> None:
 @pytest.mark.parametrize(
     ("settings", "says"),
     [
-        ({"budget": 0.0}, "budget 0: minutes must be above 0"),
+        ({"budget": 0.0}, "budget 0: minutes must be above 0 and finite"),
         ({"most_loss": 1.0}, "most loss 1: a share of accuracy"),
         ({"epochs": 0}, "epochs 0: there must be at least 1"),
         ({"images": 0}, "images 0: it must be at least 1"),
@@ -160,7 +161,7 @@ def test_an_assessment_goes_from_the_doctor_to_the_page_and_is_read_back(
     monkeypatch.setattr("gradveil.audits.timing._tried", lambda *_: False)
     train, test = toys.split(60, 1, 8, 2, part="train"), toys.split(80, 1, 8, 2, seed=1)
     model = toys.lenet(1, 8, 2).float()
-    job = AssessJob(model, (train, test), None, (Pruning(0.99),), 4, epochs=1, budget=15.0)
+    job = AssessJob(model, (train, test), None, (Pruning(0.99),), 4, epochs=1, budget=40.0)
     found = run_assessment(job, tmp_path / "a", progress=False)
     assert [each.defense for each in found.defenses] == ["prune:0.99"]
     assert found.report.page == tmp_path / "a" / "index.html" and found.report.page.is_file()
@@ -173,5 +174,8 @@ def test_an_assessment_goes_from_the_doctor_to_the_page_and_is_read_back(
     assert again.advice == found.advice
     with pytest.raises(GradveilError, match="an assessment with other settings"):
         run_assessment(replace(job, images=5), tmp_path / "a", progress=False)
-    with pytest.raises(GradveilError, match=r"^of the budget of 0.01 minutes 0.007 are for the at"):
+    with pytest.raises(TooFewMinutesError, match=r"^budget 0\.01: .* give at least ") as caught:
         run_assessment(replace(job, budget=0.01), tmp_path / "b", progress=False)
+    of_the_audit = caught.value.__context__
+    assert isinstance(of_the_audit, TooFewMinutesError)
+    assert caught.value.least == pytest.approx(of_the_audit.least / 0.7)  # the rest is training's

@@ -52,6 +52,14 @@ class Checkered(Attack):
         return [Reconstruction(found, None, 0.5, "ok") for found in images]
 
 
+@dataclass(frozen=True)
+class Narrow(Attack):
+    """Takes less than an attack is given."""
+
+    def reconstruct(self, seen: Sequence[Observation]) -> list[Reconstruction]:  # type: ignore[override]
+        return []
+
+
 @pytest.fixture(scope="module")
 def images() -> Tensor:
     return torch.rand(6, 1, 8, 8, generator=Generator().manual_seed(1))
@@ -147,6 +155,24 @@ def test_without_public_images_only_noise_and_gray_are_guesses(plain: AuditResul
     assert case.records[0].candidates == 0 and "rank" not in case.records[0].scores["used"]
     assert case.settings["no_lineup"] == ("class '0' has 2 distinct images, and a line-up needs 20")
     assert case.rows[0].lineup == "-" and case.rows[0].verdict.p_identified == 1.0
+
+
+def test_a_model_in_float64_is_audited_to_its_ceilings_and_the_table_names_each_row_once(
+    tmp_path: Path,
+) -> None:
+    images = torch.rand(24, 1, 8, 8, generator=Generator().manual_seed(1))
+    labels = torch.zeros(24, dtype=torch.long)
+    model, weights = make_model().double(), tmp_path / "weights.pt"
+    torch.save(model.state_dict(), weights)
+    result = audit(
+        *(model, images, labels), attacks=["closed-form"], checkpoint=weights, victims=2, **QUICK
+    )
+    facts = result.cases[0].model
+    assert facts is not None and facts.tested == 22  # all but the victims
+    rows = {row.title: row for row in result.cases[0].rows}
+    assert rows["ceiling: gradient line-up"].identified == rows["closed-form"].identified == 2
+    assert {"sham", "blind: gray", "positive: closed-form"} <= {*rows}
+    assert "sham: sham" not in str(result) and "ceiling: gradient line-up" in str(result)
 
 
 @pytest.mark.parametrize("form", ["loader", "pairs", "generator", "named"])
@@ -289,6 +315,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model": nn.Identity()}, "no parameter"),
     ({"model": nn.Conv2d(1, 4, 3)}, "expected (1, classes)"),
     ({"model": Uncopyable()}, "Uncopyable cannot be copied"),
+    ({"model": nn.DataParallel(make_model())}, "DataParallel: give the module that it wraps"),
     ({"images": [1, 2]}, "images: a list; expected a tensor (N, C, H, W)"),
     ({"images": None}, "images: None; expected a tensor (N, C, H, W)"),
     ({"images": torch.rand(6, 8, 8)}, "images: images of shape (6, 8, 8)"),
@@ -314,6 +341,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"attacks": find("dlg")}, "attacks: a GradientMatching; expected a list"),
     ({"attacks": ["nope"]}, "unknown attack 'nope'"),
     ({"attacks": []}, "no attack was named"),
+    ({"attacks": [Narrow()]}, "attack Narrow: reconstruct cannot be called with seen, rng and"),
     ({"attacks": ["class-mean"]}, "attack class-mean needs class means: give public images"),
     ({"defenses": "none"}, "defenses: a str; expected a list, such as ['prune:0.95']"),
     ({"defenses": Pruning(0.5)}, "defenses: a Pruning; expected a list"),

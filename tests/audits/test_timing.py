@@ -140,7 +140,7 @@ def test_a_large_budget_changes_nothing_and_one_too_small_is_refused(
 
 @pytest.mark.parametrize("budget", [0, -1.0, float("nan"), float("inf")])
 def test_a_budget_is_a_number_of_minutes(job: AuditJob, budget: float) -> None:
-    with pytest.raises(GradveilError, match=r"^budget .*: minutes must be above 0$"):
+    with pytest.raises(GradveilError, match=r"^budget .*: minutes must be above 0 and finite$"):
         replace(job, budget=budget)
     with pytest.raises(
         GradveilError, match=r"^share .*: of the iterations, above 0 and at most 1$"

@@ -66,7 +66,8 @@ def test_a_class_too_small_for_a_line_up_is_not_drawn_from_and_named_where_it_mu
     forced = find_victims(small, 1, 1, image, 0)
     assert forced.lineups is None and forced.passed_over == {}
     assert forced.reason == (
-        f"class {small.classes[4]!r} has 12 distinct images, and a line-up needs 20"
+        f"class {small.classes[4]!r} has 12 distinct images in the test split, and a line-up "
+        "needs 20"
     )
 
 

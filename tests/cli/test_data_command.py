@@ -86,6 +86,22 @@ def test_the_real_cifar100_is_right_until_a_byte_is_changed(gradveil: Any, cifar
     assert not Path("runs").exists()
 
 
+def test_a_folder_is_verified_by_its_images(gradveil: Any, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        for level in range(3):
+            Image.new("L", (8, 6), 50 * level).save(tmp_path / name / f"{level}.png")
+    line = f"data verify folder:{tmp_path}"
+    outcome = gradveil(line)
+    assert outcome.status == 0 and "all is right (6 images" in outcome.shown
+    said = gradveil(f"train --data folder:{tmp_path} --model mlp --out run").error
+    assert said.endswith("a/0.png is 8x6; give an image size, such as 6")
+    (tmp_path / "a" / "0.png").write_bytes(b"no picture")
+    outcome = gradveil(line)
+    assert outcome.status == 1 and "1 wrong file (6 images" in outcome.shown
+    assert "a/0.png: cannot identify image file" in outcome.shown
+
+
 def test_a_truncated_file_is_told_by_verify_and_by_train(gradveil: Any, cifar: Path) -> None:
     with (cifar / "cifar-100-python" / "test").open("r+b") as file:
         file.truncate(5_000)

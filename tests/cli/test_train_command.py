@@ -36,6 +36,7 @@ def test_json_is_one_object_and_progress_goes_to_the_error_stream(
 def test_people_get_the_accuracy_and_where_the_files_are(gradveil: Any) -> None:
     outcome = gradveil(f"{QUICK} --epochs 1 --out [run]")
     assert outcome.status == 0 and "test accuracy" in outcome.shown
+    assert "after 1 epoch (" in outcome.shown
     for name in ("model.safetensors", "metrics.csv"):
         assert f"[run]/{name}" in outcome.shown and Path("[run]", name).is_file()
 

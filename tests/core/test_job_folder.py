@@ -65,7 +65,7 @@ def test_settings_of_the_wrong_type_are_told_by_file_and_field(tmp_path: Path) -
         ({"save_at": [1, None]}, r"save_at\[1\]: expected int, got null"),
     ):
         path.write_text(json.dumps(settings | change))
-        with pytest.raises(GradveilError, match=rf"^{path}: {says}; choose another --out$"):
+        with pytest.raises(GradveilError, match=rf"^{path}: {says}; choose another folder$"):
             RUN.read(tmp_path)
     odd: dict[str, Any] = {"lr": "high", "versions": {"gradveil": "9.9"}}
     path.write_text(json.dumps(settings | odd))

@@ -125,6 +125,11 @@ def test_a_mistake_in_the_factory_is_one_line(module: str, attribute: str, messa
     assert "\n" not in str(caught.value) and repr(f"{module}:{attribute}") in str(caught.value)
 
 
+def test_the_name_of_a_file_in_place_of_a_modules_says_what_to_write(module: str) -> None:
+    with pytest.raises(GradveilError, match=rf"current folder; write {module}:Net$"):
+        make(f"{module}.py:Net")
+
+
 @pytest.mark.parametrize("reference", ["nowhere_at_all:Net", "gradveil.nowhere_at_all:Net"])
 def test_a_module_that_is_not_there_is_named(reference: str) -> None:
     with pytest.raises(GradveilError, match=f"there is no module '{reference.partition(':')[0]}'"):

@@ -97,6 +97,15 @@ def test_a_file_without_running_statistics_is_refused(tmp_path: Path) -> None:
         load_checkpoint(tmp_path / "x.pt", net())
 
 
+def test_weights_of_another_model_are_refused_by_a_name_of_each(tmp_path: Path) -> None:
+    torch.save(nn.Linear(3, 2).state_dict(), tmp_path / "x.pt")
+    says = (
+        r"it has no '0\.weight', and the model no 'weight': name the model that it was saved from$"
+    )
+    with pytest.raises(GradveilError, match=says):
+        load_checkpoint(tmp_path / "x.pt", net())
+
+
 @pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
 def test_weights_for_other_channels_say_how_to_give_these(tmp_path: Path, name: str) -> None:
     state = net().state_dict()

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from gradveil.attacks import find
 from gradveil.audits import AuditJob, Case, CaseResult, Record, Threshold, certify, run_audit
+from gradveil.audits.stage import CLIENTS, GRADIENTS
 from gradveil.defenses import parse
 from gradveil.report.audit import case_in_words, case_tables
 from gradveil.report.certificates import certificates_in_words
@@ -217,6 +218,20 @@ def test_controls_that_failed_show_nothing(tmp_path: Path) -> None:
     )
     (ceilings,) = (line for line in said if line.startswith("Ceilings"))
     assert ": true picture with noise not made, gradient line-up 8/8. " in ceilings
+
+
+def test_images_that_no_gradient_points_at_are_doubted_where_they_were_given_for_updates(
+    tmp_path: Path,
+) -> None:
+    def said(data: str, hits: int) -> list[str]:
+        nearest = [record("ceiling", GRADIENTS, i, 0.0, i < hits) for i in range(8)]
+        case = made(tmp_path, works=False, defense="none", extra=nearest)
+        words = case_in_words(replace(case, settings={**case.settings, "data": data}))
+        return [line for line in words if line.startswith("Warning: by their gradients")]
+
+    (doubt,) = said(CLIENTS, 0)
+    assert "gradients 0/8 of the images given" in doubt and "did not use these images" in doubt
+    assert said(CLIENTS, 1) == said("fashion-mnist-mini", 0) == []
 
 
 def test_without_a_line_up_none_is_tested_or_told(tmp_path: Path) -> None:

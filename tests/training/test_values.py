@@ -185,6 +185,7 @@ def test_a_second_call_reads_the_run_back(tmp_path: Path) -> None:
         ((net(), *pictures()), {"defense": Blinding()}, "gave images with values from -0.99"),
         ((net(), *pictures()), {"defense": Keeping(4)}, "keeps a object between rounds"),
         ((net(), *pictures()), {"lr": 0.0}, "lr 0.0: it must be above 0"),
+        ((net().double(), *pictures()), {}, "and training is in torch.float32: give model.float()"),
     ],
 )
 def test_what_cannot_be_trained_is_one_line_and_writes_nothing(

@@ -56,7 +56,7 @@ class AssessJob:
     def __post_init__(self) -> None:
         check_fields(self)
         if not 0 < self.budget < math.inf:
-            raise GradveilError(f"budget {self.budget:g}: minutes must be above 0")
+            raise GradveilError(f"budget {self.budget:g}: minutes must be above 0 and finite")
         if not 0 <= self.most_loss < 1:
             raise GradveilError(
                 f"most loss {self.most_loss:g}: a share of accuracy, at least 0 and below 1"

@@ -1,8 +1,7 @@
 """The assessment: doctor, trainings and audit one after the other, into one folder."""
 
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,10 @@ from torch import nn
 
 from gradveil.assessment.conclusions import Assessment, conclude
 from gradveil.assessment.job import ASSESSMENT, AssessJob
-from gradveil.audits import AuditJob, run_audit
+from gradveil.audits import run_audit
 from gradveil.audits.job import data_name, slug
 from gradveil.audits.prepare import refuse_too_few
+from gradveil.audits.timing import TooFewMinutesError
 from gradveil.checks import Diagnosis
 from gradveil.checks.doctor import doctor
 from gradveil.core.boundary import public
@@ -152,8 +152,10 @@ def run_assessment(
             f"attacking {job.images} images now and under each defense, in about "
             f"{spoken(60 * (audit.budget or 0))}"
         )
-        with _naming_budget(job, audit):
+        try:
             result = run_audit(audit, out / ASSESSED, root=root, device=device, progress=progress)
+        except TooFewMinutesError as error:
+            raise TooFewMinutesError(job.budget, error.least / (1 - FOR_TRAINING)) from None
 
     def write(advice: Sequence[str]) -> Report:
         return write_files({"": result}, out, with_pictures=with_pictures, advice=advice)
@@ -161,18 +163,6 @@ def run_assessment(
     found = conclude(job, diagnosis, result, write, out)
     write_text(out / RESULT, json.dumps(found.plain(), indent=1, default=str) + "\n")
     return found
-
-
-@contextmanager
-def _naming_budget(job: AssessJob, audit: AuditJob) -> Iterator[None]:
-    """Let an error about the audit's minutes say that they are a part of the budget."""
-    try:
-        yield
-    except GradveilError as error:
-        if not str(error).startswith("budget "):
-            raise
-        part = f"of the budget of {job.budget:g} minutes {audit.budget:g} are for the attacks"
-        raise GradveilError(f"{part}; {error}") from None
 
 
 def _title(job: AssessJob) -> str:

@@ -1,5 +1,6 @@
 """The interface of an attack: observations of some victims in, a reconstruction of each out."""
 
+import inspect
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -104,6 +105,12 @@ def check_attack(attack: Attack) -> None:
         )
     if not isinstance(title, str):
         raise GradveilError(f"attack {name}: its title is {kind_of(title)}; expected a text")
+    try:
+        inspect.signature(attack.reconstruct).bind((), None, None)
+    except TypeError as error:
+        raise GradveilError(
+            f"attack {name}: reconstruct cannot be called with seen, rng and progress: {error}"
+        ) from None
 
 
 def not_an_attack(value: object, name: str, more: str = "") -> GradveilError:

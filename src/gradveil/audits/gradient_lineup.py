@@ -30,15 +30,16 @@ def rank_gradients(stage: Stage, victim: Victim, rng: Generator) -> tuple[list[i
     lineups, seen = stage.victims.lineups, victim.seen
     assert lineups is not None and seen is not None
     target = replace(seen, gradients=first_round(seen), knowledge=Knowledge())
-    device = next(seen.model.parameters()).device
+    weight = next(seen.model.parameters())
     ranks, nearest = [], []
     for number, image in enumerate(victim.indices.tolist()):
         row = stage.lineup_rows[image]
-        made = stage.split.images[lineups.candidates[row]].to(device).float() / 255
+        made = stage.split.images[lineups.candidates[row]].to(weight.device).float() / 255
         if stage.changes_images:
             made = stage.under_draws(victim, number, made)
         fresh = FreshDraws(target, (), generator(stage.seed, "ceiling", image))
-        batch = Batch(victim.used.to(made), victim.original.labels.to(device))
+        made = made.to(weight.dtype)
+        batch = Batch(victim.used.to(made), victim.original.labels.to(weight.device))
         found = find_distances(target, batch, number, made, fresh)
         ranks.append(rank_among(-found, int(lineups.true[row]), rng))
         nearest.append(made[int(found.argmin())].cpu())

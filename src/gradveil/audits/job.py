@@ -161,7 +161,7 @@ class AuditJob:
                     f"{name.replace('_', ' ')} {value}: it must be at least {least}"
                 )
         if self.budget is not None and not 0 < self.budget < math.inf:
-            raise GradveilError(f"budget {self.budget}: minutes must be above 0")
+            raise GradveilError(f"budget {self.budget}: minutes must be above 0 and finite")
         if self.share is not None and not 0 < self.share <= 1:
             raise GradveilError(f"share {self.share}: of the iterations, above 0 and at most 1")
         if self.images % self.batch_size:

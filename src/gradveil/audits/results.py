@@ -93,6 +93,12 @@ class Row:
     largest_update: int = 1  # images of the largest of them
 
     @property
+    def title(self) -> str:
+        """The attack or control, with its kind where the name does not say it."""
+        known = self.kind in (*PLAIN, self.attack)
+        return self.attack if known else f"{self.kind}: {self.attack}"
+
+    @property
     def doubt(self) -> str | None:
         """Why the row shows no leak: `NO_BETTER`, `TOO_FEW`, or None where it shows one."""
         if self.verdict.better:
@@ -444,14 +450,13 @@ class AuditResult:
         for case in self.cases:
             for row in case.rows:
                 if row.truth == TRUTHS[0]:
-                    name = row.attack if row.kind in PLAIN else f"{row.kind}: {row.attack}"
                     mean = "-" if row.psnr.mean is None else f"{row.psnr.mean:.2f}"
                     spread = "" if row.psnr.std is None else f" ± {row.psnr.std:.2f}"
                     over = "-" if row.over_blind.mean is None else f"{row.over_blind.mean:+.1f}"
                     like = "-" if row.ssim.mean is None else f"{row.ssim.mean:.3f}"
                     flags = ", ".join(row.flags)
                     figures = row.lineup, row.interval, mean + spread, over, like
-                    yield case.name, name, str(row.n), *figures, flags
+                    yield case.name, row.title, str(row.n), *figures, flags
 
     def __rich__(self) -> Table:
         facts = f"{self.settings['model']} on {self.settings['data']}"

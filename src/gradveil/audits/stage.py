@@ -33,6 +33,7 @@ CLOSING = 32  # images at most of the sham and of the ceilings
 SHAM = "sham"
 NOISY = "true picture with noise"
 GRADIENTS = "gradient line-up"
+CLIENTS = "clients"  # the data set's name where images are given for updates that were recorded
 UNDER_DRAWS = "class mean, draws known"
 
 

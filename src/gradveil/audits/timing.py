@@ -33,6 +33,17 @@ LEAST_SHARE = 0.25  # of a budget that attacks have, however long the ceilings t
 ENOUGH = 0.5  # seconds that they shall take, so that the clock and other programs matter little
 
 
+class TooFewMinutesError(GradveilError):
+    """A budget in which not every attack can make one iteration; `least` is one that is enough."""
+
+    def __init__(self, minutes: float, least: float) -> None:
+        super().__init__(
+            f"budget {minutes:g}: these minutes are too few for one iteration of every attack; "
+            f"give at least {_rounded_up(least)}, fewer images or fewer attacks"
+        )
+        self.least = least
+
+
 def work(attack: Attack, images: int) -> float:
     """Return iterations times images, heats and restarts included."""
     restarts, steps = getattr(attack, "restarts", 1), getattr(attack, "steps", 1)
@@ -140,10 +151,7 @@ class Costs:
             return 1.0
         if once > given:
             least = min(once + fixed, once / LEAST_SHARE) / 60
-            raise GradveilError(
-                f"budget {minutes:g}: these minutes are too few for one iteration of every attack; "
-                f"give at least {_rounded_up(least)}, fewer images or fewer attacks"
-            )
+            raise TooFewMinutesError(minutes, least)
         share = given / whole
         for each in searches:
             if share * each.steps >= 1:

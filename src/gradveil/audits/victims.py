@@ -136,9 +136,10 @@ def _too_few(split: Images, updates: Sequence[Tensor], allowed: Tensor) -> str:
     smallest = int(classes[(sizes - most)[classes].argmin()])
     count = int(sizes[smallest])
     beside = f" beside the {int(most[smallest])} of a batch" if most[smallest] > 1 else ""
+    where = " in the test split" if split.split == "test" else ""
     return (
-        f"class {split.classes[smallest]!r} has {count}{_distinct_images(count)}, and a line-up "
-        f"needs {SIZES[-1]}{beside}"
+        f"class {split.classes[smallest]!r} has {count}{_distinct_images(count)}{where}, and a "
+        f"line-up needs {SIZES[-1]}{beside}"
     )
 
 

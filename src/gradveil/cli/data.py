@@ -152,9 +152,8 @@ def _report(found: "Verification", as_json: bool) -> None:
         "files": [asdict(check) for check in found.files],
     }
     wrong = [check for check in found.files if not check.ok]
-    verdict = f"{found.name}: all {len(found.files)} files are right"
-    if not found.ok:
-        verdict = f"{found.name}: {len(wrong)} of {len(found.files)} files are wrong"
+    files = "1 wrong file" if len(wrong) == 1 else f"{len(wrong)} wrong files"
+    verdict = f"{found.name}: {'all is right' if found.ok else files}"
     note = f" ({found.note})" if found.note else ""
     lines = [f"  {check.path}: {check.problem}" for check in wrong[:20]]
     say(result, as_json, [verdict + note, *lines])

@@ -103,8 +103,9 @@ def train_command(
         "delta": trained.delta,
         "history": trained.history,
     }
+    length = "1 epoch" if trained.epochs == 1 else f"{trained.epochs} epochs"
     lines = [
-        f"{model} on {data}: test accuracy {trained.accuracy:.2%} after {trained.epochs} epochs "
+        f"{model} on {data}: test accuracy {trained.accuracy:.2%} after {length} "
         f"({trained.steps} steps)"
     ]
     if job.defense.parts():

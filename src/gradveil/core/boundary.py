@@ -197,7 +197,7 @@ def _in_words(option: Any, options: Sequence[Any]) -> str:
 
 def _short(value: object) -> str:
     if isinstance(value, int) and abs(value) >= LARGEST:
-        return f"of {value.bit_length():,} bits"
+        return f"of {value.bit_length():,} bits, more than 63"
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 

@@ -51,9 +51,10 @@ def import_named(reference: str, kind: str, fits: Callable[[object], bool] | Non
             module = importlib.import_module(module_name)
     except RAISED as error:
         if isinstance(error, ModuleNotFoundError) and _is_part(module_name, error.name):
+            meant = f"{module_name.removesuffix('.py')}:{attribute}"
             raise GradveilError(
                 f"{kind} {reference!r}: there is no module {error.name!r}, neither installed "
-                "nor in the current folder"
+                f"nor in the current folder{'' if meant == reference else f'; write {meant}'}"
             ) from error
         raise GradveilError(
             f"{kind} {reference!r}: importing {module_name!r} failed: {one_line(error, LONGEST)}"

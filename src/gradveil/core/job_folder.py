@@ -61,7 +61,7 @@ class Kind:
             try:
                 convert(found, schema, path)
             except WrongTypeError as error:
-                raise WrongTypeError(f"{error}{written_by(found)}; choose another --out") from None
+                raise WrongTypeError(f"{error}{written_by(found)}; choose another folder") from None
         return found
 
     def refuse_other(self, out: Path, wanted: Mapping[str, Any]) -> None:
@@ -102,7 +102,7 @@ class Kind:
         except (MalformedError, WrongTypeError) as error:
             problem = error.problem if isinstance(error, MalformedError) else "another JSON value"
             raise GradveilError(
-                f"{shown(path)} is no JSON object of settings ({problem}): choose another --out"
+                f"{shown(path)} is no JSON object of settings ({problem}): choose another folder"
             ) from None
 
 

@@ -165,7 +165,8 @@ def check_format(found: object, known: str, where: object) -> None:
     """Refuse a file whose `format` is not the known one."""
     if found != known:
         raise GradveilError(
-            f"{shown(where)}: its format is {shown(repr(found))}, expected {known!r}"
+            f"{shown(where)}: its format is {shown(repr(found))}, expected {known!r}; make it "
+            f"again with this version of gradveil, {__version__}"
         )
 
 

@@ -56,7 +56,7 @@ def decode_image(path: Path) -> Image.Image:
     except GradveilError:
         raise
     except BROKEN as error:
-        raise GradveilError(f"broken image {path}: {error}") from error
+        raise GradveilError(f"broken image {path}: {error}; replace or remove it") from error
     if image.mode.startswith(("I", "F")):
         raise GradveilError(
             f"image {path} has more than 8 bits a channel (mode {image.mode}): convert it to 8 bits"
@@ -74,7 +74,7 @@ def header(path: Path) -> tuple[str, tuple[int, int]]:
     except GradveilError:
         raise
     except BROKEN as error:
-        raise GradveilError(f"broken image {path}: {error}") from error
+        raise GradveilError(f"broken image {path}: {error}; replace or remove it") from error
 
 
 def chw(image: Image.Image, mode: str) -> Pixels:
@@ -170,5 +170,5 @@ def broken(paths: Iterable[Path]) -> tuple[FileCheck, ...]:
         try:
             decode_image(path)
         except GradveilError as error:
-            found.append(FileCheck(path, False, str(error)))
+            found.append(FileCheck(path, False, str(error).removeprefix(f"broken image {path}: ")))
     return tuple(found)

@@ -139,10 +139,10 @@ class Folder(Source):
         first = headers[0][1]
         for path, (_, size) in zip(paths, headers, strict=True):
             if size != first or size[0] != size[1]:
+                other = "" if path == paths[0] else f", {paths[0]} is {first[0]}x{first[1]}"
                 raise GradveilError(
                     f"{self.path}: images are not of one square size: "
-                    f"{path} is {size[0]}x{size[1]}, {paths[0]} is {first[0]}x{first[1]}; "
-                    "give an image size"
+                    f"{path} is {size[0]}x{size[1]}{other}; give an image size, such as {min(size)}"
                 )
         return mode, first[0]
 

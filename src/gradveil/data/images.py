@@ -155,7 +155,9 @@ def _pixels(images: object, name: str) -> Tensor:
         )
     height, width = images.shape[2:]
     if height != width:
-        raise GradveilError(f"{name}: images of {height} x {width} pixels; expected square ones")
+        raise GradveilError(
+            f"{name}: images of {height} x {width} pixels; expected square ones: cut or pad them"
+        )
     if images.dtype == torch.uint8:
         return images.detach().cpu()
     if not images.is_floating_point():

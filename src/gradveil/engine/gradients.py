@@ -82,7 +82,7 @@ def try_pass(model: nn.Module, images: Tensor, failing: str) -> Tensor:
         got = f"a {found.layout} tensor" if isinstance(found, Tensor) else kind_of(found)
         raise GradveilError(
             f"{name} gives {got} for images of shape {tuple(images.shape)}: "
-            "expected a tensor of logits"
+            "expected a tensor of logits; wrap the model in a module that returns these alone"
         )
     if not found.is_floating_point():
         raise GradveilError(
@@ -174,7 +174,7 @@ def per_sample(loss: Loss, logits: Tensor, labels: Tensor) -> Tensor:
     if losses.shape != logits.shape[:1]:
         raise GradveilError(
             f"the loss gave shape {tuple(losses.shape)} for {len(logits)} sample(s): "
-            "expected one value each, unreduced"
+            "expected one value each, unreduced, such as reduction='none' gives"
         )
     return losses
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from gradveil.attacks import Attack
 from gradveil.audits import AuditJob, Case
+from gradveil.audits.stage import CLIENTS
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import shown
 from gradveil.core.job_folder import SETTINGS, differences
@@ -223,7 +224,7 @@ def _together(known: Mapping[str, Known], pool: Images) -> tuple[Images, dict[st
         first += len(images)
     images = torch.cat([*(each.images for each in known.values()), pool.images])
     labels = torch.cat([*(each.labels for each in known.values()), pool.labels])
-    return replace(pool, name="clients", images=images, labels=labels), numbers
+    return replace(pool, name=CLIENTS, images=images, labels=labels), numbers
 
 
 def _victims(

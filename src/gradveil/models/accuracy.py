@@ -29,11 +29,11 @@ def measure_accuracy(
     These are all images, or `most` at even distances. The seed is for a model that draws.
     """
     chosen = torch.linspace(0, len(test.labels) - 1, min(most, len(test.labels))).round().long()
-    device, hits, mode = next(model.parameters()).device, 0, model.training
+    weight, hits, mode = next(model.parameters()), 0, model.training
     model.eval()
     with torch.no_grad(), at_rest(model), following(generator(seed, "test")):
         for some in chosen.split(PASSED_AT_ONCE):
-            answers = model(test.images[some].to(device).float() / 255)
+            answers = model((test.images[some].to(weight.device).float() / 255).to(weight.dtype))
             guesses = answers[:, : len(test.classes)].argmax(1).cpu()
             hits += int((guesses == test.labels[some]).sum())
     model.train(mode)

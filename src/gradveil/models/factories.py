@@ -86,6 +86,8 @@ def own_copy(model: object) -> nn.Module:
 def check_weights_exist(model: nn.Module) -> None:
     """Refuse weights that are still to be made (lazy layers, the meta device) or are complex."""
     kind = type(model).__name__
+    if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+        raise GradveilError(f"model {kind}: give the module that it wraps, model.module")
     for name, value in (*model.named_parameters(), *model.named_buffers()):
         if is_lazy(value):
             raise GradveilError(

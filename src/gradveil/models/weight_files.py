@@ -189,6 +189,8 @@ def fit_weights(
         absent = next((name for name in needed if _bare(name) not in map(_bare, found)), None)
         first = next((name for name in found if _bare(name) not in map(_bare, state)), None)
         problem = f"it has no {absent!r}" if absent else f"the model has no {first!r}"
+        if absent and first:
+            problem += f", and the model no {first!r}: name the model that it was saved from"
         raise GradveilError(f"{path} does not fit the model: {problem}")
     for name, value in named.items():
         _check_tensor(f"{path}: {name!r}", value, state[name], name in needed)

@@ -6,7 +6,8 @@ from rich.table import Table
 
 from gradveil.attacks import PRESETS
 from gradveil.audits import AuditResult, CaseResult, Row
-from gradveil.audits.results import NO_BETTER, PLAIN, TESTED, TOO_FEW
+from gradveil.audits.results import NO_BETTER, TESTED, TOO_FEW
+from gradveil.audits.stage import CLIENTS, GRADIENTS
 from gradveil.controls import TRUTHS
 from gradveil.core.types import MEANINGS
 from gradveil.report.layout import Fitted
@@ -93,6 +94,7 @@ CASE_COLUMNS = (
     "SSIM",
     "",
 )
+LUCKY = 2  # times as many of rank 1 as by luck at most: no more than luck
 CASE_EXTRAS = (8, 5, 6, 4)  # the median; mean rank, p and top 5 stand in the sentences too
 CONTROLS = ("bar", "ceiling", "sham")
 CASE_KINDS = {
@@ -135,7 +137,7 @@ def _case_table(case: CaseResult, truth: str, title: str) -> Table:
 
 def _case_cells(row: Row) -> list[str | Sequence[str]]:
     return [
-        titled(row),
+        row.title,
         str(row.n),
         row.lineup,
         row.interval,
@@ -147,12 +149,6 @@ def _case_cells(row: Row) -> list[str | Sequence[str]]:
         number(row.ssim.mean, ".3f"),
         row.flags,
     ]
-
-
-def titled(row: Row) -> str:
-    """Write the name of a row, with its kind where the name does not say it."""
-    known = row.kind in PLAIN or row.kind == row.attack
-    return row.attack if known else f"{row.kind}: {row.attack}"
 
 
 def case_in_words(case: CaseResult) -> list[str]:
@@ -257,6 +253,14 @@ def _control_words(case: CaseResult) -> list[str]:
             f"Ceilings of the line-up: {said}. The first has noise of the size of {strongest}'s "
             "error; the second ranks the candidates by their gradients."
         )
+    lines += [
+        f"Warning: by their gradients {row.lineup} of the images given are recognized, as by luck: "
+        "unless the defense hides even that, the clients did not use these images, or not in this "
+        "order, and nothing here says what their updates give away."
+        for row in ceilings
+        if case.settings["data"] == CLIENTS and row.attack == GRADIENTS and row.failed < row.n
+        if row.identified * row.candidates <= LUCKY * row.n
+    ]
     tests = max(row.verdict.tests for row in case.rows)
     lines.append(f"Better than blind: at 5% over all {tests} tests together (Holm).")
     return lines
@@ -440,7 +444,7 @@ def _attackers_table(cases: Sequence[CaseResult], truth: str) -> Table:
         made.row([*lines], *_attacker_cells([blind.attack], blind), style="dim")
         for row in rows:
             if row.kind in CASE_KINDS[truth][2:]:
-                made.row("", *_attacker_cells([titled(row)], row), style="dim")
+                made.row("", *_attacker_cells([row.title], row), style="dim")
         made.add_section()
     return made
 

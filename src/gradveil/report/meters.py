@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from gradveil.audits import CaseResult, Row
 from gradveil.report.answer import leakage, truth_words
-from gradveil.report.audit import CONTROLS, accuracy_words, chosen_blind, number, titled
+from gradveil.report.audit import CONTROLS, accuracy_words, chosen_blind, number
 from gradveil.report.markup import Html, breakable, element
 
 OPEN = 6  # cases up to which every attack and control is shown at once
@@ -47,7 +47,7 @@ def _case(name: str, case: CaseResult, is_open: bool) -> Html:
 
 
 def _meter(row: Row, kind: str) -> Html:
-    name = titled(row) if kind == "control" else row.attack
+    name = row.title if kind == "control" else row.attack
     low, high = row.identified_bounds
     over = f"{number(row.over_blind.mean, '+.1f')} dB"
     if not row.candidates:

@@ -130,7 +130,7 @@ class SearchJob:
         ):
             raise GradveilError(
                 f"data of type {type(self.data).__name__}: give the name of a data set, "
-                "or a pair of Images, for training and for testing"
+                "or a pair of Images, for training and for testing (gradveil.as_images makes them)"
             )
         if pair:
             refuse_changes(self.image_size, self.channels)

@@ -134,6 +134,7 @@ def train(
     steps = job.steps(len(train_split))
     shape = train_split.channels, train_split.size, train_split.size
     plain = candidate(job.model, train_split, job.seed)
+    _refuse_other_types(plain)
     if job.start is None:
         model = protected_model(job.defense, plain, shape)
     else:
@@ -185,6 +186,15 @@ def candidate(given: nn.Module | str | NormalizedName, split: Images, seed: int)
     """
     model = build_for(given, split, seed).cpu()
     return model if model.training else model.train()
+
+
+def _refuse_other_types(model: nn.Module) -> None:
+    for name, weight in model.named_parameters():
+        if weight.dtype != torch.float32:
+            raise GradveilError(
+                f"model {type(model).__name__}: {name!r} is of {weight.dtype}, and training is in "
+                "torch.float32: give model.float()"
+            )
 
 
 def try_defense(job: TrainingJob, model: nn.Module, split: Images) -> None:

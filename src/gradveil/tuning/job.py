@@ -92,7 +92,7 @@ class TuningJob:
         if self.labels not in LABELS:
             raise unknown("labels", self.labels, LABELS)
         if self.budget is not None and not 0 < self.budget < math.inf:
-            raise GradveilError(f"budget {self.budget}: minutes must be above 0")
+            raise GradveilError(f"budget {self.budget}: minutes must be above 0 and finite")
         if not 0.5 <= self.confidence < 1:
             raise GradveilError(
                 f"confidence {self.confidence}: choose from 0.5 to below 1, such as 0.95"
