@@ -9,6 +9,7 @@ from scipy.stats import binomtest, sem, t, wilcoxon
 from gradveil.core.errors import GradveilError
 from gradveil.stats import (
     above_chance,
+    bet_on_mean,
     better_than_blind,
     can_tell,
     clopper_pearson,
@@ -95,7 +96,7 @@ def test_nothing_above_blind_is_no_better(values: list[float]) -> None:
 
 @pytest.mark.parametrize(
     ("n", "chance", "enough"),
-    [(4, 0.5, False), (4, 0.3, True), (6, 1.0, True), (5, 1.0, False), (1, 0.025, False)],
+    [(4, 0.5, False), (4, 0.3, True), (6, 1.0, True), (5, 1.0, False), (1, 0.03, False)],
 )
 def test_images_tell_where_even_all_of_them_could_pass_a_test(
     n: int, chance: float, enough: bool
@@ -207,15 +208,37 @@ def test_single_images_have_exact_bounds_and_batches_count_as_one_observation_ea
     assert single.p == pytest.approx(above_chance(2, 4, 0.05))
     batches = share_of_updates([[True, True], [False, False]], 0.05)
     assert (batches.hits, batches.n) == (2, 4) and batches.bounds == clopper_pearson(1, 2)
-    assert batches.p == pytest.approx(above_chance(1, 2, 0.1))
+    few = [[True, False], *[[False, False]] * 20]
+    assert share_of_updates(few, 0.001).p == pytest.approx(2 * above_chance(1, 21, 0.002))
     assert share_of_updates([], 0.05).p == 1.0
 
 
-def test_dependent_images_of_a_batch_raise_the_alarm_in_no_more_than_five_percent() -> None:
-    """The worst case: all four images of an update are hit together or not at all."""
+@pytest.mark.parametrize("size", [2, 8, 64])
+@pytest.mark.parametrize("spread", [0.01, 1.0, 1e6])
+def test_dependent_images_of_a_batch_raise_the_alarm_in_no_more_than_five_percent(
+    size: int, spread: float
+) -> None:
+    """A small spread means that an update is hit as a whole or not at all, the worst case."""
     rng = np.random.default_rng(1)
-    alarms = 0
-    for _ in range(2_000):
-        hit = rng.random(30) < 0.05
-        alarms += share_of_updates([[bool(h)] * 4 for h in hit], 0.05).p < 0.05
-    assert alarms / 2_000 <= 0.06
+    alarms = dict.fromkeys((0.01, 0.05), 0)
+    for chance in alarms:
+        for _ in range(500):
+            likely = rng.beta(chance * spread, (1 - chance) * spread, 12)
+            hits = rng.random((12, size)) < likely[:, None]
+            alarms[chance] += share_of_updates(hits.tolist(), chance).p < 0.05
+    assert max(alarms.values()) / 500 <= 0.05 + 3 * (0.05 * 0.95 / 500) ** 0.5
+
+
+def test_many_hits_in_each_of_few_large_updates_are_no_luck() -> None:
+    """By luck nearly every update of 64 images has a hit: counting such updates tells nothing."""
+    many, lucky = [[image < 38 for image in range(64)]] * 8, [[k < 3 for k in range(64)]] * 8
+    assert share_of_updates(many, 0.05).p < 1e-4 and share_of_updates(lucky, 0.05).p > 0.3
+
+
+def test_a_bet_on_a_mean_is_right_where_its_error_can_be_counted() -> None:
+    """Shares of 0 or 1 alone: the exact rate of each p-value below a level."""
+    for n, chance in ((5, 0.05), (12, 0.01), (30, 0.3)):
+        p = [bet_on_mean((1.0,) * k + (0.0,) * (n - k), chance) for k in range(n + 1)]
+        rate = [above_chance(k, n, chance) for k in range(n + 1)]
+        assert all(r <= q + 1e-12 for r, q in zip(rate, p, strict=True))
+        assert p == sorted(p, reverse=True) and p[-1] < (n + 1) * rate[-1]

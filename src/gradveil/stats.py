@@ -13,6 +13,7 @@ import numpy as np
 from gradveil.core.errors import GradveilError
 
 REMEMBERED = 1024  # results of slow functions: a table asks for the same statistics several times
+STAKES = 200  # parts of what one has, over which a bet is averaged
 EACH = 0.025  # level of each of two tests: together they err in at most 5% of cases (Bonferroni)
 
 
@@ -108,12 +109,14 @@ def above_chance(hits: int, n: int, chance: float) -> float:
     return float(binomtest(hits, n, min(chance, 1.0), alternative="greater").pvalue)
 
 
-def can_tell(n: int, chance: float, tests: int = 2) -> bool:
-    """Whether n updates, all with an image identified and above blind, would show a better attack.
+def can_tell(updates: int, chance: float, images: int = 1, tests: int = 2) -> bool:
+    """Whether as many updates, all images identified and above blind, would show a better attack.
 
-    An update has one by chance as often as `chance`; `tests` are made beside each other.
+    Each has as many images, of which a share of `chance` has rank 1 by luck; `tests` are made
+    beside each other.
     """
-    return min(min(chance, 1.0), 0.5) ** n < 2 * EACH / tests
+    all_found = share_of_updates([[True] * images] * updates, chance).p
+    return min(all_found, 0.5**updates) < 2 * EACH / tests
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -147,17 +150,36 @@ def share_of_updates(hits: Sequence[Sequence[bool]], chance: float) -> Share:
 
     With one image an update, bounds and p-value are exact. With several, an update counts as one
     observation: the bounds are Clopper and Pearson's for the mean of the updates' shares, and the
-    p-value is that of as many updates with at least one hit, which by chance are at most
-    `chance` times the images of an update.
+    p-value is twice the smaller of two. One is that of as many updates with at least one hit, which
+    by chance are at most `chance` times the images of an update: it sees few hits that are spread.
+    The other is that of `bet_on_mean`, which sees many.
     """
-    counted = _shares(hits)
+    counted = tuple(_shares(hits))
     if not counted:
         return Share(0, 0, (0.0, 1.0), 1.0)
     largest = max(map(len, hits))
     p = above_chance(sum(map(bool, counted)), len(counted), chance * largest)
+    if largest > 1:
+        p = min(1.0, 2 * min(p, bet_on_mean(counted, chance)))
     total = sum(len(update) for update in hits)
     bounds = _beta_bounds(sum(counted), len(counted), 0.95)
     return Share(sum(sum(update) for update in hits), total, bounds, p)
+
+
+@lru_cache(REMEMBERED)
+def bet_on_mean(shares: tuple[float, ...], chance: float) -> float:
+    """Return a p-value that independent shares, of whatever distribution, have a mean above chance.
+
+    Somebody who stakes a part u of what they have on each share, at fair odds, is left with the
+    product of 1 + u (share / chance - 1), whose mean is at most 1 where chance is all there is. So
+    the mean of that over u exceeds 1 / p with a probability of at most p (Waudby-Smith and Ramdas,
+    "Estimating means of bounded random variables by betting", 2024).
+    """
+    if chance >= 1:
+        return 1.0
+    parts = (np.arange(STAKES) + 0.5) / STAKES
+    won = np.log1p(parts[:, None] * (np.asarray(shares) / chance - 1)).sum(1)
+    return float(min(1.0, np.exp(np.log(STAKES) - np.logaddexp.reduce(won))))
 
 
 def bounds_over_updates(hits: Sequence[Sequence[bool]], level: float = 0.95) -> tuple[float, float]:

@@ -103,8 +103,8 @@ class Row:
         """Why the row shows no leak: `NO_BETTER`, `TOO_FEW`, or None where it shows one."""
         if self.verdict.better:
             return None
-        by_chance = self.verdict.chance * self.largest_update
-        told = can_tell(self.updates, by_chance, self.verdict.tests)
+        chance, tests = self.verdict.chance, self.verdict.tests
+        told = can_tell(self.updates, chance, self.largest_update, tests)
         return NO_BETTER if told else TOO_FEW
 
     @property
