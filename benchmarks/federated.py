@@ -219,7 +219,19 @@ def attack(runs: Path, cell: tuple[str, str, int], minutes: float, asked: Any) -
             for name in ("attacks", "left_out", "knows", "share", "candidates", "device")
         },
         "rows": [*result.flat()],
+        "identified_of_updates": identified_of_updates(case),
     }
+
+
+def identified_of_updates(case: Any) -> dict[str, list[int]]:
+    """Return how many images of each update have rank 1, by attack: p-values can be made again."""
+    found: dict[str, dict[int, int]] = {}
+    for each in case.records:
+        if each.kind in ("attack", "sham", "blind") and "used" in each.scores:
+            first = each.scores["used"].get("rank") == 1
+            of = found.setdefault(f"{each.kind} {each.attack}", {})
+            of[each.update] = of.get(each.update, 0) + first
+    return {name: [*of.values()] for name, of in found.items()}
 
 
 def leakage(asked: argparse.Namespace) -> None:

@@ -102,8 +102,8 @@ def threats() -> list[str]:
         f"{exact.told('cifar100-flower-untrained', 8)} in batches of 8 on CIFAR-100",
         f"{exact.told('fashion-mnist-flower-trained', 8)} on Fashion-MNIST after training",
         f"{federated.eights()} pictures were found, over {federated.updates(8)} updates each",
-        f"{federated.beside_guess('fashion-mnist')} on Fashion-MNIST and "
-        f"{federated.beside_guess('cifar100')} on CIFAR-100",
+        f"{federated.beside_guess('cifar100')} on CIFAR-100, and "
+        f"{federated.beside_guess('fashion-mnist')} on Fashion-MNIST",
     ]
 
 

@@ -185,12 +185,21 @@ def averaged() -> str:
     return "; ".join(said)
 
 
-def beside_guess(data: str) -> str:
-    """Write the share of rank 1 in updates of FedAvg by the best attack, and by a guess."""
+def matched(data: str) -> str:
+    """Write between which counts images of FedAvg's updates have rank 1 by the last attack."""
     those = [cell for cell in _long(facts(MATCHED).values()) if cell["data"] == data]
-    shares = [h / n for h, n in (_counted(those, "attack", name) for name in ATTACKS[-1:])]
-    hits, n = _counted(those, "blind", "blind: class mean")
-    return f"{max(shares):.1%} where a guess finds {hits / n:.1%}"
+    found = [_found(cell, "attack", ATTACKS[-1]) for cell in those]
+    hits = [each["identified"] for each in found]
+    return f"{min(hits)} to {max(hits)} of {_joined({each['n'] for each in found})}"
+
+
+def beside_guess(data: str) -> str:
+    """Write the share of rank 1 in updates of FedAvg by the last attack, and by a guess."""
+    those = [cell for cell in _long(facts(MATCHED).values()) if cell["data"] == data]
+    (hits, n), (guessed, of) = (
+        _counted(those, *key) for key in (("attack", ATTACKS[-1]), ("blind", "blind: class mean"))
+    )
+    return f"{hits / n:.1%} where a guess finds {guessed / of:.1%}"
 
 
 def _counted(some: Iterable[dict[str, Any]], kind: str, name: str) -> tuple[int, int]:
@@ -222,8 +231,8 @@ def _ranked(row: dict[str, Any]) -> str:
 
 def _rows(cell: dict[str, Any]) -> list[list[str]]:
     """Return a row for each attack on a cell."""
-    made, by_luck = [], cell["images_of_an_update"] / cell["candidates"]
-    untold = not can_tell(cell["updates"], by_luck, len(_names(cell)))
+    made, luck = [], 1 / cell["candidates"]
+    untold = not can_tell(cell["updates"], luck, cell["images_of_an_update"], len(_names(cell)))
     for name in _names(cell):
         found = _found(cell, "attack", name)
         p = min(1.0, len(_names(cell)) * found["p_identified"])
