@@ -397,7 +397,7 @@ class FeatureMeasure(Measure):
 
     def _gaps(self, images: Tensor) -> Tensor:
         """Return the weighted squared distances of features from their aims, of each row."""
-        found = torch.zeros(len(images)).to(images)
+        found = images.new_zeros(len(images))
         for aim, features in zip(self.aims, self._features(images), strict=True):
             gaps = (features.view_as(aim.target) - aim.target).square().sum(2)
             found = found + (aim.factors * gaps).sum(1)
