@@ -9,7 +9,13 @@ import pytest
 
 from gradveil.papers.catalog import EXPERIMENTS
 from gradveil.papers.cells import Cell, Workspace
-from gradveil.papers.claims import Evidence, costs_nothing, decide_all, training_lowers
+from gradveil.papers.claims import (
+    Evidence,
+    costs_nothing,
+    decide_all,
+    larger_resist,
+    training_lowers,
+)
 from gradveil.papers.experiments import Size
 from gradveil.papers.plan import make_parts
 from gradveil.papers.records import Records
@@ -150,6 +156,36 @@ def test_without_records_every_claim_is_not_measured_yet(tmp_path: Path) -> None
     decisions = decide_all(parts, Records((tmp_path / "records",)))
     assert {each.verdict for each in decisions} == {MISSING}
     assert [each.name for each in decisions[:7]] == [f"claim {n}" for n in range(1, 8)]
+
+
+@pytest.mark.parametrize(
+    ("hits", "verdict"),
+    [
+        ({"adam-cosine": 15}, FAILS),  # further attacks find no fewer
+        ({"adam-cosine": 2}, MISSING),
+        ({"adam-cosine": 2, "raced": 2}, UNTOLD),
+        ({"adam-cosine": 2, "raced": 15}, FAILS),
+        ({}, MISSING),
+    ],
+)
+def test_larger_images_do_not_resist_where_one_attack_must_find_more_than_a_tenth(
+    hits: dict[str, int], verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @dataclass
+    class Found:
+        identified: int
+        n: int = 16
+        candidates: int = 20
+
+    def found(_: object, _records: Records, attack: str) -> Found | None:
+        return Found(hits[attack]) if attack in hits else None
+
+    monkeypatch.setattr("gradveil.papers.claims.attack_row", found)
+    workspace = Workspace(tmp_path, device="cpu")
+    parts = make_parts([EXPERIMENTS["larger"]], VARIANTS, Size(), workspace)
+    made = larger_resist(Evidence.of(parts, Records((tmp_path,))))
+    assert made.verdict == verdict
+    assert len(made.figures) == 2 * len(hits)  # untrained and trained
 
 
 @dataclass(frozen=True)

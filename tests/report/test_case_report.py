@@ -302,6 +302,24 @@ def test_a_positive_control_works_by_what_was_seen_of_it(
     assert any(line.startswith("Positive control: dlg") and line.endswith(says) for line in lines)
 
 
+def test_a_positive_control_that_luck_over_all_tests_may_explain_is_not_said_to_fail(
+    tmp_path: Path,
+) -> None:
+    """Two right of four among 20 have p = 0.014, which is no 5% over four tests."""
+    whole = made(tmp_path, works=False, defense="none")
+    others = [one for one in whole.records if one.kind != "positive"]
+    control = [record("positive", "adam-cosine", i, -4.1, i < 2) for i in range(4)]
+    records = tuple(replace(one, candidates=20) for one in (*others, *control))
+    said = case_in_words(replace(whole, records=records))
+    (positive,) = (line for line in said if line.startswith("Positive control"))
+    assert (
+        "rank 1 in 2/4 line-ups: luck over all 4 tests is not ruled out even there (p = 0.014 "
+        in (positive)
+    )
+    (attack,) = (line for line in said if line.startswith("adam-cosine: no better"))
+    assert "its positive control shows too little too" in attack and "fails" not in attack
+
+
 def test_a_positive_control_of_many_images_may_work_by_decibels_alone(tmp_path: Path) -> None:
     positive = [record("positive", "dlg", i, 1.0 + i, False) for i in range(8)]
     lines = case_in_words(made(tmp_path, works=True, extra=positive))

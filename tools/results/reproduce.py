@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from gradveil.papers.beyond import END
+from gradveil.papers.beyond import END, LargerPictures
 from gradveil.papers.catalog import EXPERIMENTS
 from gradveil.papers.cells import Audited, Cell, Workspace
 from gradveil.papers.claims import Decision, decide_all
@@ -15,6 +15,7 @@ from gradveil.papers.experiments import (
     HYBRID,
     NONE,
     OPTIONAL_DATA,
+    STANDARD,
     STRONGEST,
     DefenseTable,
     Experiment,
@@ -24,6 +25,7 @@ from gradveil.papers.figures import Stages, draw_figures, find_drawing, find_sta
 from gradveil.papers.plan import Part, make_parts
 from gradveil.papers.published import table_title
 from gradveil.papers.records import Records
+from gradveil.papers.searched import Searched
 from gradveil.papers.switches import VARIANTS
 from gradveil.papers.tables import (
     FAR_RANK,
@@ -35,7 +37,8 @@ from gradveil.papers.tables import (
     way_words,
 )
 from gradveil.papers.verdicts import INFEASIBLE, MISSING, POINT
-from gradveil.stats import holm
+from gradveil.search.job import SEMI_TRAINED
+from gradveil.stats import above_chance, holm
 from results import searches
 from results.records import RECORDS, ROOT, link, mcnemar, ranked_first, table
 
@@ -97,6 +100,18 @@ def done(experiment: str) -> int:
     """Count the cells of an experiment that are done."""
     parts = _ways(EXPERIMENTS[experiment]).values()
     return len({e.cell.key for part in parts for e in part.entries if STORE.done(e.cell)})
+
+
+def searched(row: str) -> dict[str, str]:
+    """Write rank 1 of the audits of a search on the semi-trained model, by policy's row."""
+    part = _ways(EXPERIMENTS["searches"])["ours"]
+    (cell,) = (entry.cell for entry in rows_of(part, row))
+    assert isinstance(cell, Searched)
+    found = {}
+    for name, case in STORE.confirmed(cell)[SEMI_TRAINED].items():
+        first = ranked_first(case, STANDARD)
+        found[name] = f"{sum(first.values())} of {len(first)}"
+    return found
 
 
 def second_training() -> tuple[str, str]:
@@ -190,12 +205,38 @@ def _experiment(experiment: Experiment) -> str:
         parts += [f"*{each.title}:*", table(each.head, each.body)]
     if experiment.id == "searches":
         parts.append(searches.remarks(ways["ours"], STORE))
+    if isinstance(experiment, LargerPictures):
+        parts.append(_part_of_the_training_images(ways["ours"]))
     if isinstance(experiment, DefenseTable):
         parts += paired().told()
     if (drawing := find_drawing(ways["ours"], STORE)) is not None:
         path = f"{FIGURES}/{experiment.id}-ours.png"
         parts.append(f"![{experiment.id}, {way_words('ours')}]({path})\n\n*{drawing.caption}*")
     return "\n\n".join(parts)
+
+
+def _part_of_the_training_images(part: Part) -> str:
+    """Say how little a trained network saw, and what its shams reach."""
+    cells = [entry.cell for entry in part.entries if isinstance(entry.cell, Audited)]
+    trained = [cell for cell in cells if cell.training.epochs and STORE.done(cell)]
+    right = {STORE.result(cell)["accuracy"] for cell in trained}
+    told = ", ".join(f"{value:.1%}" for value in sorted(right))
+    lines = [
+        f"The trained network has {told} accuracy: it saw a part of the training images "
+        "(`DEVIATIONS.md`, Tiny ImageNet). What holds of one trained on all of them is not told.",
+        "Updates of one image whose label is known, batch norm in evaluation mode, one training.",
+    ]
+    for cell in trained:
+        case = STORE.case(cell)
+        assert case is not None
+        for row in case.rows:
+            if (row.kind, row.truth) == ("sham", "used"):
+                p = above_chance(row.identified, row.n, 1 / row.candidates)
+                lines.append(
+                    f"The sham of `{cell.attack}` has {row.lineup}, which chance gives as often "
+                    f"or more often in {p:.1%} of cases: {row.n} images are few."
+                )
+    return "\n".join(f"- {line}" for line in lines)
 
 
 @dataclass(frozen=True)

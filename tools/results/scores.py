@@ -4,14 +4,22 @@ import sys
 from collections.abc import Sequence
 
 import numpy as np
-from scipy.stats import spearmanr
+from scipy.stats import chi2, spearmanr
 
 from gradveil.papers.catalog import EXPERIMENTS
+from gradveil.papers.cells import Audited
 from gradveil.papers.experiments import STRONGEST, Size
 from gradveil.papers.records import Records as CellRecords
 from gradveil.papers.switches import OURS
 from gradveil.papers.tables import attack_row, rank_one
-from results.records import RECORDS, ROOT, percent, published_correlation, table
+from results.records import (
+    RECORDS,
+    ROOT,
+    percent,
+    published_correlation,
+    ranked_first,
+    table,
+)
 
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
@@ -20,6 +28,7 @@ from probe import (
     QUANTITIES,
     RULES,
     Records,
+    Values,
     correlation,
     correlations,
     drawn_again,
@@ -31,6 +40,7 @@ STUDIES = {
     "semi-trained": "scores/resnet20-4-semi-trained-h200.jsonl",
     "untrained": "scores/resnet20-4-untrained-h200.jsonl",
 }
+_ALIKE = 0.05  # p from which on rates count as alike
 _LEAST_R = 0.74  # |Spearman's r| of 8 pairs that is rarer than 5% by chance, two-sided
 DEFAULT = ("probe 400", "ssim")  # what a search ranks by unless told otherwise
 S_PRI = ("privacy", "privacy")
@@ -57,11 +67,16 @@ def section() -> str:
 def _raced() -> list[str]:
     """Show the strongest attack on some of the policies beside their scores, where it is done."""
     records = Records(RECORDS / STUDIES["semi-trained"])
-    experiment, body, columns = EXPERIMENTS["raced-policies"], [], []
+    cells = CellRecords((RECORDS / "reproduce",))
+    experiment, body, columns, firsts = EXPERIMENTS["raced-policies"], [], [], []
     for entry in experiment.entries(OURS, Size()):
-        row = attack_row([entry], CellRecords((RECORDS / "reproduce",)), STRONGEST)
+        row = attack_row([entry], cells, STRONGEST)
         if row is None:
             continue
+        assert isinstance(entry.cell, Audited)
+        case = cells.case(entry.cell)
+        assert case is not None
+        firsts.append(ranked_first(case, STRONGEST))
         here = records.policies.index(entry.row)
         values = [records.values(*item)[here].mean() for item in (S_PRI, DEFAULT)]
         full = records.values(FULL, "lineup")[here]
@@ -78,6 +93,13 @@ def _raced() -> list[str]:
         return []
     figures = np.array(columns).T
     r = [spearmanr(figures[k], figures[3]).statistic for k in range(3)]
+    images = sorted(firsts[0])
+    assert all(sorted(each) == images for each in firsts)
+    hits = np.array([[each[image] for image in images] for each in firsts], dtype=np.float64)
+    p = _cochran(hits)
+    assert p > _ALIKE, "the policies differ: say how"
+    unseen = [k for k, image in enumerate(images) if image not in records.numbers]
+    apart = [spearmanr(figures[k], hits[:, unseen].mean(1)).statistic for k in range(2)]
     head = ["policy", "S_pri", "probe 400: SSIM", "`adam-cosine`, line-up", "`raced`, line-up"]
     return [
         f"### The strongest attack under {len(body)} of these policies\nEvenly spread over S_pri, "
@@ -85,8 +107,26 @@ def _raced() -> list[str]:
         f"{table(head, body)}\n\n"
         f"Spearman's r with the line-up of `raced` over the {len(body)} policies: S_pri "
         f"{r[0]:.2f}, the probe {r[1]:.2f}, `adam-cosine` {r[2]:.2f}; at this number, r must be "
-        f"{_LEAST_R} for 5%. Records `reproduce/`, `gradveil reproduce raced-policies`."
+        f"{_LEAST_R} for 5%. Records `reproduce/`, `gradveil reproduce raced-policies`.\n\n"
+        f"- The rates of `raced` differ no more than by luck (Cochran's Q over the same "
+        f"{len(images)} images, p = {p:.2f}). So these records cannot tell what foretells them.\n"
+        f"- {len(images) - len(unseen)} of the {len(images)} images are among the "
+        f"{len(records.numbers)} that S_pri and the probe looked at. On the other {len(unseen)} "
+        f"r is {apart[0]:.2f} and {apart[1]:.2f}.\n"
+        "- `adam-cosine` attacked another training of that recipe. The cells of `raced` have no "
+        "sham, and none without a policy stands beside them."
     ]
+
+
+def _cochran(hits: Values) -> float:
+    """Return the p-value of Cochran's Q: do shares of the same images differ?
+
+    `hits` (policies, images) are 1 or 0.
+    """
+    k, of_policies, of_images = len(hits), hits.sum(1), hits.sum(0)
+    spread = k * (of_policies**2).sum() - of_policies.sum() ** 2
+    q = (k - 1) * spread / (k * of_images.sum() - (of_images**2).sum())
+    return float(chi2.sf(q, k - 1))
 
 
 def policies() -> int:

@@ -2,6 +2,7 @@
 
 import csv
 import gzip
+import json
 import tomllib
 from typing import Any
 
@@ -11,6 +12,7 @@ from gradveil.papers.records import Records
 from gradveil.papers.searched import Searched
 from gradveil.papers.tables import rank_tests
 from gradveil.search.comparisons import AGAINST, SATURATED, confirmation, saturated
+from gradveil.search.confirm import RANDOM
 from results.records import RECORDS, facts, link, mean, percent, rows_of, spread, table
 
 SEARCHES = {
@@ -18,8 +20,10 @@ SEARCHES = {
     "By the probe, with a race, CIFAR-100": "probe-cifar100",
     "By the probe, with a race, Fashion-MNIST, lenet": "probe-fashion-mnist-lenet",
 }
+SMALL = "the probe, Fashion-MNIST, lenet"
 RACES = {  # recorded at the default confidence: the score's column, and the records
-    "the probe": ("ssim", "reproduce/search-fashion-mnist-lenet-probe-*/trials.csv.gz"),
+    "the probe": ("ssim", "reproduce/search-cifar100-resnet20-4-probe-*/trials.csv.gz"),
+    SMALL: ("ssim", "reproduce/search-fashion-mnist-lenet-probe-*/trials.csv.gz"),
     "S_pri": ("privacy", "searches/raced/trials.csv"),
 }
 MODELS = ("semi-trained", "untrained")
@@ -109,9 +113,43 @@ def race(score: str) -> tuple[int, int, float]:
     return states.count("dropped"), len(trials), 1 - sum(images) / (max(images) * raced)
 
 
+def _races(part: Part, records: Records) -> list[str]:
+    """Say what the race of each search by the probe dropped."""
+    told = []
+    for entry in part.entries:
+        if records.done(entry.cell) and isinstance(entry.cell, Searched) and entry.row in RACES:
+            dropped, tried, saved = race(entry.row)
+            told.append(
+                f"on {entry.cell.data} {dropped} of {tried:,} policies dropped, {percent(saved)} "
+                "of the work saved"
+            )
+    return told
+
+
+def _shared(part: Part, records: Records) -> list[str]:
+    """Name the searches whose rows of none and random policies are one measurement."""
+    alike: dict[str, list[str]] = {}
+    for entry in part.entries:
+        assert isinstance(entry.cell, Searched)
+        found = [
+            [record.scores for record in case.of("attack")]
+            for cases in records.confirmed(entry.cell).values()
+            for name, case in cases.items()
+            if name in AGAINST
+        ]
+        if found:
+            alike.setdefault(json.dumps(found), []).append(entry.row)
+    return [
+        f"The rows of none and random of {' and '.join(f'*{row}*' for row in rows)} are one "
+        "measurement: the same images, weights and figures."
+        for rows in alike.values()
+        if len(rows) > 1
+    ]
+
+
 def race_words() -> list[str]:
     """Return what recorded races saved, as documentation and help have it."""
-    probed, tried, little = race("the probe")
+    probed, tried, little = race(SMALL)
     scored, _, much = race("S_pri")
     raced, whole = (
         tomllib.loads((RECORDS / "searches" / name / "policies.toml").read_text())
@@ -137,11 +175,11 @@ def remarks(part: Part, records: Records) -> str:
                 found = {} if name in AGAINST else rank_tests(cases, name)
                 for other in (other for other, test in found.items() if saturated(test)):
                     full.setdefault(f"{entry.row}, {model}", {})[other] = None
-    probed, tried, little = race("the probe")
     lines = [
-        f"The race by the probe dropped {probed} of {tried:,} policies, {percent(little)} of the "
-        "work."
+        f"Races by the probe: {'; '.join(_races(part, records))}.",
+        *_shared(part, records),
     ]
+    lines.append(f"Each image of random gets one of {RANDOM} policies that no search has seen.")
     if not any("policy" in each for each in told):
         lines.append(
             f"The attack was told the {' and '.join(sorted(told))} alone, not the policy: to one "

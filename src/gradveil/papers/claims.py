@@ -62,7 +62,7 @@ from gradveil.papers.verdicts import (
     welch,
 )
 from gradveil.scores.lineup import FAR
-from gradveil.search.comparisons import saturated
+from gradveil.search.comparisons import Comparison, saturated
 from gradveil.search.job import SEMI_TRAINED
 from gradveil.stats import difference, mean_interval, sign_test, summary
 
@@ -364,14 +364,54 @@ def search_finds(evidence: Evidence) -> Decision:
         tests = rank_tests(rows, name)
         verdicts.append(decide_search([*tests.values()]))
         told = ", ".join(
-            f"{other} {test.theirs:.0%} (p = {test.less:.2g})" for other, test in tests.items()
+            f"{other} {test.theirs:.0%} ({_sides(test)})" for other, test in tests.items()
         )
         ours = tests["none"].ours
         flat = "; saturated: it separates nothing" if any(map(saturated, tests.values())) else ""
         figures.append(f"{entry.row}: `{rows[name].defense}` {ours:.0%} with rank 1, {told}{flat}")
     if figures:
-        figures.append("the attack does not know the policy, and p is not corrected")
+        figures.append(
+            "p is one-sided, of fewer images or more, and not corrected; the attack does not know "
+            "the policy"
+        )
     return Decision("searches", experiment.claim, together(verdicts), tuple(figures))
+
+
+def _sides(test: Comparison) -> str:
+    """Write the p-value of the side on which the images lie."""
+    side = "more" if test.more < test.less else "fewer"
+    return f"p = {min(test.less, test.more):.2g} of {side}"
+
+
+def larger_resist(evidence: Evidence) -> Decision:
+    """Decide whether larger images resist the attack that finds most of them, at each stage.
+
+    They do not where any attack must find more than is allowed; else all attacks must be done.
+    """
+    experiment = EXPERIMENTS["larger"]
+    part = evidence.parts.get((experiment.id, "ours"))
+    stages = [*dict.fromkeys(entry.row for entry in part.entries)] if part else []
+    verdicts, figures = [], []
+    for stage in stages:
+        entries = evidence.entries(experiment.id, stage)
+        rows = {each: attack_row(entries, evidence.records, each) for each in attacks_of(entries)}
+        known = {name: row for name, row in rows.items() if row is not None}
+        found = [
+            decide_infeasible(r.identified, r.n, 1 / r.candidates, None) for r in known.values()
+        ]
+        every = len(known) == len(rows) and together(found)
+        verdicts.append(FAILS if FAILS in found else every or MISSING)
+        right = next(
+            (
+                evidence.records.result(e.cell)["accuracy"]
+                for e in entries
+                if evidence.records.done(e.cell)
+            ),
+            None,
+        )
+        beside = "" if right is None else f", accuracy {right:.1%}"
+        figures += [f"{stage}{beside}, `{name}`: {rank_one(row)}" for name, row in known.items()]
+    return Decision("larger", experiment.claim, together(verdicts), tuple(figures))
 
 
 def training_lowers(evidence: Evidence) -> Decision:
@@ -551,6 +591,7 @@ def decide_all(parts: Sequence[Part], records: Records) -> list[Decision]:
         later_rise(evidence),
         best_defense(evidence),
         search_finds(evidence),
+        larger_resist(evidence),
         training_lowers(evidence),
         tuning_gains(evidence),
         protects(evidence, ("table5",), "extension 1", EXPERIMENTS["table5"].claim),

@@ -306,9 +306,10 @@ def _searches(part: Part, records: Records) -> list[Table]:
                 row = next(r for r in audit.rows if (r.kind, r.truth) == ("attack", "used"))
                 where = [entry.row, model, name if name in AGAINST else case.defense]
                 beside = (control(audit, each) for each in CONTROLS)
+                guesses = case.of("blind", case.settings["guess"]["used"])
                 audits.append(
                     [
-                        *(*where, rank_one(row)),
+                        *(*where, rank_one(row), _first(guesses)),
                         *("" if each is None else each.lineup for each in beside),
                         *(_level(row.psnr), _ssim(row)),
                     ]
@@ -321,7 +322,7 @@ def _searches(part: Part, records: Records) -> list[Table]:
         for k, (where, _) in enumerate(tests)
     ]
     where = ["search", "model", "policy"]
-    head = [*where, "rank 1 (95%)", *CONTROLS.values(), "PSNR dB", "SSIM"]
+    head = [*where, "rank 1 (95%)", "guess", *CONTROLS.values(), "PSNR dB", "SSIM"]
     return [
         _tidy("Audits of the policies, with their controls", head, audits, always=len(where)),
         Table(
