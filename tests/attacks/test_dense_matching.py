@@ -2,6 +2,7 @@
 
 import gc
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -82,7 +83,7 @@ def test_the_update_of_the_head_is_what_the_client_shares(
         if protocol.steps(8) > 1:
             return  # the layers before move, so that there are no such inputs
         given = model[:5](private.images).detach()  # type: ignore[index]
-    found = Head(seen, layers).updates(given[None].float())
+    found = Head([seen], [layers]).updates(given[None].float())
     shared = [part for each in layers for part in (each.by_weight, each.by_bias)]
     for made, wanted in zip(found, shared, strict=True):
         if wanted is None:
@@ -95,7 +96,7 @@ def test_the_update_of_the_head_is_what_the_client_shares(
 def test_each_image_has_the_inputs_next_to_its_own(protocol: Protocol) -> None:
     model, private = convolution_first(), some(10)
     seen = toys.observe(model, private, protocol=protocol)
-    found = match_inputs(seen, 600, 0)
+    (found,) = match_inputs([seen], 600, 0)
     true = inputs_of(model, private.images)
     assert torch.cdist(found.inputs, true).argmin(1).tolist() == [*range(10)]
     assert found.error < 0.1
@@ -104,9 +105,29 @@ def test_each_image_has_the_inputs_next_to_its_own(protocol: Protocol) -> None:
     assert bool((gaps < 0.5 * blind).all())
 
 
+@pytest.mark.parametrize("protocol", [Protocol(), LOCAL, replace(LOCAL, averaged_clients=2)])
+@pytest.mark.parametrize("most", [1, 1 << 23], ids=["one by one", "together"])
+def test_victims_who_are_matched_together_are_matched_as_alone(
+    protocol: Protocol, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules["gradveil.attacks.dense_matching"], "MOST", most)
+    model, shuffled = convolution_first(), torch.tensor([3, 1, 4, 1, 5, 9])
+    private = [some(6), some(6, seed=1), replace(some(6, seed=2), labels=shuffled), some(4, seed=3)]
+    seen = [toys.observe(model, batch, protocol=protocol) for batch in private]
+    knowing = replace(seen[1].knowledge, pruned=True)
+    cut = {n: torch.where(g.abs() < 1e-3, 0, g) for n, g in seen[1].gradients.items()}
+    seen[1] = replace(seen[1], gradients=cut, knowledge=knowing)
+    together = match_inputs(seen, 12, 0)
+    for victim, found in zip(seen, together, strict=True):
+        (alone,) = match_inputs([replace(victim)], 12, 0)
+        torch.testing.assert_close(found.inputs, alone.inputs, rtol=1e-3, atol=1e-3)
+        assert found.error == pytest.approx(alone.error, rel=1e-3)
+    assert not torch.allclose(together[0].inputs, together[2].inputs, atol=0.01)
+
+
 def test_the_update_of_other_images_tells_nothing_of_these() -> None:
     model, private, others = convolution_first(), some(10), some(10, seed=7)
-    found = match_inputs(toys.observe(model, others, protocol=LOCAL), 600, 0)
+    (found,) = match_inputs([toys.observe(model, others, protocol=LOCAL)], 600, 0)
     true = inputs_of(model, private.images)
     right = torch.cdist(found.inputs, true).argmin(1) == torch.arange(10)
     assert int(right.sum()) <= 4
@@ -122,7 +143,7 @@ def test_what_pruning_cut_off_is_not_matched() -> None:
     true = inputs_of(model, private.images)[None]
     knowing = Knowledge(labels=private.labels, pruned=True)
     errors = [
-        float(Head(victim, trailing(victim)).unexplained(true).detach())
+        float(Head([victim], [trailing(victim)]).unexplained(true).detach())
         for victim in (
             replace(seen, gradients=cut, knowledge=knowing),
             replace(seen, gradients=cut, knowledge=Knowledge(labels=private.labels)),
@@ -133,9 +154,9 @@ def test_what_pruning_cut_off_is_not_matched() -> None:
 
 def test_inputs_after_a_relu_are_never_negative_and_other_ones_may_be() -> None:
     model = convolution_first()
-    kept = match_inputs(toys.observe(model, some(4)), 20, 0)
+    (kept,) = match_inputs([toys.observe(model, some(4))], 20, 0)
     free = nn.Sequential(*(part for part in model.children() if not isinstance(part, nn.ReLU)))
-    open_ended = match_inputs(toys.observe(free, some(4)), 20, 0)
+    (open_ended,) = match_inputs([toys.observe(free, some(4))], 20, 0)
     assert float(kept.inputs.min()) >= 0 > float(open_ended.inputs.min())
 
 
@@ -155,9 +176,9 @@ def test_images_of_local_steps_are_found_by_their_features() -> None:
 def test_a_short_search_matches_as_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
 
-    def counting(victim: Observation, iterations: int, seed: int) -> object:
+    def counting(victims: Sequence[Observation], iterations: int, seed: int) -> object:
         asked.append(iterations)
-        return match_inputs(victim, iterations, seed)
+        return match_inputs(victims, iterations, seed)
 
     monkeypatch.setattr(sys.modules["gradveil.attacks.dense_matching"], "match_inputs", counting)
     seen = toys.observe(convolution_first(), some(3))
@@ -170,8 +191,8 @@ def test_a_short_search_matches_as_few_times(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_victim_is_matched_once_and_forgotten_with_it() -> None:
     seen = toys.observe(convolution_first(), some(3))
-    first = match_inputs(seen, 5, 0)
-    assert match_inputs(seen, 5, 0) is first and match_inputs(seen, 6, 0) is not first
+    (first,) = match_inputs([seen], 5, 0)
+    assert match_inputs([seen], 5, 0) == [first] != match_inputs([seen], 6, 0)
     before = len(_KEPT)
     del seen
     gc.collect()

@@ -9,8 +9,9 @@ made. An image that is used several times is taken to have the same inputs each 
 layers before have moved a little.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -25,34 +26,42 @@ from gradveil.engine.gradients import per_sample, with_slope
 
 STARTS = 2  # searches for each victim, of which the one that explains more is kept
 RATE, BETAS = 0.2, (0.9, 0.99)  # of Adam; the rate is over the spread of inputs
+MOST = 1 << 23  # numbers in the weights of all searches that are made together
 SMALLEST = 1e-12  # sum of a gradient's sizes that tells something
 
 
 class Head:
-    """The dense layers at a model's end as a network of their own, trained by the client."""
+    """The dense layers at the model's end as a network of their own, trained by each client.
 
-    def __init__(self, victim: Observation, layers: Sequence[Dense]) -> None:
-        victim.knowledge.need("labels", by="of features")
-        assert victim.knowledge.labels is not None
-        self._protocol, self._loss, self._layers = victim.protocol, victim.loss, layers
-        device = next(iter(victim.gradients.values())).device
-        self._labels = victim.knowledge.labels.to(device).long()
+    Inputs are rows of `starts` for each victim, one victim after the other.
+    """
+
+    def __init__(self, victims: Sequence[Observation], layers: Sequence[Sequence[Dense]]) -> None:
+        first = victims[0]
+        self._protocol, self._loss, self._layers = first.protocol, first.loss, layers[0]
+        self._count, self._pruned = len(victims), bool(first.knowledge.pruned)
+        device = next(iter(first.gradients.values())).device
 
         def here(part: Tensor) -> Tensor:
             return part.float().to(device)
 
-        self._start = [here(part) for each in layers for part in (each.weight, each.bias)]
+        labels = [victim.knowledge.labels for victim in victims]
+        known = [each for each in labels if each is not None]
+        self._labels = torch.stack(known).to(device).long()  # (victims, images)
+        self._start = [here(part) for each in layers[0] for part in (each.weight, each.bias)]
+        parts = zip(
+            *([part for each in of for part in _shared(each)] for of in layers), strict=True
+        )
         self._shared = [
-            None if part is None else here(part)
-            for each in layers
-            for part in (each.by_weight, each.by_bias)
+            None if part[0] is None else torch.stack([here(p) for p in part if p is not None])
+            for part in parts
         ]
-        self._pruned = bool(victim.knowledge.pruned)
 
     def updates(self, inputs: Tensor) -> list[Tensor]:
-        """Return (W_0 - W_k) / rate of weights and biases for inputs (starts, images, width)."""
+        """Return (W_0 - W_k) / rate of weights and biases for inputs (rows, images, width)."""
         clients = self._protocol.averaged_clients
-        each = zip(inputs.chunk(clients, dim=1), self._labels.chunk(clients), strict=True)
+        labels = self._labels.repeat_interleave(len(inputs) // self._count, 0)
+        each = zip(inputs.chunk(clients, dim=1), labels.chunk(clients, dim=1), strict=True)
         updates = zip(*(self._trained(its, labels) for its, labels in each), strict=True)
         return [torch.stack(parts).mean(0) for parts in updates]
 
@@ -62,8 +71,8 @@ class Head:
         weights = [part.expand(len(inputs), *part.shape) for part in self._start]
         moved: list[Tensor] = []
         total = [torch.zeros_like(part) for part in weights]
-        for part in protocol.parts(len(self._labels)):
-            slopes = self._slopes(weights, inputs[:, part], labels[part])
+        for part in protocol.parts(self._labels.shape[1]):
+            slopes = self._slopes(weights, inputs[:, part], labels[:, part])
             slopes = [
                 s + protocol.client_weight_decay * w for s, w in zip(slopes, weights, strict=True)
             ]
@@ -89,23 +98,28 @@ class Head:
         for layer, weight, bias in zip(self._layers, weights[::2], weights[1::2], strict=True):
             values = torch.baddbmm(bias[:, None], values, weight.transpose(1, 2))
             values = values if layer.activation is None else layer.activation.function(values)
-        losses = per_sample(self._loss, values.flatten(0, 1), labels.repeat(len(inputs)))
+        losses = per_sample(self._loss, values.flatten(0, 1), labels.flatten())
         loss = with_slope(losses).view(len(inputs), -1).mean(1).sum()
         return [*torch.autograd.grad(loss, weights, create_graph=True)]
 
     def unexplained(self, inputs: Tensor) -> Tensor:
-        """Return the share of what was shared that inputs leave unexplained, (starts,).
+        """Return the share of what was shared that inputs leave unexplained, (rows,).
 
         It is the mean over weights and biases of |g' - g| over |g|, both sums of absolute values.
         """
-        errors = []
+        errors, starts = [], len(inputs) // self._count
         for found, shared in zip(self.updates(inputs), self._shared, strict=True):
             if shared is None:
                 continue
-            apart = (found - shared).abs()
-            apart = apart * (shared != 0) if self._pruned else apart
-            errors.append(apart.flatten(1).sum(1) / shared.abs().sum().clamp(min=SMALLEST))
-        return torch.stack(errors).mean(0)
+            apart = (found.view(self._count, starts, *shared.shape[1:]) - shared[:, None]).abs()
+            apart = apart * (shared != 0)[:, None] if self._pruned else apart
+            whole = shared.abs().flatten(1).sum(1, keepdim=True).clamp(min=SMALLEST)
+            errors.append(apart.flatten(2).sum(2) / whole)
+        return torch.stack(errors).mean(0).flatten()
+
+
+def _shared(layer: Dense) -> tuple[Tensor, Tensor | None]:
+    return layer.by_weight, layer.by_bias
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,30 +138,54 @@ class Matched:
 _KEPT: WeakKeyDictionary[Observation, dict[tuple[int, int], Matched]] = WeakKeyDictionary()
 
 
-def match_inputs(victim: Observation, iterations: int, seed: int) -> Matched:
+def match_inputs(victims: Sequence[Observation], iterations: int, seed: int) -> list[Matched]:
     """Return the inputs of the first dense layer for each image, as well as they can be matched.
 
-    `error` is `Head.unexplained`. Images are in the order of the labels that the attacker knows. A
-    victim's are looked for once.
+    `error` is `Head.unexplained`. Images are in the order of the labels that the attacker knows.
+    The victims, who share of one model, are matched together, and each of them once.
     """
-    kept, settings = _KEPT.setdefault(victim, {}), (iterations, seed)
-    if settings not in kept:
-        kept[settings] = _match(victim, iterations, Generator().manual_seed(seed))
-    return kept[settings]
+    settings = iterations, seed
+    groups: dict[Any, list[tuple[Observation, list[Dense]]]] = {}
+    for victim in victims:
+        victim.knowledge.need("labels", by="of features")
+        if settings not in _KEPT.setdefault(victim, {}):
+            layers = trailing(victim)
+            if not layers:
+                raise GradveilError(
+                    "the last dense layer's gradient is needed, with finite numbers"
+                )
+            alike = tuple((each.layer, each.by_bias is None) for each in layers)
+            kind = alike, victim.size, victim.protocol, bool(victim.knowledge.pruned)
+            groups.setdefault(kind, []).append((victim, layers))
+    for group in groups.values():
+        weights = sum(each.weight.numel() for each in group[0][1])
+        at_once = max(1, MOST // (STARTS * weights))
+        for start in range(0, len(group), at_once):
+            some = group[start : start + at_once]
+            those = [victim for victim, _ in some]
+            matched = _match(those, [its for _, its in some], iterations, seed)
+            for victim, found in zip(those, matched, strict=True):
+                _KEPT[victim][settings] = found
+    return [_KEPT[victim][settings] for victim in victims]
 
 
-def _match(victim: Observation, iterations: int, rng: Generator) -> Matched:
-    layers = trailing(victim)
-    if not layers:
-        raise GradveilError("the last dense layer's gradient is needed, with finite numbers")
-    head, first = Head(victim, layers), layers[0].layer
+def _match(
+    victims: Sequence[Observation],
+    layers: Sequence[Sequence[Dense]],
+    iterations: int,
+    seed: int,
+) -> Iterator[Matched]:
+    """Give what is matched of victims whose layers, sizes and protocols are alike."""
+    victim, count, rng = victims[0], len(victims), Generator().manual_seed(seed)
+    head, first = Head(victims, layers), layers[0][0].layer
     typical, _ = passed(victim).get(first, (None, None))
     if typical is None:
         raise GradveilError("the last dense layer must run once, on a row of numbers an image")
     shape = STARTS, victim.size, first.in_features
     spread, least = float(typical.std()), float(typical.min())
-    inputs = float(typical.mean()) + spread * torch.randn(shape, generator=rng)
-    inputs = inputs.to(next(iter(victim.gradients.values())).device).requires_grad_()
+    starts = float(typical.mean()) + spread * torch.randn(shape, generator=rng)
+    inputs = starts.to(next(iter(victim.gradients.values())).device).repeat(count, 1, 1)
+    inputs.requires_grad_()
     optimizer = torch.optim.Adam([inputs], RATE * max(spread, SMALLEST), BETAS)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, iterations)
     for _ in range(iterations):
@@ -157,10 +195,11 @@ def _match(victim: Observation, iterations: int, rng: Generator) -> Matched:
         schedule.step()
         if least >= 0:  # as after a ReLU
             inputs.detach().clamp_(min=0)
-    errors = head.unexplained(inputs).detach().nan_to_num(torch.inf)
-    best = int(errors.argmin())
+    errors = head.unexplained(inputs).detach().nan_to_num(torch.inf).view(count, STARTS)
     apart = float(typical.var(0).mean().sqrt())
-    return Matched(first, inputs[best].detach(), float(errors[best]), apart)
+    found = inputs.detach().view(count, *shape)
+    for row, error, best in zip(found, errors, errors.argmin(1), strict=True):
+        yield Matched(first, row[best].clone(), float(error[best]), apart)
 
 
 @dataclass(frozen=True)
@@ -185,7 +224,7 @@ class MatchedFeatures(Cosine):
 
     def bind(self, seen: Sequence[Observation], restarts: int = 1) -> Measure:
         check_model(seen[0], moves=True)
-        found = [match_inputs(victim, self.iterations, self.seed) for victim in seen]
+        found = match_inputs(seen, self.iterations, self.seed)
         layers = dict.fromkeys(each.layer for each in found)
         return FeatureMeasure(
             None, seen[0].model, [_aim(layer, found, restarts) for layer in layers]
