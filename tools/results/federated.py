@@ -130,13 +130,23 @@ def section() -> str:
         "as many updates of a cell attacked the same images.\n"
         "- `features` match what dense layers tell of each image of one gradient, exactly (see "
         "above); their settings were chosen on test images too. Several local steps mix "
-        "gradients, so there are none of FedAvg.\n\n"
+        f"gradients, so there are none of FedAvg.{_settings()}\n\n"
         f"{table(head, body)}\n\n"
         f"FedAvg, all cells of a data set together:\n\n{table(totals, _totals())}\n\n"
         + "\n".join(f"- {remark}" for remark in remarks)
         + "\n\n`python benchmarks/federated.py record`, then `leakage`; records "
         f"{' and '.join(f'`{name}`' for name in NAMES)}."
     )
+
+
+def _settings() -> str:
+    """Say whether `features` were measured with the settings that they have now."""
+    if any("features=1.0" in each.cell["attacks"].get("features", "") for each in attacked()):
+        return (
+            " Where they stand beside `raced+features` they had one weight for all models; now it "
+            "follows the model."
+        )
+    return ""
 
 
 def _line(each: Attacked) -> list[str]:
