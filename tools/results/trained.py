@@ -232,8 +232,8 @@ def _peer() -> str:
             f"{len(compared)} comparisons:*",
             table(["compared", "only the first has it", "only the second", "p"], compared),
             f"- Positive controls, untrained lenet: {positives}. So breaching's attack runs; what "
-            "it lacks here is time. On small models and with as many iterations both reach about the "
-            f"same PSNR ({link('Against breaching')}).\n"
+            "it lacks here is time. On small models and with as many iterations both reach about "
+            f"the same PSNR ({link('Against breaching')}).\n"
             "- One run. Another process shared the GPU, so all of these seconds are longer than "
             "alone. How many iterations breaching made was not recorded. No sham in this run.",
             "`PEER_SECONDS=106 PYTHONPATH=benchmarks gradveil audit ... --attack "
