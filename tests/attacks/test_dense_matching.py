@@ -250,6 +250,19 @@ def test_victims_whose_dense_layers_are_not_all_shared_have_aims_of_their_own() 
     assert told == {first: [True, True, False, False], last: [False, False, True, True]}
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_on_a_gpu_it_finds_as_much_as_on_the_processor() -> None:
+    model, private = convolution_first(), some(6)
+    attack = replace(dense_matching, steps=600, frames=0)
+    errors = []
+    for device in ("cpu", "cuda"):
+        here = Batch(private.images.to(device), private.labels.to(device))
+        found = attack(toys.observe(model.to(device), here, protocol=LOCAL), 0)
+        assert found.status == "ok"
+        errors.append(float((found.images.cpu() - private.images).square().mean()))
+    assert errors[1] < 1.5 * errors[0]
+
+
 def test_it_unites_with_a_race() -> None:
     united = find("raced+dense-matching")
     assert united.race.heats and united.distance == dense_matching.distance  # type: ignore[attr-defined]
