@@ -234,6 +234,28 @@ def transformer(
     return seeded(lambda: Transformer(channels, size, classes), seed).double()
 
 
+class Fused(nn.Module):
+    """Attention by torch's `scaled_dot_product_attention`, which picks a fused kernel."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.mix, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        query, key, value = self.mix(x).unsqueeze(1).chunk(3, dim=-1)
+        mixed: Tensor = self.out(F.scaled_dot_product_attention(query, key, value).squeeze(1))
+        return mixed
+
+
+def fused_attention(size: int = SIZE) -> nn.Module:
+    """Attention over the rows of each channel, by torch's fused kernels; float64."""
+    return seeded(
+        lambda: nn.Sequential(
+            nn.Flatten(1, 2), Fused(size), nn.Flatten(), nn.Linear(CHANNELS * size**2, CLASSES)
+        )
+    ).double()
+
+
 def pixels(count: int, channels: int = CHANNELS, size: int = SIZE, *, seed: int = 0) -> Tensor:
     """Random pictures as bytes, uint8 (count, channels, size, size)."""
     shape = count, channels, size, size

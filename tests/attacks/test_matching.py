@@ -18,7 +18,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
 from gradveil.core.types import Protocol
 from gradveil.scores import assign, psnr
-from toys import fashion, leaky, observe, observe_each
+from toys import batch, fashion, fused_attention, leaky, observe, observe_each
 
 
 def test_every_row_does_what_a_plain_loop_does_alone() -> None:
@@ -33,6 +33,12 @@ def test_every_row_does_what_a_plain_loop_does_alone() -> None:
             one.images,
             plain(model, batch.images[victim], batch.labels[victim : victim + 1], starts[victim]),
         )
+
+
+def test_fused_attention_which_has_no_second_derivative_is_attacked_as_plain_products() -> None:
+    seen = observe(fused_attention(), batch(1, dtype=torch.double))
+    short, longer = (replace(dlg, steps=steps)(seen, 0) for steps in (1, 20))
+    assert longer.distance < 0.5 * short.distance
 
 
 def plain(model: nn.Module, image: Tensor, label: Tensor, start: Tensor) -> Tensor:

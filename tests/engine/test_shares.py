@@ -265,6 +265,14 @@ def test_where_vmap_gives_wrong_slopes_the_loop_takes_over() -> None:
     )
 
 
+def test_victims_whose_model_has_fused_attention_share_a_pass() -> None:
+    protocol = Protocol(local_steps=2, local_lr=0.1)
+    shares = Shares(toys.fused_attention(), cross_entropy, protocol)
+    images, labels = victims(batch=2)
+    assert_same(shares(images, labels), looped(toys.fused_attention(), protocol)(images, labels))
+    assert shares.why_not is None
+
+
 class Branching(nn.Module):
     """Which way it goes depends on its values, which vmap cannot follow."""
 

@@ -150,7 +150,7 @@ def run_assessment(
         audit = job.audit(pairs, job.budget * (1 - FOR_TRAINING))
         bar.say(
             f"attacking {job.images} images now and under each defense, in about "
-            f"{spoken(60 * (audit.budget or 0))}"
+            f"{spoken(60 * (audit.budget or 0))}, after each attack was tried and timed"
         )
         try:
             result = run_audit(audit, out / ASSESSED, root=root, device=device, progress=progress)

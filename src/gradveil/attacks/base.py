@@ -16,6 +16,7 @@ from gradveil.core.errors import GradveilError, kind_of, text_of
 from gradveil.core.importing import contained, user_code
 from gradveil.core.seeds import as_generator
 from gradveil.core.types import Knowledge, Observation, Reconstruction
+from gradveil.engine.gradients import plain_attention
 
 Progress = Callable[[int, int], None]
 """Called with (iterations done, iterations in all), for a progress bar."""
@@ -76,7 +77,7 @@ class Attack(ABC):
         check_value(seed, int | Generator, "seed")
         check_value(progress, Progress | None, "progress")
         victims = _victims(seen)
-        with contained(), _second_slopes():
+        with contained(), _second_slopes(), plain_attention():
             check_attack(self)
             for victim in victims:
                 victim.knowledge.need(*self.needs, by=self.title)

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from gradveil.core.errors import GradveilError, kind_of
 from gradveil.core.importing import RAISED, user_code
@@ -25,6 +26,16 @@ Frame = tuple[Tensor, Tensor]
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     """Return the loss of each sample, (batch,), for class indices or class probabilities."""
     return F.cross_entropy(logits, labels, reduction="none")
+
+
+@contextmanager
+def plain_attention() -> Iterator[None]:
+    """Let `scaled_dot_product_attention` have slopes of slopes, which its fused kernels lack.
+
+    Its plain products give the same values up to rounding.
+    """
+    with sdpa_kernel(SDPBackend.MATH):
+        yield
 
 
 def gradient(

@@ -25,6 +25,7 @@ from gradveil.engine.gradients import (
     check_victims,
     copied_buffers,
     per_sample,
+    plain_attention,
     trainable,
     with_slope,
 )
@@ -312,7 +313,7 @@ def _trial(
         copied = copy.deepcopy(model).double()
         few = replace(protocol, local_steps=2, local_epochs=1, local_batch_size=None)
         for each in (loop_updates, way):
-            with forked(), torch.enable_grad():
+            with forked(), torch.enable_grad(), plain_attention():
                 torch.manual_seed(0)
                 updates = each(copied, loss, few, guess, target, differentiable=True)
                 values = torch.cat([value.flatten() for value in updates.values()])
@@ -354,7 +355,7 @@ def _can_be_short(
     try:
         for short in (False, True):
             leaf = guess.clone().requires_grad_()
-            with forked(), torch.enable_grad():
+            with forked(), torch.enable_grad(), plain_attention():
                 torch.manual_seed(0)
                 updates = batched_updates(
                     model, loss, few, leaf, target, differentiable=True, short=short

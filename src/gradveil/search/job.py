@@ -114,7 +114,8 @@ class SearchJob:
             )
         if self.keep > self.trials:
             raise GradveilError(
-                f"keep {self.keep} of {self.trials} trials: keep at most as many as are drawn"
+                f"keep {self.keep} of {self.trials} trials: keep at most as many as are drawn; "
+                f"give a keep of {self.trials} or less"
             )
         if not math.isfinite(self.threshold):
             raise GradveilError(
