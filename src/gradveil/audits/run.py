@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from gradveil.attacks import Attack
@@ -40,7 +41,7 @@ from gradveil.core.types import Protocol
 from gradveil.data import Images, load
 from gradveil.data.images import as_images
 from gradveil.defenses import Defense, as_defense
-from gradveil.engine.device import find_device
+from gradveil.engine.device import find_device, sharing_cores
 from gradveil.models import NormalizedName
 from gradveil.transforms import Policy
 
@@ -194,11 +195,24 @@ def run_audit(
     machines do that share the cases of an audit; the result has the cases that are there. Whoever
     shares them out says how long they take and how accurate the weights are.
     """
+    where = find_device(device)
+    with sharing_cores(where):
+        return _run(job, out, root, where, progress, only)
+
+
+def _run(
+    job: AuditJob,
+    out: Path,
+    root: Path | None,
+    device: torch.device,
+    progress: bool,
+    only: int | None,
+) -> AuditResult:
     if only is None:
         refuse_held(out, AUDITING)
     if job.budget is not None and job.share is None:
         job = replace(job, share=_share_kept(out))
-    prepared = prepare(job, out, root, find_device(device), only)
+    prepared = prepare(job, out, root, device, only)
     if job.budget is not None and job.share is None:
         prepared = fitted_to(prepared, job.budget)
     _look_first(prepared, out, Bar(progress), weights=only is None)

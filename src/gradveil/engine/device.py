@@ -6,7 +6,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cache
+from pathlib import Path
 from typing import Generic, TypeVar
 
 import torch
@@ -22,6 +24,7 @@ MOST_IMAGES = {"cpu": 42, "cuda": 8_400}  # in a pass: with more it gets no fast
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3  # from glibc's malloc.h
 LOOK = 0.15  # seconds between two looks at how busy the machine is
 CROWDED = 0.85  # share of its threads' time that a process alone on its cores has at least
+SPARE = 0.25  # of a core may be lacking for a thread of its own
 WARM_UP = 3  # plain runs before a capture, as torch asks for; they count like any other
 
 T = TypeVar("T")
@@ -114,13 +117,18 @@ def sharing_cores(device: torch.device) -> Iterator[Callable[[], None]]:
 
     Torch's threads spin while they wait for each other. Alone, they have all their cores' time.
     Beside other programs they wait for a thread that has no core, and one thread is up to 20 times
-    as fast: once they had less than `CROWDED` of their time in two looks in a row, the rest goes on
-    with one.
+    as fast. So it begins with as many threads as there are free cores, where the system tells; and
+    once they had less than `CROWDED` of their time in two looks in a row, the rest goes on with
+    one. Within a long piece of work, each of its parts counts the free cores anew.
     """
-    threads = torch.get_num_threads()
-    if device.type != "cpu" or threads == 1:
+    before_it = torch.get_num_threads()
+    most = max(before_it, _ALLOWED.get())
+    if device.type != "cpu" or most == 1:
         yield lambda: None
         return
+    allowed = _ALLOWED.set(most)
+    threads = max(1, min(most, int((os.cpu_count() or most) - _OTHERS() + SPARE)))
+    torch.set_num_threads(threads)
     wall, busy, before = time.perf_counter(), time.process_time(), False
 
     def look() -> None:
@@ -137,7 +145,41 @@ def sharing_cores(device: torch.device) -> Iterator[Callable[[], None]]:
     try:
         yield look
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before_it)
+        _ALLOWED.reset(allowed)
+
+
+_ALLOWED = ContextVar("threads", default=1)
+"""How many threads torch had where the outermost piece of work began."""
+
+
+class _OtherPrograms:
+    """How many cores other programs used since the last look; 0 where the system does not tell."""
+
+    def __init__(self) -> None:
+        self._cores, self._last = 0.0, self._times()
+
+    def __call__(self) -> float:
+        now = self._times()
+        passed, spent, own = (after - before for after, before in zip(now, self._last, strict=True))
+        if passed >= LOOK:
+            self._cores, self._last = max(0.0, (spent - own) / passed), now
+        return self._cores
+
+    @staticmethod
+    def _times() -> tuple[float, float, float]:
+        """Return the clock, and the seconds of the processor of all programs and of this one."""
+        own = time.process_time()
+        try:
+            first = Path("/proc/stat").read_text().split("\n", 1)[0]
+            user, nice, system, _, _, *others = map(int, first.split()[1:9])
+            spent = (user + nice + system + sum(others)) / os.sysconf("SC_CLK_TCK")
+        except (OSError, ValueError):  # not on Linux
+            spent = own
+        return time.perf_counter(), spent, own
+
+
+_OTHERS = _OtherPrograms()
 
 
 @contextmanager
