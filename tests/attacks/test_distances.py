@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from gradveil.attacks.dense_matching import MatchedFeatures
 from gradveil.attacks.distances import (
     L1,
     L2,
@@ -41,6 +42,7 @@ SHAPES = {
 }
 SCALE = 0.3
 NOISE = ("gaussian", "laplacian")
+LOOKING = FeatureCosine, MatchedFeatures
 
 
 def gradients(
@@ -119,14 +121,14 @@ LIKELIHOODS: dict[tuple[bool, str], tuple[type[Distance], float]] = {
 def every_distance() -> Iterator[Distance]:
     """Every concrete distance of the package, with each of its yes-or-no settings both ways.
 
-    One looks at images too, and has its formula in test_features.py.
+    Those in `LOOKING` look at images too, and have tests of their own.
     """
     kinds: list[type[Distance]] = []
     left = Distance.__subclasses__()
     while left:
         kind = left.pop()
         left += kind.__subclasses__()
-        ours = kind.__module__.startswith("gradveil.") and kind is not FeatureCosine
+        ours = kind.__module__.startswith("gradveil.") and kind not in LOOKING
         if ours and not inspect.isabstract(kind):
             kinds.append(kind)
     common = {setting.name for setting in fields(Distance)}
