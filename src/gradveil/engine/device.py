@@ -121,8 +121,8 @@ def sharing_cores(device: torch.device) -> Iterator[Callable[[], None]]:
     once they had less than `CROWDED` of their time in two looks in a row, the rest goes on with
     one. Within a long piece of work, each of its parts counts the free cores anew.
     """
-    before_it = torch.get_num_threads()
-    most = max(before_it, _ALLOWED.get())
+    had = torch.get_num_threads()
+    most = max(had, _ALLOWED.get())
     if device.type != "cpu" or most == 1:
         yield lambda: None
         return
@@ -145,7 +145,7 @@ def sharing_cores(device: torch.device) -> Iterator[Callable[[], None]]:
     try:
         yield look
     finally:
-        torch.set_num_threads(before_it)
+        torch.set_num_threads(had)
         _ALLOWED.reset(allowed)
 
 
