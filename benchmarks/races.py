@@ -86,10 +86,8 @@ def main() -> None:
         "images": images,
         "candidates": {
             name: {
-                "attack": str(CANDIDATES[name]),
-                "work": CANDIDATES[name].race.work(
-                    CANDIDATES[name].restarts, CANDIDATES[name].steps
-                ),
+                "attack": str(attack),
+                "work": attack.race.work(attack.restarts, attack.steps),
                 "ranks": [ranks[name][i] for i in images],
                 "identified": rows[name].identified,
                 "n": rows[name].n,
@@ -98,7 +96,7 @@ def main() -> None:
                 "seconds": rows[name].seconds,
                 "p": p.get(name),
             }
-            for name in CANDIDATES
+            for name, attack in CANDIDATES.items()
         },
     }
     write_text(asked.json, json.dumps(facts, indent=1) + "\n")
