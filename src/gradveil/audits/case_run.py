@@ -12,7 +12,7 @@ import torch
 from torch import Generator, Tensor
 
 from gradveil.attacks import Attack
-from gradveil.audits.gradient_lineup import rank_gradients
+from gradveil.audits.gradient_lineup import GradientLineup
 from gradveil.audits.model import describe_model, facts_hold, save_facts
 from gradveil.audits.outcomes import (
     Outcome,
@@ -203,7 +203,8 @@ class CaseRun:
             else:
                 assert name == GRADIENTS
                 self.bar.update(what=name)
-                made = [_nearest(stage, victim, lot) for victim in victims]
+                lineup = GradientLineup(stage)
+                made = [_nearest(lineup, victim, lot) for victim in victims]
             self.bar.advance(self._closing_seconds(key))
             self._write(stage, key, made, guesses, time.perf_counter() - started)
 
@@ -295,12 +296,12 @@ def _under_draws(stage: Stage, victim: Victim) -> Reconstruction:
     return Reconstruction(torch.cat(made), labels, math.inf)
 
 
-def _nearest(stage: Stage, victim: Victim, rng: Generator) -> Outcome:
+def _nearest(lineup: GradientLineup, victim: Victim, rng: Generator) -> Outcome:
     """Return the candidates whose gradients are nearest to the one observed, with their ranks."""
     if victim.seen is None:
         return lost(victim, victim.status)
     try:
-        ranks, images = rank_gradients(stage, victim, rng)
+        ranks, images = lineup.rank(victim, rng)
     except GradveilError as error:
         return lost(victim, str(error))
     both = {"used": ranks, "original": ranks}

@@ -4,82 +4,122 @@ It is a ceiling: what somebody who holds the candidates can tell from what was s
 """
 
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import torch
-from torch import Generator, Tensor
+from torch import Generator, Tensor, nn
 
 from gradveil.attacks.distances import cosine
 from gradveil.attacks.hidden_draws import FreshDraws
 from gradveil.audits.stage import Stage, Victim, first_round
 from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Knowledge, Observation
+from gradveil.engine.device import images_at_once
 from gradveil.engine.products import Aim
 from gradveil.engine.shares import Shares
 from gradveil.scores.lineup import rank_among
 
-TOGETHER = 64  # images in one pass
+DRAWN = 64  # images in one pass of a model that draws
 
 
-def rank_gradients(stage: Stage, victim: Victim, rng: Generator) -> tuple[list[int], Tensor]:
-    """Rank each true image by the distance of its gradient to the one observed.
+@dataclass(frozen=True)
+class Updates:
+    """What clients share, for many candidates at once.
 
-    Each candidate stands in the place of the image in the batch that was used; the distance is
-    1 - cosine. Also returns the nearest candidates, (images, C, H, W).
+    Make it once for a model: its first use tries the model out, which takes as long as some passes.
     """
-    lineups, seen = stage.victims.lineups, victim.seen
-    assert lineups is not None and seen is not None
-    target = replace(seen, gradients=first_round(seen), knowledge=Knowledge())
-    weight = next(seen.model.parameters())
-    ranks, nearest = [], []
-    for number, image in enumerate(victim.indices.tolist()):
-        row = stage.lineup_rows[image]
-        made = stage.split.images[lineups.candidates[row]].to(weight.device).float() / 255
-        if stage.changes_images:
-            made = stage.under_draws(victim, number, made)
-        fresh = FreshDraws(target, (), generator(stage.seed, "ceiling", image))
-        made = made.to(weight.dtype)
-        batch = Batch(victim.used.to(made), victim.original.labels.to(weight.device))
-        found = find_distances(target, batch, number, made, fresh)
-        ranks.append(rank_among(-found, int(lineups.true[row]), rng))
-        nearest.append(made[int(found.argmin())].cpu())
-    return ranks, torch.stack(nearest)
+
+    shares: Shares
+    at_once: int  # images in one pass
+
+    @classmethod
+    def of(cls, target: Observation, images: Tensor, fresh: FreshDraws) -> "Updates":
+        """Return the updates of clients like the one observed, with such images."""
+        shares = Shares(target.model, target.loss, target.protocol, told=fresh.shapes)
+        # Each pass draws for its rows: how many there are may not depend on free memory.
+        return cls(shares, DRAWN if fresh.modules else images_at_once(target.model, images))
+
+
+@dataclass(frozen=True)
+class GradientLineup:
+    """Ranks candidates in the place of a victim's images by the distance of the update.
+
+    The distance is 1 - cosine. Each candidate stands in the batch that was used.
+    """
+
+    stage: Stage
+    _updates: dict[nn.Module, Updates] = field(default_factory=dict, init=False, repr=False)
+
+    def rank(self, victim: Victim, rng: Generator) -> tuple[list[int], Tensor]:
+        """Return the rank of each true image, and the nearest candidates, (images, C, H, W)."""
+        stage, seen = self.stage, victim.seen
+        lineups = stage.victims.lineups
+        assert lineups is not None and seen is not None
+        target = replace(seen, gradients=first_round(seen), knowledge=Knowledge())
+        weight = next(seen.model.parameters())
+        ranks, nearest = [], []
+        for number, image in enumerate(victim.indices.tolist()):
+            row = stage.lineup_rows[image]
+            made = stage.split.images[lineups.candidates[row]].to(weight.device).float() / 255
+            if stage.changes_images:
+                made = stage.under_draws(victim, number, made)
+            fresh = FreshDraws(target, (), generator(stage.seed, "ceiling", image))
+            made = made.to(weight.dtype)
+            if seen.model not in self._updates:
+                self._updates[seen.model] = Updates.of(target, made, fresh)
+            batch = Batch(victim.used.to(made), victim.original.labels.to(weight.device))
+            found = find_distances(self._updates[seen.model], target, batch, number, made, fresh)
+            ranks.append(rank_among(-found, int(lineups.true[row]), rng))
+            nearest.append(made[int(found.argmin())].cpu())
+        return ranks, torch.stack(nearest)
 
 
 def find_distances(
-    target: Observation, batch: Batch, place: int, candidates: Tensor, fresh: FreshDraws
+    updates: Updates,
+    target: Observation,
+    batch: Batch,
+    place: int,
+    candidates: Tensor,
+    fresh: FreshDraws,
 ) -> Tensor:
     """Return the distance of the batch's gradient with each candidate in this place."""
     apart = not target.protocol.moves(target.size) and not target.protocol.train_mode
     if apart and not fresh.modules:
-        return _apart(target, batch, place, candidates)
-    return _together(target, batch, place, candidates, fresh)
+        return _apart(updates, target, batch, place, candidates)
+    return _together(updates, target, batch, place, candidates, fresh)
 
 
 def _together(
-    target: Observation, batch: Batch, place: int, candidates: Tensor, fresh: FreshDraws
+    updates: Updates,
+    target: Observation,
+    batch: Batch,
+    place: int,
+    candidates: Tensor,
+    fresh: FreshDraws,
 ) -> Tensor:
     """Compute the gradient of every batch."""
-    shares = Shares(target.model, target.loss, target.protocol, told=fresh.shapes)
     several = bool(fresh.modules) and target.protocol.moves(target.size)
     found = []
-    for few in candidates.split(max(1, TOGETHER // target.size)):
+    for few in candidates.split(max(1, updates.at_once // target.size)):
         images = batch.images.repeat(len(few), 1, 1, 1, 1)
         images[:, place] = few
         labels = batch.labels.expand(len(few), -1)
         measure = cosine.bind([target], len(few))
         with fresh.seeded() if several else nullcontext():
-            found.append(measure.from_shares(shares, images, labels, fresh(len(few)), False))
+            distances = measure.from_shares(updates.shares, images, labels, fresh(len(few)), False)
+        found.append(distances)
     return torch.cat(found).double().cpu()
 
 
-def _apart(target: Observation, batch: Batch, place: int, candidates: Tensor) -> Tensor:
+def _apart(
+    updates: Updates, target: Observation, batch: Batch, place: int, candidates: Tensor
+) -> Tensor:
     """Return the distance of each candidate, from sums: only one image of the batch changes.
 
     With r the mean gradient of the other images and g that of a candidate, the batch has
     G = ((B - 1) r + g) / B, so inner products with r and with the target are enough.
     """
-    shares = Shares(target.model, target.loss, target.protocol)
+    shares = updates.shares
     aim = {name: value[None].to(candidates) for name, value in target.gradients.items()}
     _, own = _pair(aim, aim)
     others = [row for row in range(target.size) if row != place]
@@ -89,7 +129,7 @@ def _apart(target: Observation, batch: Batch, place: int, candidates: Tensor) ->
         rest = shares(batch.images[None, others], batch.labels[None, others])
         across, of_rest = _pair(rest, aim)
     beside, found = len(others), []
-    for few in candidates.split(TOGETHER):
+    for few in candidates.split(updates.at_once):
         label = batch.labels[place].expand(len(few), 1)
         to_target, square = _compare(shares, few, label, aim)
         to_rest = _compare(shares, few, label, rest)[0] if others else 0.0
