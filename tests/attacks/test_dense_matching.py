@@ -211,8 +211,6 @@ def test_two_victims_of_local_steps_are_reconstructed_together() -> None:
 
 def test_what_it_cannot_work_on_is_refused_in_one_line() -> None:
     attack = replace(dense_matching, steps=2)
-    normed = toys.observe(toys.conv_with_norm(), some(2), protocol=Protocol(train_mode=True))
-    assert "its batch norm mixes them" in toys.refused(attack, normed, 0)
     seen = toys.observe(convolution_first(), some(2))
     unknown = replace(seen, knowledge=Knowledge())
     assert "needs to know the labels" in toys.refused(attack, unknown, 0)

@@ -234,6 +234,66 @@ def test_a_batch_norm_of_another_type_takes_victims_one_at_a_time_with_one_warni
     assert len(caught) == 1
 
 
+PROTOCOLS = {
+    "eval mode": Protocol(),
+    "train mode": Protocol(train_mode=True),
+    "several steps": Protocol(local_steps=2, train_mode=True),
+    "mini-batches": Protocol(local_epochs=2, local_batch_size=2, train_mode=True),
+    "mini-batches of clients": Protocol(averaged_clients=2, local_batch_size=1),
+    "mini-batches of clients in train mode": Protocol(
+        averaged_clients=2, local_batch_size=1, train_mode=True
+    ),
+}
+SEEN_ALONE = {  # which images of four a layer sees together, in train mode
+    "mini-batches": ([0, 1], [2, 3]),
+    "mini-batches of clients in train mode": ([0], [1], [2], [3]),
+}
+
+
+def with_other_norm() -> nn.Module:
+    model = toys.conv_with_norm(classes=CLASSES)
+    model.add_module("1", OtherNorm(2).double())
+    return model
+
+
+def plain_inputs(model: nn.Module, images: Tensor, parts: tuple[list[int], ...]) -> Tensor:
+    """Return what goes into the last dense layer, victim by victim and part by part."""
+    layer = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
+    made: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, given: made.append(given[0]))
+    for victim in images:
+        for part in parts:
+            model(victim[part])
+    hook.remove()
+    found: Tensor = torch.cat(made).unflatten(0, images.shape[:2])
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:.*one at a time")
+@pytest.mark.parametrize("kind", PROTOCOLS)
+@pytest.mark.parametrize("make", [*NETS.values(), with_other_norm], ids=[*NETS, "other norm"])
+def test_inputs_of_a_layer_and_their_slopes_are_those_of_each_victim_s_own_batch(
+    make: Callable[[], nn.Module], kind: str
+) -> None:
+    model, protocol = make(), PROTOCOLS[kind]
+    images, labels = victims(batch=4)
+    images.requires_grad_()
+    twin = copy.deepcopy(model).train(protocol.train_mode)
+    expected = plain_inputs(twin, images, SEEN_ALONE.get(kind, ([0, 1, 2, 3],)))
+    layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    before = snapshot(model)
+    shares = Shares(model, cross_entropy, protocol)
+    *_, found = shares.inputs(images, labels, layers, differentiable=True)
+    assert_untouched(model, before)
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    weights = torch.randn(found.shape, generator=Generator().manual_seed(3), dtype=found.dtype)
+    ours, theirs = (
+        torch.autograd.grad((weights * each).sum(), images)[0] for each in (found, expected)
+    )
+    torch.testing.assert_close(ours, theirs, rtol=1e-10, atol=1e-12)
+    assert not any(each.requires_grad for each in shares.inputs(images, labels, layers))
+
+
 class Shifted(nn.Module):
     """Holds a parameter for which there is no rule, so that rows cannot share a pass."""
 

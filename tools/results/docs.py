@@ -93,7 +93,7 @@ def threats() -> list[str]:
             for step in (0, FINAL_STEP)
         )
     )
-    assert not reproduce.done("clients"), "`clients` has cells now: say what they show"
+
     return [
         f"{federated.singles()} in the updates of a Flower app",
         f"found {before} before training and {after} at the end of it",

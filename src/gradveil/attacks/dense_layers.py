@@ -123,7 +123,7 @@ def passed(victim: Observation) -> dict[nn.Linear, tuple[Tensor, Tensor]]:
     images = torch.rand(PROBES, *victim.image_shape, generator=Generator().manual_seed(0))
     try:
         with torch.no_grad():
-            predict(model, images.to(next(model.parameters())), train_mode=False)
+            predict(model, images.to(next(model.parameters())), victim.protocol.train_mode)
     finally:
         for handle in handles:
             handle.remove()

@@ -226,9 +226,7 @@ class MatchedFeatures(Cosine):
         check_model(seen[0], moves=True)
         found = match_inputs(seen, self.iterations, self.seed)
         layers = dict.fromkeys(each.layer for each in found)
-        return FeatureMeasure(
-            None, seen[0].model, [_aim(layer, found, restarts) for layer in layers]
-        )
+        return FeatureMeasure(None, [_aim(layer, found, restarts) for layer in layers])
 
 
 def _aim(layer: nn.Linear, found: Sequence[Matched], restarts: int) -> FeatureAim:

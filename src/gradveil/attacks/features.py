@@ -28,12 +28,11 @@ from gradveil.attacks.dense_layers import (
     trailing,
 )
 from gradveil.attacks.distances import Cosine, Measure
-from gradveil.attacks.labels import last_layer, predict
+from gradveil.attacks.labels import last_layer
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Gradients, Loss, Observation
 from gradveil.engine.draws import Draws, drawing
 from gradveil.engine.gradients import in_mode, per_sample, with_slope
-from gradveil.engine.norms import takes_statistics
 from gradveil.engine.shares import Shares
 
 STARTS, FEWEST = 128, 2  # of the equations, at most and at least
@@ -321,9 +320,9 @@ class FeatureCosine(Cosine):
         like = next(iter(seen[0].gradients.values()))
         aims = [_aim(layer, found, seen[0].size, like) for layer in layers]
         plain = super().bind(seen)
-        factors = self.pull * FeatureMeasure(plain, seen[0].model, aims).ratios(seen, self._rng())
+        factors = self.pull * FeatureMeasure(plain, aims).ratios(seen, self._rng())
         rows = [aim.rows(factors, restarts) for aim in aims]
-        return FeatureMeasure(super().bind(seen, restarts), seen[0].model, rows)
+        return FeatureMeasure(super().bind(seen, restarts), rows)
 
     def _rng(self) -> Generator:
         return Generator().manual_seed(self.seed)
@@ -363,7 +362,6 @@ class FeatureMeasure(Measure):
     """The weighted squared distances of features from their aims, and another measure, if any."""
 
     inner: Measure | None
-    model: nn.Module
     aims: Sequence[FeatureAim]
 
     def __call__(self, found: Gradients) -> Tensor:
@@ -376,7 +374,7 @@ class FeatureMeasure(Measure):
         if self.inner is not None:
             distance = self.inner.from_shares(shares, images, labels, draws, differentiable)
         with torch.set_grad_enabled(differentiable):
-            return distance + self._gaps(images)
+            return distance + self._gaps(shares, images, labels, differentiable)
 
     def ratios(self, seen: Sequence[Observation], rng: Generator) -> Tensor:
         """Return how many times as long as the gaps' slope the other is, on images of noise."""
@@ -390,33 +388,20 @@ class FeatureMeasure(Measure):
         with torch.enable_grad():
             assert self.inner is not None
             distances = self.inner.from_shares(shares, images, labels, {}, True)
-            both = distances.sum(), self._gaps(images).sum()
+            both = distances.sum(), self._gaps(shares, images, labels, True).sum()
             lengths = [torch.autograd.grad(each, images)[0].flatten(1).norm(dim=1) for each in both]
         ratios: Tensor = lengths[0] / lengths[1]
         return ratios.nan_to_num(0, 0, 0)
 
-    def _gaps(self, images: Tensor) -> Tensor:
+    def _gaps(self, shares: Shares, images: Tensor, labels: Tensor, differentiable: bool) -> Tensor:
         """Return the weighted squared distances of features from their aims, of each row."""
+        layers = [aim.layer for aim in self.aims]
+        made = shares.inputs(images, labels, layers, differentiable=differentiable)
         found = images.new_zeros(len(images))
-        for aim, features in zip(self.aims, self._features(images), strict=True):
-            gaps = (features.view_as(aim.target) - aim.target).square().sum(2)
+        for aim, features in zip(self.aims, made, strict=True):
+            gaps = (features - aim.target).square().sum(2)
             found = found + (aim.factors * gaps).sum(1)
         return found
-
-    def _features(self, images: Tensor) -> list[Tensor]:
-        """Return what goes into the layer of each aim, (rows x images, features)."""
-        made: dict[nn.Module, Tensor] = {}
-
-        def keep(layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-            made[layer] = inputs[0]
-
-        handles = [aim.layer.register_forward_pre_hook(keep) for aim in self.aims]
-        try:
-            predict(self.model, images.flatten(0, 1), train_mode=False)
-        finally:
-            for handle in handles:
-                handle.remove()
-        return [made[aim.layer] for aim in self.aims]
 
 
 def check_model(victim: Observation, *, moves: bool = False) -> None:
@@ -428,11 +413,6 @@ def check_model(victim: Observation, *, moves: bool = False) -> None:
             "choose a matching attack"
         )
     with in_mode(victim.model, protocol.train_mode):
-        if any(takes_statistics(module) for module in victim.model.modules()):
-            raise GradveilError(
-                "train mode: features need a model whose images do not mix, and its batch norm "
-                "mixes them; choose a matching attack"
-            )
         if drawing(victim.model):
             raise GradveilError(
                 "the model draws by itself, and features with it; choose an attack that looks for "

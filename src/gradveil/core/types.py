@@ -203,6 +203,16 @@ class Protocol:
         epoch = [slice(first, min(first + width, size)) for first in range(0, size, width)]
         return epoch * (self.local_steps * self.local_epochs)
 
+    def first_epoch(self, size: int) -> list[slice]:
+        """Return the mini-batches of the first pass over a batch of `size`, of all clients."""
+        each = self._each(size)
+        steps = self.parts(size)[: self.steps(size) // (self.local_steps * self.local_epochs)]
+        return [
+            slice(first + part.start, first + part.stop)
+            for first in range(0, each * self.averaged_clients, each)
+            for part in steps
+        ]
+
     def steps(self, size: int) -> int:
         """Count the steps that a client makes with a batch of `size` images."""
         each = 1 if self.local_batch_size is None else -(-self._each(size) // self.local_batch_size)

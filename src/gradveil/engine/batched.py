@@ -120,6 +120,23 @@ class BatchedGradients:
         if (reason := self.why_not) is not None:
             raise NotBatchableError(f"the gradients of these victims cannot be batched: {reason}")
 
+    def inputs(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        layers: Sequence[nn.Module],
+        *,
+        differentiable: bool = False,
+    ) -> list[Tensor]:
+        """Return what goes into each of these layers at its last use, (victims, batch, ...).
+
+        They are layers with trainable parameters, whose gradients can be made.
+        """
+        with self._passed(images, labels, None, differentiable) as done:
+            made = {tap.layer: tap.inputs for tap in done.taps}
+        found = [made[layer].unflatten(0, images.shape[:2]) for layer in layers]
+        return found if differentiable else [each.detach() for each in found]
+
     def watch(
         self,
         images: Tensor,

@@ -4,7 +4,7 @@ The loop is the slow way that every faster one is tested against. Around them: c
 arguments, the model's mode for a while, and the normalization inside a model.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 
 import torch
@@ -157,6 +157,30 @@ def loop_gradients(
     if running is not None:
         running.take([its for its in kept if its is not None])
     return {name: torch.stack([found[name] for found in each]) for name in each[0]}
+
+
+def loop_inputs(model: nn.Module, images: Tensor, layers: Sequence[nn.Module]) -> list[Tensor]:
+    """Return what goes into each of these layers at its last use, one victim after the other.
+
+    Images are (victims, batch, ...), and so are the results. The model's buffers stay as they are.
+    """
+    each = []
+    for victim in images:
+        made: dict[nn.Module, Tensor] = {}
+
+        def keep(
+            layer: nn.Module, inputs: tuple[Tensor, ...], made: dict[nn.Module, Tensor] = made
+        ) -> None:
+            made[layer] = inputs[0]
+
+        handles = [layer.register_forward_pre_hook(keep) for layer in layers]
+        try:
+            functional_call(model, copied_buffers(model), (victim,))
+        finally:
+            for handle in handles:
+                handle.remove()
+        each.append([made[layer] for layer in layers])
+    return [torch.stack(parts) for parts in zip(*each, strict=True)]
 
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:

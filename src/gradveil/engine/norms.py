@@ -41,6 +41,11 @@ def takes_statistics(layer: nn.Module) -> bool:
     return isinstance(layer, NORMS) and (layer.training or layer.running_mean is None)
 
 
+def mixes_rows(model: nn.Module) -> bool:
+    """Tell whether a layer takes its statistics from the batch in the model's present mode."""
+    return any(isinstance(m, BATCH_NORMS) and takes_statistics(m) for m in model.modules())
+
+
 def is_normalized(layer: nn.Module) -> bool:
     """Tell whether `normalize` stands for the layer, with the statistics of each victim."""
     return type(layer) in NORMALIZED and takes_statistics(layer)

@@ -6,20 +6,21 @@ the model allows it, else for one victim at a time after a warning.
 """
 
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.types import Gradients, Loss, Protocol, Statistics
 from gradveil.engine.batched import BatchedGradients, NotBatchableError
 from gradveil.engine.draws import Draws
-from gradveil.engine.gradients import check_victims, in_mode, loop_gradients, try_pass
+from gradveil.engine.gradients import check_victims, in_mode, loop_gradients, loop_inputs, try_pass
 from gradveil.engine.local import LocalUpdates, mean_of_clients
-from gradveil.engine.norms import BATCH_NORMS, Running, takes_statistics
+from gradveil.engine.norms import Running, mixes_rows
 from gradveil.engine.products import Aim, DotAndSquare
 
 
@@ -119,6 +120,38 @@ class Shares:
                     self._warn(reason)
                     self._loop(images, labels, None, **follow)
         return self._kept(running, differentiable)
+
+    def inputs(
+        self,
+        images: Tensor,
+        labels: Tensor,
+        layers: Sequence[nn.Module],
+        *,
+        differentiable: bool = False,
+    ) -> list[Tensor]:
+        """Return what goes into each of these layers at its last use, (victims, batch, ...).
+
+        It is so with the weights before the first step. In training mode each mini-batch has the
+        statistics of its own.
+        """
+        check_victims(images, labels)
+        size = images.shape[1]
+        with self._mode():
+            parts = [slice(0, size)]
+            if self._protocol is not None and mixes_rows(self._model):
+                parts = self._protocol.first_epoch(size)
+            found = []
+            for part in parts:
+                some, its = images[:, part], labels[:, part]
+                try:
+                    found.append(
+                        self._watched.inputs(some, its, layers, differentiable=differentiable)
+                    )
+                except NotBatchableError as reason:
+                    self._warn(reason)
+                    with torch.set_grad_enabled(differentiable):
+                        found.append(loop_inputs(self._model, some, layers))
+        return [torch.cat(each, 1) for each in zip(*found, strict=True)]
 
     def _share(
         self,
@@ -245,7 +278,7 @@ def as_one_client(protocol: Protocol, model: nn.Module, size: int) -> Protocol:
     """
     one = replace(protocol, averaged_clients=1)
     with in_mode(model, protocol.train_mode):
-        mixed = any(isinstance(m, BATCH_NORMS) and takes_statistics(m) for m in model.modules())
+        mixed = mixes_rows(model)
     each = max(1, size // protocol.averaged_clients)
     return protocol if mixed or one.moves(each) else one
 
