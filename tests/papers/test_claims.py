@@ -7,10 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gradveil.papers.beyond import SINGLE
 from gradveil.papers.catalog import EXPERIMENTS
 from gradveil.papers.cells import Cell, Workspace
 from gradveil.papers.claims import (
     Evidence,
+    clients_hide,
     costs_nothing,
     decide_all,
     larger_resist,
@@ -21,6 +23,7 @@ from gradveil.papers.plan import make_parts
 from gradveil.papers.records import Records
 from gradveil.papers.summaries import correlation_table, correlations, lowest, overlap
 from gradveil.papers.switches import VARIANTS
+from gradveil.papers.tables import rows_of, told_by_gradients
 from gradveil.papers.verdicts import (
     FAILS,
     HOLDS,
@@ -37,6 +40,9 @@ from gradveil.papers.verdicts import (
     together,
 )
 from gradveil.search.comparisons import Comparison
+from gradveil.stats import clopper_pearson
+
+RECORDS = Path(__file__).parents[2] / "benchmarks/results/reproduce"
 
 
 @pytest.mark.parametrize(
@@ -186,6 +192,58 @@ def test_larger_images_do_not_resist_where_one_attack_must_find_more_than_a_tent
     made = larger_resist(Evidence.of(parts, Records((tmp_path,))))
     assert made.verdict == verdict
     assert len(made.figures) == 2 * len(hits)  # untrained and trained
+
+
+@pytest.mark.parametrize(
+    ("hits", "by_gradients", "verdict"),
+    [
+        ({"adam-cosine": 4, "raced": 2}, 2, HOLDS),
+        ({"adam-cosine": 4, "raced": 2}, 32, IN_PART),  # whoever holds candidates finds all
+        ({"adam-cosine": 4, "raced": 60}, 2, UNTOLD),  # the best of both attacks counts
+        ({}, 2, MISSING),
+    ],
+)
+def test_clients_hide_images_where_no_attack_and_no_line_up_by_gradients_finds_them(
+    hits: dict[str, int],
+    by_gradients: int,
+    verdict: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    @dataclass
+    class Told:
+        identified: int
+        n: int = 32
+        candidates: int = 50
+
+        @property
+        def identified_bounds(self) -> tuple[float, float]:
+            return clopper_pearson(self.identified, self.n)
+
+    def firsts(_: Evidence, _experiment: str, row: str) -> dict[str, Any]:
+        if row.endswith(SINGLE):
+            return {"adam-cosine": ((62, 64), None), "raced": ((30, 64), None)}
+        return {name: ((each, 64), None) for name, each in hits.items()}
+
+    monkeypatch.setattr("gradveil.papers.claims._firsts", firsts)
+    monkeypatch.setattr("gradveil.papers.claims.told_by_gradients", lambda *_: Told(by_gradients))
+    parts = make_parts(
+        [EXPERIMENTS["clients"]], VARIANTS, Size(), Workspace(tmp_path, device="cpu")
+    )
+    found = clients_hide(Evidence.of(parts, Records((tmp_path,))))
+    assert found.verdict == verdict
+    rows = {entry.row for part in parts for entry in part.entries}
+    singles = sum(row.endswith(SINGLE) for row in rows)
+    assert singles == 2 and len(found.figures) == 1 + (len(rows) if hits else singles)
+
+
+def test_the_lineup_by_gradients_is_read_from_the_ceilings(tmp_path: Path) -> None:
+    parts = make_parts(
+        [EXPERIMENTS["clients"]], VARIANTS, Size(), Workspace(tmp_path, device="cpu")
+    )
+    (entries,) = (rows_of(part, f"untrained, {SINGLE}") for part in parts)
+    found = told_by_gradients(entries, Records((RECORDS,)))
+    assert (found.identified, found.n, found.attack) == (32, 32, "gradient line-up")
 
 
 @dataclass(frozen=True)

@@ -234,12 +234,21 @@ def test_every_breaker_that_a_defense_declares_attacks_it() -> None:
 
 
 def test_clients_are_attacked_with_their_batches_local_steps_and_mode() -> None:
-    found = {entry.row: entry.cell for entry in entries(EXPERIMENTS["clients"], OURS)}
-    assert "untrained, batch 1, 1 step, train mode" not in found
-    busy = found["trained, batch 8, 4 steps, train mode"]
-    assert isinstance(busy, Audited)
-    assert (busy.batch_size, busy.images, busy.attack) == (8, 64, "raced")
-    assert busy.protocol == Protocol(local_steps=4, train_mode=True)
+    found = [
+        (entry.row, entry.cell)
+        for entry in entries(EXPERIMENTS["clients"], OURS)
+        if isinstance(entry.cell, Audited)
+    ]
+    assert "untrained, batch 1, 1 step, train mode" not in dict(found)
+    single = [cell.attack for row, cell in found if row == "trained, batch 1, 1 step, eval mode"]
+    busy = [cell for row, cell in found if row == "trained, batch 8, 4 steps, train mode"]
+    assert single == ["adam-cosine", "raced"]
+    assert [cell.attack for cell in busy] == [*single, "dense-matching"]
+    for cell in busy:
+        assert (cell.batch_size, cell.images) == (8, 64)
+        assert cell.protocol == Protocol(local_steps=4, train_mode=True)
+    plain, raced, matched = (cell.seconds for cell in busy)
+    assert matched < plain < raced  # no gradient of four steps is made
 
 
 def test_a_gradient_defense_meets_its_breaker_raced() -> None:

@@ -93,8 +93,11 @@ def threats() -> list[str]:
             for step in (0, FINAL_STEP)
         )
     )
-
+    kinds = ("batch 1, 1 step, eval", "batch 8, 1 step, eval", "batch 8, 1 step, train")
+    single, batch, mixed = (reproduce.client(f"untrained, {kind} mode") for kind in kinds)
     return [
+        f"found {single[0]} single pictures, {batch[0]} in batches of 8 in eval mode "
+        f"and {mixed[0]} in train mode. Whoever holds candidates picked {mixed[1]} in train mode",
         f"{federated.singles()} in the updates of a Flower app",
         f"found {before} before training and {after} at the end of it",
         f"of a second training {near}, and {far} where reconstructions may lie 8 pixels off",

@@ -31,9 +31,11 @@ from gradveil.papers.tables import (
     FAR_RANK,
     accuracies,
     attack_records,
+    attacks_of,
     compare,
     count_first,
     rows_of,
+    told_by_gradients,
     way_words,
 )
 from gradveil.papers.verdicts import INFEASIBLE, MISSING, POINT
@@ -96,10 +98,13 @@ def stages() -> Stages:
     return find_stages(_ways(EXPERIMENTS["over-training"])["ours"], STORE)
 
 
-def done(experiment: str) -> int:
-    """Count the cells of an experiment that are done."""
-    parts = _ways(EXPERIMENTS[experiment]).values()
-    return len({e.cell.key for part in parts for e in part.entries if STORE.done(e.cell)})
+def client(row: str) -> tuple[str, str]:
+    """Write rank 1 of the best attack that is done on a kind of client, and of its gradients."""
+    entries = rows_of(_ways(EXPERIMENTS["clients"])["ours"], row)
+    made = [attack_records(entries, STORE, name) for name in attacks_of(entries)]
+    counts = [(count_first(found) or 0, len(found)) for found in made if found]
+    told = told_by_gradients(entries, STORE)
+    return "{} of {}".format(*max(counts)), f"{told.identified} of {told.n}"
 
 
 def searched(row: str) -> dict[str, str]:

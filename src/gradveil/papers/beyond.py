@@ -23,6 +23,8 @@ from gradveil.papers.tuned import TunedAttack
 
 EARLY = 4  # epochs: those of the stages, at the same rate and with the same draws as of 60
 END = "end"
+MATCHED = "dense-matching"
+SINGLE = "batch 1, 1 step, eval mode"  # of clients: what their other kinds are compared with
 FEWER = 1_200  # iterations of an attack on clients that do more than one step
 FEW_LARGE = 16  # images of a cell whose images and network are large
 
@@ -71,7 +73,8 @@ class RealClients(Ours):
     """Rank 1 for batches and local steps, with batch norm in eval and train mode.
 
     `updates` are attacked of each kind, before training and after it. Of several local steps, which
-    take eight times as long and more, the race has half of its starts.
+    take eight times as long and more, the race has half of its starts. Batches are also attacked by
+    the features of each image, which their last dense layer tells.
     """
 
     setting: Setting
@@ -87,7 +90,7 @@ class RealClients(Ours):
                     mode = "train mode" if train_mode else "eval mode"
                     row = f"{stage}, batch {batch}, {steps} step{'s' * (steps > 1)}, {mode}"
                     images = max(RACED, self.updates * batch)
-                    for attack in (STANDARD, STRONGEST):
+                    for attack in (STANDARD, STRONGEST, *((MATCHED,) if batch > 1 else ())):
                         cell = replace(
                             audit(training, switches, images, attack),
                             steps=FEWER,

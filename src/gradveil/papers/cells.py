@@ -352,7 +352,7 @@ class Audited(Cell):
         settings = model, scale, self.steps, self.restarts
         found = attack_seconds(self.attack, self.images, *settings)
         found += attack_seconds(self.attack, min(self.images, SHAM), *settings) * self.sham
-        return STARTING + found * client_factor(self.local_steps, self.train_mode)
+        return STARTING + found * client_factor(self.attack, self.local_steps, self.train_mode)
 
     @property
     def case(self) -> Case:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gradveil.audits.records import Record
-from gradveil.papers.beyond import END
+from gradveil.papers.beyond import END, SINGLE
 from gradveil.papers.catalog import EXPERIMENTS
 from gradveil.papers.cells import Trained
 from gradveil.papers.experiments import (
@@ -42,6 +42,7 @@ from gradveil.papers.tables import (
     rank_one,
     rank_tests,
     rows_of,
+    told_by_gradients,
 )
 from gradveil.papers.tuned import TUNED
 from gradveil.papers.verdicts import (
@@ -414,6 +415,42 @@ def larger_resist(evidence: Evidence) -> Decision:
     return Decision("larger", experiment.claim, together(verdicts), tuple(figures))
 
 
+def clients_hide(evidence: Evidence) -> Decision:
+    """Decide whether batches, train mode and local steps hide images that single ones show.
+
+    It holds of a kind of client where the best of all attacks finds fewer images than of single
+    ones, at the same stage of training. It holds in part where whoever holds candidates still picks
+    more of the right ones by their gradients than luck would.
+    """
+    experiment = EXPERIMENTS["clients"]
+    part = evidence.parts.get((experiment.id, "ours"))
+    rows = [*dict.fromkeys(entry.row for entry in part.entries)] if part else []
+    verdicts, figures = [], []
+    single: Share | None = None
+    for row in rows:
+        attacks = _firsts(evidence, experiment.id, row)
+        found, _ = _most_found(attacks)
+        if row.endswith(SINGLE):
+            single = found
+        if found is None:
+            verdicts.append(MISSING)
+            continue
+        figure = f"{row}: " + ", ".join(f"`{name}` {_shares(attacks[name])}" for name in attacks)
+        if not row.endswith(SINGLE):
+            told = told_by_gradients(evidence.entries(experiment.id, row), evidence.records)
+            less = MISSING if single is None else decide_less(found, single)
+            picked = told.identified_bounds[0] > 1 / told.candidates
+            verdicts.append(IN_PART if less == HOLDS and picked else less)
+            figure += f"; candidates' gradients tell {rank_one(told)}"
+        figures.append(figure)
+    rule = (
+        f"rank 1 of all attacks, in brackets with {FAR} pixels of room where recorded; images of "
+        "one update count as independent"
+    )
+    notes = (rule,) if figures else ()
+    return Decision("clients", experiment.claim, together(verdicts), (*figures, *notes))
+
+
 def training_lowers(evidence: Evidence) -> Decision:
     """Decide whether the strongest attack finds fewer images at the end of training than before.
 
@@ -592,6 +629,7 @@ def decide_all(parts: Sequence[Part], records: Records) -> list[Decision]:
         best_defense(evidence),
         search_finds(evidence),
         larger_resist(evidence),
+        clients_hide(evidence),
         training_lowers(evidence),
         tuning_gains(evidence),
         protects(evidence, ("table5",), "extension 1", EXPERIMENTS["table5"].claim),

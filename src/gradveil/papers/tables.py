@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 
 from gradveil.audits.records import Record
 from gradveil.audits.results import CaseResult, Row, make_row
+from gradveil.audits.stage import GRADIENTS
 from gradveil.papers.cells import Audited, Trained
-from gradveil.papers.experiments import Entry
+from gradveil.papers.experiments import STANDARD, Entry
 from gradveil.papers.measurements import Correlated, Layers, Lines, Singles
 from gradveil.papers.plan import Part
 from gradveil.papers.published import SOURCES, figure
@@ -65,6 +66,12 @@ def attack_row(
     """Return the figures of an attack on some cells; None where none is done."""
     found = attack_records(entries, records, attack)
     return make_row(found, truth) if found else None
+
+
+def told_by_gradients(entries: Sequence[Entry], records: Records) -> Row:
+    """Return the gradient line-up on some cells: candidates ranked by their own gradients."""
+    found = attack_records(entries, records, STANDARD, "ceiling")
+    return make_row([record for record in found if record.attack == GRADIENTS], "used")
 
 
 def accuracies(entries: Sequence[Entry], records: Records) -> list[float]:
