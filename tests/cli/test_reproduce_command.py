@@ -1,9 +1,16 @@
 """gradveil reproduce: the list, the status, a quick run, and one line for bad input."""
 
+import io
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
+
+from gradveil.cli.reproduce import fitted
+from gradveil.papers.tables import Table
+
+FIGURES = ("3/64", "8.24 ± 0.95", "0.02", "8.77")
 
 
 def test_the_list_has_every_experiment_with_its_claim_and_minutes(gradveil: Any) -> None:
@@ -55,3 +62,21 @@ def test_without_records_or_data_all_is_missing(gradveil: Any) -> None:
 )
 def test_bad_input_is_one_line(gradveil: Any, line: str, says: str) -> None:
     assert says in gradveil(f"reproduce {line}").error
+
+
+def test_a_paper_s_table_breaks_no_word_and_no_figure_in_a_narrow_terminal() -> None:
+    found = Table(
+        "Rank 1",
+        ["case", "attack", "rank 1 (95%)", "guess", "PSNR dB", "SSIM", "originals: PSNR dB"],
+        [
+            ["trained, batch 8, train mode", "dense-matching", "2/64 (0 to 11%)", *FIGURES],
+            ["trained, batch 32, train mode", "raced", "-", *FIGURES],
+        ],
+    )
+    console = Console(file=io.StringIO(), width=70)
+    console.print(fitted(found))
+    assert isinstance(console.file, io.StringIO)
+    made = console.file.getvalue()
+    for word in ("trained,", "dense-matching", "2/64 (0 to 11%)", "3/64", "8.24 ± 0.95"):
+        assert word in made
+    assert "8.77" not in made and "no room for originals: PSNR dB" in made

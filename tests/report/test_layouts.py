@@ -89,3 +89,10 @@ def test_extras_are_left_out_in_their_order_before_texts_are_squeezed_further() 
     assert shown(made, 19)[-1].split() == ["dlg", "of", "two", "16", "0.001"]
     assert shown(made, 12)[-2].split() == ["dlg", "of", "0.001"]
     assert shown(made, 24)[-1] == "dlg of two 16 0.25 0.001"  # wider again, it is whole
+
+
+def test_a_table_that_tells_names_what_there_was_no_room_for() -> None:
+    made = Fitted("Title", ("name", "n", "rare", "p"), {0: 6}, extras=(2, 1), tells=True)
+    made.row("dlg of two", "16", "0.25", "0.001")
+    assert shown(made, 24)[-1] == "dlg of two 16 0.25 0.001"
+    assert shown(made, 12)[-2:] == ["no room for", "n; rare"]

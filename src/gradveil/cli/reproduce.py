@@ -1,5 +1,6 @@
 """gradveil reproduce: run the papers' experiments again, over several sittings."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -12,6 +13,7 @@ from gradveil.cli import options
 from gradveil.cli.options import examples, say, table
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.streams import print_line
+from gradveil.report.layout import Fitted
 
 if TYPE_CHECKING:
     from gradveil.papers.cells import Workspace
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from gradveil.papers.queue import Outcome
     from gradveil.papers.records import Records
     from gradveil.papers.switches import Switches
+    from gradveil.papers.tables import Table as PaperTable
 
 EXAMPLES = examples(
     "gradveil reproduce --list",
@@ -280,6 +283,27 @@ def _announced(plan: "Plan", workspace: "Workspace", size: "Size") -> list[str]:
     return lines
 
 
+FIGURE = re.compile(r"[-\d]")  # how a cell begins that is one
+TEXT = 14  # letters that a column of texts keeps: those of "dense-matching"
+
+
+def fitted(found: "PaperTable") -> Fitted:
+    """Build a table that gives way to a narrow terminal: texts are broken, then figures left out.
+
+    Of the columns of figures the last are left out first, and the first one never.
+    """
+    texts = [
+        number
+        for number, cells in enumerate(zip(*found.body, strict=True))
+        if not number or not all(map(FIGURE.match, filter(None, cells)))
+    ]
+    figures = [number for number in range(len(found.head)) if number not in texts]
+    made = Fitted(found.title, found.head, dict.fromkeys(texts, TEXT), figures[:0:-1], tells=True)
+    for cells in found.body:
+        made.row(*cells)
+    return made
+
+
 def _show_outcome(
     plan: "Plan", records: "Records", outcome: "Outcome", size: "Size", as_json: bool
 ) -> None:
@@ -291,7 +315,7 @@ def _show_outcome(
         ways = {part.way: part for part in plan.parts if part.experiment is experiment}
         tables = compare(ways, records)
         shown += [f"{experiment.id}: {experiment.claim}"] if tables else []
-        shown += [table(each.title, each.head, each.body) for each in tables]
+        shown += [fitted(each) for each in tables]
         plain.append({"id": experiment.id, "tables": [asdict(each) for each in tables]})
     lines = ["", f"{len(outcome.done)} cells done now, {len(outcome.left)} left for later"]
     lines += [f"failed {key}: {reason}" for key, reason in outcome.failed.items()]

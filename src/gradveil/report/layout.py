@@ -28,6 +28,11 @@ NARROWEST = 8
 
 def broken(text: str, width: int, breaks: Sequence[re.Pattern[str]] = BREAKS) -> list[str]:
     """Break a text into lines; a piece wider than a line is broken at the next kind of position."""
+    return [line.rstrip() for line in _broken(text, width, breaks) if line.strip()] or [""]
+
+
+def _broken(text: str, width: int, breaks: Sequence[re.Pattern[str]]) -> list[str]:
+    """Return the lines with the spaces that they end with, which another piece may follow."""
     lines = [""]
     for piece in breaks[0].split(text):
         if cell_len((lines[-1] + piece).rstrip()) <= width:
@@ -35,8 +40,8 @@ def broken(text: str, width: int, breaks: Sequence[re.Pattern[str]] = BREAKS) ->
         elif cell_len(piece.rstrip()) <= width or len(breaks) == 1:
             lines.append(piece)
         else:
-            lines += broken(piece, width, breaks[1:])
-    return [line.rstrip() for line in lines if line.strip()] or [""]
+            lines += _broken(piece, width, breaks[1:])
+    return lines
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,8 @@ class Fitted(Table):
     `gives` are the columns whose texts may be broken, in the order in which they give way, each
     with the width that it keeps as long as another can give; after that the last gives first. The
     other columns hold numbers. Of these `extras` are left out, the first of them first, where the
-    table would not fit with all texts at the widths that they keep.
+    table would not fit with all texts at the widths that they keep; a line below names them if the
+    table `tells`.
     """
 
     def __init__(
@@ -71,9 +77,12 @@ class Fitted(Table):
         columns: Sequence[str],
         gives: Mapping[int, int],
         extras: Sequence[int] = (),
+        *,
+        tells: bool = False,
     ) -> None:
         super().__init__(*columns, box=SIMPLE_HEAD, show_edge=False, padding=0)
         self.heading, self.gives, self.extras = on_one_line(heading), gives, extras
+        self.tells = tells
         for index, column in enumerate(self.columns):
             column.no_wrap = index not in gives
             column.justify = "left" if index in gives else "right"
@@ -106,18 +115,16 @@ class Fitted(Table):
         room = options.max_width - sum(fixed) - (len(sizes) - len(left_out) - 1)
         for index, width in self._widths(sizes, room).items():
             self.columns[index].width = width
-        yield Text(
-            "\n".join(broken(self.heading, options.max_width)),
-            style="table.title",
-            no_wrap=True,
-            overflow="fold",
-        )
+        yield _lines(self.heading, options, "table.title")
         whole = self.columns
         self.columns = [column for index, column in enumerate(whole) if index not in left_out]
         try:
             yield from super().__rich_console__(console, options)
         finally:
             self.columns = whole  # a table can be shown again, wider
+        if self.tells and left_out:
+            heads = "; ".join(str(whole[index].header) for index in sorted(left_out))
+            yield _lines(f"no room for {heads}", options, "dim")
 
     def _left_out(self, sizes: Sequence[Measurement], width: int) -> set[int]:
         """Return the extras that there is no room for."""
@@ -149,6 +156,11 @@ class Fitted(Table):
             over = max(0, sum(widths.values()) - room)
             widths[index] = max(min(widths[index], floor), widths[index] - over)
         return widths
+
+
+def _lines(text: str, options: ConsoleOptions, style: str) -> Text:
+    lines = "\n".join(broken(text, options.max_width))
+    return Text(lines, style=style, no_wrap=True, overflow="fold")
 
 
 def _measured(column: Column, console: Console, options: ConsoleOptions) -> Measurement:
