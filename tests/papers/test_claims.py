@@ -1,12 +1,16 @@
 """Verdicts: what decides them, and that nothing is decided without records."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from scipy.stats import ttest_ind
 
+from gradveil.audits.records import Record
+from gradveil.audits.results import MEASURES, Row, make_row
 from gradveil.papers.beyond import SINGLE
 from gradveil.papers.catalog import EXPERIMENTS
 from gradveil.papers.cells import Cell, Workspace
@@ -18,12 +22,12 @@ from gradveil.papers.claims import (
     larger_resist,
     training_lowers,
 )
-from gradveil.papers.experiments import Size
+from gradveil.papers.experiments import Entry, Size
 from gradveil.papers.plan import make_parts
 from gradveil.papers.records import Records
 from gradveil.papers.summaries import correlation_table, correlations, lowest, overlap
 from gradveil.papers.switches import VARIANTS
-from gradveil.papers.tables import rows_of, told_by_gradients
+from gradveil.papers.tables import rank_one, rows_of, told_by_gradients
 from gradveil.papers.verdicts import (
     FAILS,
     HOLDS,
@@ -32,12 +36,14 @@ from gradveil.papers.verdicts import (
     UNTOLD,
     accuracy_loss,
     decide_better,
+    decide_fewer,
     decide_infeasible,
     decide_less,
     decide_loss,
     decide_overlap,
     decide_search,
     together,
+    welch,
 )
 from gradveil.search.comparisons import Comparison
 from gradveil.stats import clopper_pearson
@@ -164,6 +170,21 @@ def test_without_records_every_claim_is_not_measured_yet(tmp_path: Path) -> None
     assert [each.name for each in decisions[:7]] == [f"claim {n}" for n in range(1, 8)]
 
 
+def attacked(attack: str, hits: Sequence[int], images: int) -> Row:
+    """Return the row of an attack that found so many of the images of each update."""
+    records = [
+        Record(
+            *("of a test", "attack", attack, 0, update * images + number, "ok", 0, None, None, 50),
+            {"used": dict.fromkeys(MEASURES, 0.5) | {"rank": 1.0 if number < found else 9.0}},
+            0.0,
+            update * images,
+        )
+        for update, found in enumerate(hits)
+        for number in range(images)
+    ]
+    return make_row(records, "used")
+
+
 @pytest.mark.parametrize(
     ("hits", "verdict"),
     [
@@ -177,14 +198,10 @@ def test_without_records_every_claim_is_not_measured_yet(tmp_path: Path) -> None
 def test_larger_images_do_not_resist_where_one_attack_must_find_more_than_a_tenth(
     hits: dict[str, int], verdict: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    @dataclass
-    class Found:
-        identified: int
-        n: int = 16
-        candidates: int = 20
-
-    def found(_: object, _records: Records, attack: str) -> Found | None:
-        return Found(hits[attack]) if attack in hits else None
+    def found(_: object, _records: Records, attack: str) -> Row | None:
+        if attack not in hits:
+            return None
+        return attacked(attack, [number < hits[attack] for number in range(16)], 1)
 
     monkeypatch.setattr("gradveil.papers.claims.attack_row", found)
     workspace = Workspace(tmp_path, device="cpu")
@@ -195,38 +212,31 @@ def test_larger_images_do_not_resist_where_one_attack_must_find_more_than_a_tent
 
 
 @pytest.mark.parametrize(
-    ("hits", "by_gradients", "verdict"),
+    ("hits", "verdict"),
     [
-        ({"adam-cosine": 4, "raced": 2}, 2, HOLDS),
-        ({"adam-cosine": 4, "raced": 2}, 32, IN_PART),  # whoever holds candidates finds all
-        ({"adam-cosine": 4, "raced": 60}, 2, UNTOLD),  # the best of both attacks counts
-        ({}, 2, MISSING),
+        ({"adam-cosine": (1, 0, 0, 0, 0, 0, 0, 1), "raced": (0,) * 8}, HOLDS),
+        ({"adam-cosine": (1, 1, 2, 1, 1, 1, 3, 0), "raced": (0,) * 8}, IN_PART),  # more than luck
+        ({"adam-cosine": (1,) * 8, "raced": (8,) * 8}, UNTOLD),  # the best of both attacks counts
+        ({"adam-cosine": (8, 8, 8, 0, 0, 0, 0, 0)}, UNTOLD),  # three updates of eight, not 24 of 64
+        ({}, MISSING),
     ],
 )
-def test_clients_hide_images_where_no_attack_and_no_line_up_by_gradients_finds_them(
-    hits: dict[str, int],
-    by_gradients: int,
+def test_clients_hide_images_where_no_attack_finds_more_than_luck(
+    hits: dict[str, Sequence[int]],
     verdict: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    @dataclass
-    class Told:
-        identified: int
-        n: int = 32
-        candidates: int = 50
+    single = {"adam-cosine": (1,) * 24 + (0,) * 8, "raced": (1,) * 8 + (0,) * 24}
 
-        @property
-        def identified_bounds(self) -> tuple[float, float]:
-            return clopper_pearson(self.identified, self.n)
+    def row(entries: Sequence[Entry], _: Records, attack: str) -> Row | None:
+        if entries[0].row.endswith(SINGLE):
+            return attacked(attack, single[attack], 1)
+        return attacked(attack, hits.get(attack, (0,) * 8), 8) if hits else None
 
-    def firsts(_: Evidence, _experiment: str, row: str) -> dict[str, Any]:
-        if row.endswith(SINGLE):
-            return {"adam-cosine": ((62, 64), None), "raced": ((30, 64), None)}
-        return {name: ((each, 64), None) for name, each in hits.items()}
-
-    monkeypatch.setattr("gradveil.papers.claims._firsts", firsts)
-    monkeypatch.setattr("gradveil.papers.claims.told_by_gradients", lambda *_: Told(by_gradients))
+    monkeypatch.setattr("gradveil.papers.claims.attack_row", row)
+    every = attacked("gradient line-up", (8,) * 4, 8)
+    monkeypatch.setattr("gradveil.papers.claims.told_by_gradients", lambda *_: every)
     parts = make_parts(
         [EXPERIMENTS["clients"]], VARIANTS, Size(), Workspace(tmp_path, device="cpu")
     )
@@ -235,6 +245,30 @@ def test_clients_hide_images_where_no_attack_and_no_line_up_by_gradients_finds_t
     rows = {entry.row for part in parts for entry in part.entries}
     singles = sum(row.endswith(SINGLE) for row in rows)
     assert singles == 2 and len(found.figures) == 1 + (len(rows) if hits else singles)
+
+
+def test_images_of_one_update_do_not_count_as_independent() -> None:
+    spread, one = ((12 / 64, bounds) for bounds in ((0.10, 0.30), (0.01, 0.60)))
+    single = (0.6, (0.41, 0.77))
+    assert decide_fewer(spread, single) == HOLDS and decide_fewer(one, single) == UNTOLD
+    assert decide_fewer(single, spread) == FAILS
+    row = attacked("adam-cosine", (8, 0, 0, 0), 8)
+    low, high = clopper_pearson(1, 4)
+    assert rank_one(row) == f"8/32 ({100 * low:.0f} to {100 * high:.0f}%)"
+
+
+def test_welch_is_as_scipy_has_it_and_takes_a_side_without_spread() -> None:
+    left, right = (0.757, 0.7556, 0.7603), (0.7481, 0.7476, 0.7452, 0.75)
+    theirs = ttest_ind(left, right, equal_var=False).confidence_interval(0.95)
+    assert welch(left, right)[1:] == pytest.approx((theirs.low, theirs.high))
+    gap, low, high = welch((0.9932, 0.9953), (0.1668, 0.1668))  # a network that answers the same
+    assert gap == pytest.approx(0.82745) and high - low == pytest.approx(12.7062 * 0.0021, rel=1e-4)
+    assert np.isnan(welch((0.5, 0.5), (0.4, 0.4))[1:]).all()
+
+
+def test_two_trainings_bound_a_loss_by_what_an_accuracy_can_be() -> None:
+    lost, low, high = accuracy_loss([0.1715, 0.1643], [0.0585, 0.2386], 10_000)
+    assert lost == pytest.approx(0.01935) and (low, high) == (-1, 1)
 
 
 def test_the_lineup_by_gradients_is_read_from_the_ceilings(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """The gradient line-up: candidates ranked by their own gradients, without any search.
 
-It is a ceiling: what somebody who holds the candidates can tell from what was shared.
+It is a ceiling: what somebody tells from what was shared who holds the candidates, all other
+images of the update, and the draws of the defense. Without noise the true image fits exactly.
 """
 
 from contextlib import nullcontext

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from gradveil.audits.records import Record
+from gradveil.audits.results import LEVEL, Row
 from gradveil.papers.beyond import END, SINGLE
 from gradveil.papers.catalog import EXPERIMENTS
 from gradveil.papers.cells import Trained
@@ -52,8 +53,10 @@ from gradveil.papers.verdicts import (
     MISSING,
     POINT,
     UNTOLD,
+    Rank,
     accuracy_loss,
     decide_better,
+    decide_fewer,
     decide_infeasible,
     decide_less,
     decide_loss,
@@ -419,36 +422,45 @@ def clients_hide(evidence: Evidence) -> Decision:
     """Decide whether batches, train mode and local steps hide images that single ones show.
 
     It holds of a kind of client where the best of all attacks finds fewer images than of single
-    ones, at the same stage of training. It holds in part where whoever holds candidates still picks
-    more of the right ones by their gradients than luck would.
+    ones, at the same stage of training. It holds in part where an attack still finds more than
+    luck, after a correction for their number. The line-up by gradients decides nothing: whoever
+    knows all else of an update tells every image of it, unless noise is added.
     """
     experiment = EXPERIMENTS["clients"]
     part = evidence.parts.get((experiment.id, "ours"))
-    rows = [*dict.fromkeys(entry.row for entry in part.entries)] if part else []
+    names = [*dict.fromkeys(entry.row for entry in part.entries)] if part else []
     verdicts, figures = [], []
-    single: Share | None = None
-    for row in rows:
-        attacks = _firsts(evidence, experiment.id, row)
-        found, _ = _most_found(attacks)
-        if row.endswith(SINGLE):
-            single = found
-        if found is None:
+    single: Row | None = None
+    for name in names:
+        entries = evidence.entries(experiment.id, name)
+        made = {each: attack_row(entries, evidence.records, each) for each in attacks_of(entries)}
+        rows = [row for row in made.values() if row is not None and row.candidates]
+        done = len(rows) == len(made)
+        most = max(rows, key=lambda row: row.identified / row.n) if done else None
+        if name.endswith(SINGLE):
+            single = most
+        if most is None:
             verdicts.append(MISSING)
             continue
-        figure = f"{row}: " + ", ".join(f"`{name}` {_shares(attacks[name])}" for name in attacks)
-        if not row.endswith(SINGLE):
-            told = told_by_gradients(evidence.entries(experiment.id, row), evidence.records)
-            less = MISSING if single is None else decide_less(found, single)
-            picked = told.identified_bounds[0] > 1 / told.candidates
-            verdicts.append(IN_PART if less == HOLDS and picked else less)
-            figure += f"; candidates' gradients tell {rank_one(told)}"
+        firsts = _firsts(evidence, experiment.id, name)
+        figure = f"{name}: " + ", ".join(f"`{each}` {_shares(firsts[each])}" for each in firsts)
+        if not name.endswith(SINGLE):
+            less = MISSING if single is None else decide_fewer(_rank(most), _rank(single))
+            found = any(row.verdict.p_identified < LEVEL / len(rows) for row in rows)
+            verdicts.append(IN_PART if less == HOLDS and found else less)
+            told = told_by_gradients(entries, evidence.records)
+            figure += f"; with all else of an update known, gradients tell {rank_one(told)}"
         figures.append(figure)
     rule = (
-        f"rank 1 of all attacks, in brackets with {FAR} pixels of room where recorded; images of "
-        "one update count as independent"
+        f"rank 1 of all attacks, in brackets with {FAR} pixels of room where recorded; an update "
+        "counts once. That these attacks find no more than luck does not show that none would"
     )
     notes = (rule,) if figures else ()
     return Decision("clients", experiment.claim, together(verdicts), (*figures, *notes))
+
+
+def _rank(row: Row) -> Rank:
+    return row.identified / row.n, row.identified_bounds
 
 
 def training_lowers(evidence: Evidence) -> Decision:

@@ -17,7 +17,7 @@ from gradveil.papers.summaries import measurement_lines
 from gradveil.scores.lineup import FAR
 from gradveil.search.comparisons import AGAINST, CONTROLS, Comparison, confirmation, control
 from gradveil.search.comparisons import compare as compare_audits
-from gradveil.stats import Summary, clopper_pearson, holm
+from gradveil.stats import Summary, holm
 
 FAR_RANK = f"rank_{FAR}"
 APART = 10**9  # between the numbers of images of two cells that are pooled
@@ -264,10 +264,10 @@ def _guesses(
 
 
 def rank_one(row: Row) -> str:
-    """Write rank 1 as a count with its exact 95% interval, or a dash without a line-up."""
+    """Write rank 1 as a count with its 95% interval over updates, or a dash without a line-up."""
     if not row.candidates:
         return "-"
-    low, high = clopper_pearson(row.identified, row.n)
+    low, high = row.identified_bounds
     return f"{row.identified}/{row.n} ({100 * low:.0f} to {100 * high:.0f}%)"
 
 

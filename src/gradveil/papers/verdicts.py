@@ -13,6 +13,8 @@ SO_FAR = ", so far"
 INFEASIBLE = 0.10  # the largest share of images with rank 1 that "infeasible" allows
 POINT = 0.01  # of accuracy: what "almost nothing" allows
 TEST = 0.05 / 4  # level of each of a search's two tests in two directions
+Rank = tuple[float, tuple[float, float]]
+"""A share of images with rank 1, and its 95% bounds."""
 SOME = 3  # of the paper's five best transformations: "in part"
 
 
@@ -60,9 +62,9 @@ def accuracy_loss(
     Over trainings by Welch's t, where there are two or more of each; else over the `tested` images.
     """
     if min(len(bare), len(defended)) >= 2:
-        found = welch(bare, defended)
-        if np.isfinite(found[1]):
-            return found
+        lost, low, high = welch(bare, defended)
+        if np.isfinite(low):
+            return lost, max(low, -1.0), min(high, 1.0)  # two trainings may bound nothing
     before, after = (round(tested * values[0]) for values in (bare, defended))
     test = difference(before, tested, after, tested, level=0.975)
     return test.value, test.low, test.high
@@ -74,11 +76,22 @@ def decide_loss(low: float, high: float) -> str:
 
 
 def welch(left: Sequence[float], right: Sequence[float]) -> tuple[float, float, float]:
-    """Return the difference of two means, with its 95% bounds by Welch's t."""
-    from scipy.stats import ttest_ind
+    """Return the difference of two means, with its 95% bounds by Welch's t.
 
-    found = ttest_ind(left, right, equal_var=False).confidence_interval(0.95)
-    return float(np.mean(left) - np.mean(right)), float(found.low), float(found.high)
+    The bounds are NaN where no side has a spread.
+    """
+    from scipy.stats import t
+
+    gap = float(np.mean(left) - np.mean(right))
+    # scipy's own test warns where the values of a side are all the same.
+    parts = [0.0 if len({*s}) == 1 else float(np.var(s, ddof=1)) / len(s) for s in (left, right)]
+    if not (square := sum(parts)):
+        return gap, float("nan"), float("nan")
+    freedom = square**2 / sum(
+        p**2 / (len(s) - 1) for p, s in zip(parts, (left, right), strict=True)
+    )
+    half = float(t.ppf(0.975, freedom)) * square**0.5
+    return gap, gap - half, gap + half
 
 
 def decide_overlap(low: int, high: int, least: int) -> str:
@@ -110,6 +123,20 @@ def decide_search(tests: Sequence[Comparison]) -> str:
         return FAILS
     less = [test.less < TEST for test in tests]
     return HOLDS if all(less) else IN_PART if any(less) else UNTOLD
+
+
+def decide_fewer(of_updates: Rank, of_single: Rank) -> str:
+    """Decide whether a share of rank 1 is below another, by bounds of their gap.
+
+    These are Newcombe's hybrid (1998) of the intervals of both, so images of one update need not be
+    independent where an interval is over updates.
+    """
+    share, (low, high) = of_updates
+    other, (other_low, other_high) = of_single
+    gap = share - other
+    below = np.hypot(share - low, other_high - other)
+    above = np.hypot(high - share, other - other_low)
+    return HOLDS if gap + above < 0 else FAILS if gap - below > 0 else UNTOLD
 
 
 def decide_less(later: tuple[int, int], earlier: tuple[int, int]) -> str:
