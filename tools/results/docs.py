@@ -97,7 +97,8 @@ def threats() -> list[str]:
     single, batch, mixed = (reproduce.client(f"untrained, {kind} mode") for kind in kinds)
     return [
         f"found {single[0]} single pictures, {batch[0]} in batches of 8 in eval mode "
-        f"and {mixed[0]} in train mode. Whoever holds candidates picked {mixed[1]} in train mode",
+        f"and {mixed[0]} in train mode, where a guess finds {mixed[2]}",
+        f"which candidate is the right one, {mixed[1]}",
         f"{federated.singles()} in the updates of a Flower app",
         f"found {before} before training and {after} at the end of it",
         f"of a second training {near}, and {far} where reconstructions may lie 8 pixels off",
@@ -106,8 +107,10 @@ def threats() -> list[str]:
         f"{exact.told('cifar100-flower-untrained', 8)} in batches of 8 on CIFAR-100",
         f"{exact.told('fashion-mnist-flower-trained', 8)} on Fashion-MNIST after training",
         f"{federated.eights()} pictures were found, over {federated.updates(8)} updates each",
-        f"{federated.beside_guess('cifar100')} on CIFAR-100, and "
-        f"{federated.beside_guess('fashion-mnist')} on Fashion-MNIST",
+        f"{federated.beside_guess('cifar100')} on CIFAR-100",
+        f"{federated.beside_guess('fashion-mnist')}, {federated.luck('fashion-mnist')}",
+        f"{federated.told_by_gradients('cifar100')} on CIFAR-100 and "
+        f"{federated.told_by_gradients('fashion-mnist')} on Fashion-MNIST",
     ]
 
 

@@ -142,7 +142,8 @@ def _flower() -> str:
         f"{federated.eights()} by the best attack, over {federated.updates(8)} updates each. Of 64 "
         "pictures behind one or three local epochs `dense-matching` has "
         f"{federated.matched('cifar100')} on CIFAR-100, where chance is 5%, and "
-        f"{federated.matched('fashion-mnist')} on Fashion-MNIST, where it is 1%. "
+        f"{federated.matched('fashion-mnist')} on Fashion-MNIST, where it is 1%, "
+        f"{federated.luck('fashion-mnist')}; it knows the labels and each picture's mini-batch. "
         f"{link('What clients of a Flower app give away')}"
     )
 

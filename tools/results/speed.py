@@ -45,7 +45,9 @@ def _attacks() -> str:
                     f"{found['peak_gib']:.1f}",
                     f"{found['loop_ms']:,.0f}",
                     f"{found['loop_victims']} of {found['victims']}",
-                    f"{found['loop_ms'] / precise:.0f}x" if precise else "float32 not timed",
+                    f"{found['loop_ms'] / precise:.0f}x, {precise:.1f} ms in float32"
+                    if precise
+                    else "float32 not timed",
                     f"{goal} ms" + (": missed" if found["batched_ms"] > goal else ""),
                 ]
             )
@@ -66,7 +68,9 @@ def _attacks() -> str:
     head = ["model", "victims", "images of each", "local steps", "train mode", "on", "batched, ms"]
     head += ["GiB", "float32 loop, ms", "loop timed on victims", "ratio", "goal"]
     return (
-        f"### An iteration of an attack\n{table(head, body)}\n\n"
+        "### An iteration of an attack\n*Batched* on a GPU is what an attack uses, TF32 and bf16; "
+        "a ratio has float32 on both sides. A loop timed on some victims is scaled to all.\n\n"
+        f"{table(head, body)}\n\n"
         "`benchmarks/attack.py --models MODEL --victims N --batch IMAGES --local-steps STEPS "
         "--train-mode`; records `attack-h200.json`, `attack-clients-h200.json`, `attack-cpu.json`, "
         "`attack-clients-cpu.json`."

@@ -2,6 +2,8 @@
 
 import re
 
+import numpy as np
+
 from gradveil.audits.results import CaseResult, Row
 from gradveil.papers.catalog import EXPERIMENTS
 from gradveil.papers.cells import Trained
@@ -219,6 +221,13 @@ def _peer() -> str:
         for name in every
     )
     assert case.model is not None
+    assert row(case, PEER).identified == row(case, _guess(case), "blind").identified
+    easy, given = (made.seconds / made.n for made in (row(case, PEER, "positive"), row(case, PEER)))
+    distances = {
+        name: np.mean([each.distance for each in case.of("attack", name)]) for name in every
+    }
+    told = ", ".join(f"`{name}` {distances[name]:.2f}" for name in every)
+    ratio = row(case, PEER).seconds / row(case, STRONGEST).seconds
     return "\n\n".join(
         [
             "### Beside breaching, at equal time",
@@ -231,11 +240,15 @@ def _peer() -> str:
             "*Rank 1 of two, on the same images; p of exact McNemar tests, not corrected for "
             f"{len(compared)} comparisons:*",
             table(["compared", "only the first has it", "only the second", "p"], compared),
-            f"- Positive controls, untrained lenet: {positives}. So breaching's attack runs; what "
-            "it lacks here is time. On small models and with as many iterations both reach about "
-            f"the same PSNR ({link('Against breaching')}).\n"
-            "- One run. Another process shared the GPU, so all of these seconds are longer than "
-            "alone. How many iterations breaching made was not recorded. No sham in this run.",
+            f"- Positive controls, untrained lenet: {positives}. So breaching's attack runs; there "
+            f"it had {easy:.0f} seconds for an image, here {given:.1f}.\n"
+            f"- Its figure is that of the guess. Mean cosine distance that is left: {told}. So it "
+            "is far from a fit here; what it finds of this model with more time is not measured. "
+            "On small models and with as many iterations "
+            f"both reach about the same PSNR ({link('Against breaching')}).\n"
+            "- One run. Another process shared the GPU, so these seconds may be longer than alone; "
+            f"`raced` took less than in the run above, and breaching {ratio:.1f} times as long. "
+            "How many iterations breaching made was not recorded. No sham in this run.",
             "`PEER_SECONDS=106 PYTHONPATH=benchmarks gradveil audit ... --attack "
             f"peer_attack:breaching`; records `grids/{PEERS}`.",
         ]
