@@ -155,6 +155,7 @@ def _guard() -> str:
     )
     return (
         f"**A client can check itself**: its guard withheld {found} updates that an audit "
-        f"identified, {spared} that it did not, and {noisy} under noise that it did not. "
+        f"identified, {spared} that it did not, and {noisy} under noise that it did not; a rule "
+        "that withholds whatever has no noise would do as well there. "
         f"{link('A client that checks itself')}"
     )
