@@ -245,7 +245,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             "clients",
             (BEYOND,),
             "Batches, batch norm in train mode and local steps hide images.",
-            "The strongest attack has fewer images with rank 1 than of single images.",
+            "At most 10% of images can have rank 1, and fewer than of single ones, by any attack.",
             CIFAR_RESNET,
         ),
         RacedPolicies(

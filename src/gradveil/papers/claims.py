@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gradveil.audits.records import Record
-from gradveil.audits.results import LEVEL, Row
+from gradveil.audits.results import Row
 from gradveil.papers.beyond import END, SINGLE
 from gradveil.papers.catalog import EXPERIMENTS
 from gradveil.papers.cells import Trained
@@ -50,6 +50,7 @@ from gradveil.papers.verdicts import (
     FAILS,
     HOLDS,
     IN_PART,
+    INFEASIBLE,
     MISSING,
     POINT,
     UNTOLD,
@@ -421,10 +422,11 @@ def larger_resist(evidence: Evidence) -> Decision:
 def clients_hide(evidence: Evidence) -> Decision:
     """Decide whether batches, train mode and local steps hide images that single ones show.
 
-    It holds of a kind of client where the best of all attacks finds fewer images than of single
-    ones, at the same stage of training. It holds in part where an attack still finds more than
-    luck, after a correction for their number. The line-up by gradients decides nothing: whoever
-    knows all else of an update tells every image of it, unless noise is added.
+    It holds of a kind of client where the best of all attacks can find at most `INFEASIBLE` of the
+    images, and fewer than of single ones, at the same stage of training. It holds in part where it
+    finds fewer, but may find more than that. Both are by bounds over updates. The line-up by
+    gradients decides nothing: whoever knows all else of an update tells every image of it, unless
+    noise is added.
     """
     experiment = EXPERIMENTS["clients"]
     part = evidence.parts.get((experiment.id, "ours"))
@@ -446,14 +448,14 @@ def clients_hide(evidence: Evidence) -> Decision:
         figure = f"{name}: " + ", ".join(f"`{each}` {_shares(firsts[each])}" for each in firsts)
         if not name.endswith(SINGLE):
             less = MISSING if single is None else decide_fewer(_rank(most), _rank(single))
-            found = any(row.verdict.p_identified < LEVEL / len(rows) for row in rows)
-            verdicts.append(IN_PART if less == HOLDS and found else less)
+            hidden = most.identified_bounds[1] <= INFEASIBLE
+            verdicts.append(IN_PART if less == HOLDS and not hidden else less)
             told = told_by_gradients(entries, evidence.records)
             figure += f"; with all else of an update known, gradients tell {rank_one(told)}"
         figures.append(figure)
     rule = (
         f"rank 1 of all attacks, in brackets with {FAR} pixels of room where recorded; an update "
-        "counts once. That these attacks find no more than luck does not show that none would"
+        "counts once. What these attacks do not find, others may"
     )
     notes = (rule,) if figures else ()
     return Decision("clients", experiment.claim, together(verdicts), (*figures, *notes))
