@@ -87,9 +87,9 @@ def test_a_loader_that_shuffles_gives_one_order_and_leaves_torch_s_generator_alo
     ("images", "labels", "says"),
     [
         ([1, 2, 3], None, "mine: item 0 is int; expected an image tensor (C, H, W) and its label"),
-        ("cifar100", None, "mine: a str; expected a tensor (N, C, H, W), a pair of images"),
+        ("cifar100", None, "mine: a text; expected a tensor (N, C, H, W), a pair of images"),
         (None, None, "mine: None; expected a tensor"),
-        (PIXELS.numpy(), LABELS, "mine: a ndarray; expected a tensor"),
+        (PIXELS.numpy(), LABELS, "mine: a NumPy array; expected a tensor"),
         (PIXELS, None, "mine: a tensor of images without labels; give labels too"),
         (PIXELS[0], LABELS, "mine: images of shape (3, 4, 4); expected (N, C, H, W)"),
         (PIXELS[:0], LABELS[:0], "mine: images of shape (0, 3, 4, 4); expected (N, C, H, W)"),

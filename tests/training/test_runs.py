@@ -145,7 +145,7 @@ def test_no_epochs_give_the_untrained_model_and_its_accuracy(
         ({"data": "nonsense"}, "unknown dataset 'nonsense': choose from"),
         ({"data": "folder:nowhere"}, "no folder nowhere"),
         ({"model": "nonsense"}, "unknown model 'nonsense': choose from"),
-        ({"model": "os:getcwd"}, "model 'os:getcwd' gave a str"),
+        ({"model": "os:getcwd"}, "model 'os:getcwd' gave a text"),
         ({"model": "torch.nn:Identity"}, "has no parameters to train"),
         ({"model": "own_training_nets:frozen"}, "has no parameters to train"),
         (

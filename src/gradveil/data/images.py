@@ -179,7 +179,7 @@ def _indices(labels: object, count: int, name: str) -> Tensor:
         found = labels if isinstance(labels, Tensor) else torch.as_tensor(labels)
     except (TypeError, ValueError, RuntimeError):
         raise GradveilError(
-            f"{name}: labels are a {type(labels).__name__}; expected a tensor of class indices"
+            f"{name}: labels are {kind_of(labels)}; expected a tensor of class indices"
         ) from None
     if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
         raise GradveilError(
