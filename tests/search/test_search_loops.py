@@ -276,6 +276,29 @@ def test_trials_in_other_hands_are_waited_for(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(("finished", "events"), [(0, [50, "told", 50]), (47, [3, 50, "told"])])
+def test_the_time_is_told_after_a_whole_group_though_a_stopped_search_left_part_of_one(
+    finished: int, events: list[object], tmp_path: Path
+) -> None:
+    job = replace(JOB, race=True, trials=120)
+    with opened(job, tmp_path / "journal") as study:
+        for trial in study.claim(50, 120)[:finished]:
+            study.finish(trial, "dropped", {"over_blind": [0.0] * 10, "ssim": [0.0] * 10})
+    seen: list[object] = []
+
+    class Watched(Loop):
+        def score(self, trials: Sequence[Trial[Policy]], *rest: Any) -> None:
+            seen.append(len(trials))
+            super().score(trials, *rest)
+
+        def tell_time(self, each: float, target: int) -> None:
+            seen.append("told")
+
+    with opened(job, tmp_path / "journal") as study, Counting(SCORERS) as engine:
+        Watched(job, study, engine, SCORERS, Bar(False)).run()
+    assert seen[:3] == events
+
+
 @pytest.mark.parametrize(
     ("each", "race", "trials"),
     [(0.1, False, None), (5.0, False, "5 min"), (5.0, True, "5 min, less what the race saves")],
