@@ -18,7 +18,6 @@ from gradveil.audits.certificates import (
     PositiveControl,
     percent,
 )
-from gradveil.audits.results import NO_BETTER
 from gradveil.report.answer import baseline
 from gradveil.report.audit import ATTACKER, DEFENSE
 from gradveil.report.layout import Fitted
@@ -272,8 +271,6 @@ def _doubt(control: PositiveControl, asked: Threshold) -> str:
         return "no positive control"
     level = "rank 1" if asked.metric == LINEUP else str(asked)
     reached = f"{level} in {control.reached} of {control.n} images"
-    if control.doubt == NO_BETTER:
-        return f"its positive control fails ({reached}, {NO_BETTER})"
     doubt = "" if control.doubt is None else f", {control.doubt}"
     return f"its positive control does not show it ({reached}{doubt})"
 
