@@ -1,6 +1,6 @@
 """Certificates of an audit as a table, in sentences, and as a section of the page."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from rich.table import Table
@@ -352,7 +352,7 @@ def certificate_section(
     table = element(
         "table",
         element("thead", element("tr", *heads)),
-        *(element("tbody", *_page_rows(name_of(case), made)) for case, made in found),
+        *(element("tbody", *_page_rows(name_of(case), made, columns)) for case, made in found),
         class_="bounds",
     )
     region = element(
@@ -383,8 +383,11 @@ def _page_words(certificate: Certificate) -> str:
     return f"{''.join(said)}{_recognized(certificate)}{same}".strip()
 
 
-def _page_rows(name: str, certificate: Certificate) -> list[Html]:
-    """Return the rows of a case, the first with its name and its accuracy."""
+def _page_rows(name: str, certificate: Certificate, columns: Sequence[str]) -> list[Html]:
+    """Return the rows of a case, the first with its name and its accuracy.
+
+    Each cell holds the head of its column too, which stands beside it where the page is narrow.
+    """
     asked = certificate.threshold
     lines = [
         [row_name(row), row.against, *_page_cells(row.bound), *_decided(row, asked)]
@@ -398,10 +401,17 @@ def _page_rows(name: str, certificate: Certificate) -> list[Html]:
     over = str(len(lines))
     heads = [
         element("th", breakable(name), scope="rowgroup", rowspan=over),
-        element("td", _lost(certificate), rowspan=over),
+        element("td", _lost(certificate), rowspan=over, data_head=columns[1]),
     ]
     return [
-        element("tr", *(heads if number == 0 else []), *(element("td", cell) for cell in line))
+        element(
+            "tr",
+            *(heads if number == 0 else []),
+            *(
+                element("td", cell, data_head=head)
+                for cell, head in zip(line, columns[2:], strict=True)
+            ),
+        )
         for number, line in enumerate(lines)
     ]
 
