@@ -314,3 +314,24 @@ def test_the_time_told_is_that_of_the_trials_and_of_the_audits(
             loop = Loop(job, study, engine, SCORERS, Bar(shown), lambda: 50.0)
             loop.tell_time(each, 60)
         assert capsys.readouterr().err == (said if shown and trials else "")
+
+
+def test_what_is_scored_here_has_as_many_threads_as_cores_are_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Watched(ToyAccuracy):
+        def score(self, policies: Sequence[Policy], block: int) -> dict[str, Tensor]:
+            seen.append(torch.get_num_threads())
+            return super().score(policies, block)
+
+    seen: list[int] = []
+    others = iter([1.0, 0.0])
+    monkeypatch.setattr("gradveil.engine.device._OTHERS", lambda: next(others))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    torch.set_num_threads(2)
+    try:
+        with LocalEngine({"accuracy": Watched()}) as engine:
+            engine.score("accuracy", [Policy.parse("3"), Policy.parse("7")], 0)
+        assert seen == [1, 2] and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)
