@@ -171,7 +171,10 @@ def test_an_assessment_goes_from_the_doctor_to_the_page_and_is_read_back(
     page = found.report.page.read_text()
     assert "What to do" in page and all(html.escape(line.strip()) in page for line in found.advice)
     assert write_report(tmp_path / "a").page.read_text() == page  # as `gradveil report` makes it
-    again = run_assessment(job, tmp_path / "a", progress=False)
+    capsys.readouterr()
+    again = run_assessment(job, tmp_path / "a", progress=True)
+    assert ", in about " not in (said := capsys.readouterr().err)
+    assert "going on with the attacks on 4 images" in said
     assert again.advice == found.advice
     with pytest.raises(GradveilError, match="an assessment with other settings"):
         run_assessment(replace(job, images=5), tmp_path / "a", progress=False)

@@ -62,7 +62,7 @@ def test_an_audit_without_an_attack_is_refused() -> None:
         (("dlg", find("dlg")), None, "attack 'dlg' is named twice"),
         (((("../x"), find("dlg")),), None, "attack name '../x': files are named after it"),
         (("closed-form",), 3, "steps 3: none of closed-form has such a setting"),
-        ((3,), None, "attacks: a int; expected an Attack, such as gradveil.attacks.dlg, or"),
+        ((3,), None, "attacks: a whole number; expected an Attack, such as gradveil.attacks.dlg"),
         ((("dlg", 3),), None, "attacks: a tuple; expected an Attack"),
         (
             (GradientMatching,),

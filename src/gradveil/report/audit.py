@@ -262,7 +262,10 @@ def _control_words(case: CaseResult) -> list[str]:
         if row.identified * row.candidates <= LUCKY * row.n
     ]
     tests = max(row.verdict.tests for row in case.rows)
-    lines.append(f"Better than blind: at 5% over all {tests} tests together (Holm).")
+    alone = ""
+    if any(kind == "positive" and row.candidates for (kind, _), row in rows.items()):
+        alone = f"; a positive control also at {EACH:.1%} by its line-up alone"
+    lines.append(f"Better than blind: at 5% over all {tests} tests together (Holm){alone}.")
     return lines
 
 
@@ -273,13 +276,7 @@ def _positive_words(row: Row, cases: Sequence[CaseResult]) -> str:
     preset = PRESETS.get(row.attack)
     model = "mlp" if random or (preset and preset.easy_model == "mlp") else "lenet"
     under = ", what it undoes at a mild setting" if undone else ""
-    says = "it fails even there, so low scores of it say nothing about the model"
-    if _perhaps(row):
-        says = (
-            f"luck over all {row.verdict.tests} tests is not ruled out even there (p = "
-            f"{row.verdict.p_identified:.2g} of the line-up alone), so low scores of it say little "
-            "about the model"
-        )
+    says = f"{NO_BETTER} even there, so low scores of it say nothing about the model"
     if row.doubt is None:
         says = f"{_shown_by(row)}: the attack works"
     elif row.doubt == TOO_FEW:
@@ -290,11 +287,6 @@ def _positive_words(row: Row, cases: Sequence[CaseResult]) -> str:
         f"and one gradient: {number(row.psnr.mean)} dB, {number(row.over_blind.mean, '+.2f')} dB "
         f"over blind, {_lineup_words(row)}: {says}."
     )
-
-
-def _perhaps(row: Row) -> bool:
-    """Tell whether the line-up alone would show that an attack works, and all tests do not."""
-    return bool(row.candidates) and row.doubt == NO_BETTER and row.verdict.p_identified < EACH
 
 
 def _lineup_words(row: Row) -> str:
@@ -336,8 +328,8 @@ def _attack_words(row: Row, positive: Row | None, against: str, undoes: bool) ->
         because += ": it undoes a defense that declares no mild setting" if undoes else ""
     elif positive.doubt == NO_BETTER:
         because = (
-            f", and its positive control {'shows too little' if _perhaps(positive) else 'fails'} "
-            "too: try more steps or another attack before concluding anything about the model"
+            f", and its positive control is {NO_BETTER} ({_lineup_words(positive)}): try more "
+            "steps or another attack before concluding anything about the model"
         )
     return f"{row.attack}{against}: {row.doubt}: {figures}{because}."
 
