@@ -30,6 +30,13 @@ def cases(*defenses: str, **changes: Any) -> tuple[Case, ...]:
     return make_cases([parse(text) for text in defenses or ("none",)], **changes)
 
 
+def test_the_settings_name_the_split_of_the_images_that_are_given() -> None:
+    train = load("fashion-mnist-mini", "train")
+    assert job(data=train).settings()["split"] == "train"
+    assert job(split="train").settings()["split"] == "train"
+    assert job().settings()["split"] == "test"
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

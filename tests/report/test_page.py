@@ -690,6 +690,23 @@ def test_classes_too_small_to_draw_from_stand_beside_the_mix_of_classes(tmp_path
     assert case["passed_over"] == small
 
 
+def test_images_of_a_user_without_splits_are_said_to_be_of_none(tmp_path: Path) -> None:
+    run = make_audit(tmp_path / "run", {"none": {"dlg": 5}}, data="images")
+    _, parsed = page(run)
+    assert "Images unlike the 8 attacked here" in parsed.words
+    said = " ".join(write_report(run, certify="lineup").certified)
+    assert "images unlike the 8 (" in said
+    run = make_audit(tmp_path / "spied", {"none": {"dlg": 5}}, split="train")
+    assert "Images unlike the 8 of fashion-mnist-mini train attacked" in page(run)[1].words
+
+
+def test_a_star_is_explained_where_a_file_does_not_say_what_it_was_trained_under(
+    tmp_path: Path,
+) -> None:
+    run = make_audit(tmp_path / "run", {"none": {"dlg": 5}}, accuracies={"none": 0.9})
+    assert "or its file does not say under which" in page(run)[1].words
+
+
 def test_the_threshold_of_the_certificates_can_be_asked_for_and_decided(tmp_path: Path) -> None:
     run = make_audit(tmp_path / "run", {"none": {"dlg": 8}, "prune:0.9": {"dlg": 1}}, failed=1)
     write_report(run, certify=Threshold("psnr", 15, delta=0.9))

@@ -251,6 +251,7 @@ class AuditJob:
         plain |= constants_setting(self.model)
         plain |= {} if self.channels is None else {"channels": self.channels}
         plain |= {"scored": len(self.scored_on)} if self.scored_on else {}
+        plain |= {"split": self.data.split} if isinstance(self.data, Images) else {}
         return plain | self.protocol.settings() | dict(zip(("data", "model"), named, strict=True))
 
 

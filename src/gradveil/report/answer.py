@@ -10,6 +10,7 @@ from gradveil.audits.results import NO_BETTER, TOO_FEW
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Protocol
 from gradveil.report.audit import ORIGINAL, USED, number
+from gradveil.report.provenance import images_words
 
 Tone = Literal["leak", "unclear", "none"]
 BARE = {
@@ -284,8 +285,8 @@ def untested_words(result: AuditResult) -> list[str]:
     said = [
         "Other attacks, settings and restarts than these; an attacker with more knowledge, or one "
         "who also changes the model that clients receive.",
-        f"Images unlike the {cases[0].strongest.n} of {settings['data']} "
-        f"{settings.get('split', 'test')} attacked here ({cases[0].classes_in_full}).",
+        f"Images unlike the {images_words(settings, cases[0].strongest.n)} attacked here "
+        f"({cases[0].classes_in_full}).",
         "Other models, seeds and stages of training; what many rounds give away together.",
     ]
     if settings.get("batch_size", 1) == 1:

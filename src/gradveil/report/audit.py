@@ -483,7 +483,7 @@ def _on_lines(case: CaseResult) -> list[str]:
 
 
 def accuracy_words(case: CaseResult) -> str:
-    """Write the accuracy, marked where the model was trained under another defense."""
+    """Write the accuracy, marked where the model is not known to be trained under the defense."""
     if case.model is None:
         return "-"
     return f"{case.model.accuracy:.1%}" + ("" if case.model.under == case.defense else "*")

@@ -51,6 +51,13 @@ def published(data: str) -> bool:
     return data in {dataset.name for dataset in catalog()}
 
 
+def images_words(settings: Mapping[str, Any], count: int) -> str:
+    """Write how many images were attacked, and of which split where the data set has splits."""
+    data, split = str(settings["data"]), settings.get("split", "test")
+    has_splits = published(data) or data.startswith("folder:")
+    return f"{count} of {data} {split}" if has_splits else f"{count}"
+
+
 def settings_lines(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the settings of an audit or a search, in order."""
     plain = {key: value for key, value in settings.items() if key not in HIDDEN}
