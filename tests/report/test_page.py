@@ -24,7 +24,7 @@ from gradveil.report.answer import given_words, make_answer, untested_words
 from gradveil.report.certificates import certificates_in_words, certify_cases
 from gradveil.report.markup import Html, data_block, element
 from gradveil.report.provenance import command
-from gradveil.report.write import write_report
+from gradveil.report.write import write_files, write_report
 from gradveil.stats import upper_bound
 from report.folders import make_audit, make_cell, make_search, pictures
 
@@ -698,6 +698,16 @@ def test_images_of_a_user_without_splits_are_said_to_be_of_none(tmp_path: Path) 
     assert "images unlike the 8 (" in said
     run = make_audit(tmp_path / "spied", {"none": {"dlg": 5}}, split="train")
     assert "Images unlike the 8 of fashion-mnist-mini train attacked" in page(run)[1].words
+
+
+def test_advice_that_is_set_in_is_a_list_below_its_line(tmp_path: Path) -> None:
+    run = make_audit(tmp_path / "run", {"none": {"dlg": 5}})
+    advice = ["None:", "  prune:0.9: no", "  3-1-7: no", "Beware."]
+    report = write_files({"": AuditResult.read(run)}, tmp_path / "page", advice=advice)
+    nested = "<li>None:<ul><li>prune:0.9: no</li><li>3-1-7: no</li></ul></li><li>Beware.</li>"
+    text = report.page.read_text(encoding="utf-8")
+    assert nested in text
+    Parsed(text)
 
 
 def test_a_star_is_explained_where_a_file_does_not_say_what_it_was_trained_under(

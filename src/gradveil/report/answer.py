@@ -146,7 +146,7 @@ def _result(row: Row, choice: str) -> str:
         f"attacked {row.n} private picture{'' if row.n == 1 else 's'}: {right} resembled {true} "
         f"more than {row.candidates - 1} others{kind} "
         f"(95% interval{choice}: {low:.0%} to {high:.0%}){failed}; "
-        f"by luck it would be {_few(row.n * row.verdict.chance)}"
+        f"by luck it would be {few(row.n * row.verdict.chance)}"
     )
 
 
@@ -154,7 +154,8 @@ def _not_clearly(row: Row) -> str:
     return f"after a correction for {row.verdict.tests} tests that is not clearly more than"
 
 
-def _few(expected: float) -> str:
+def few(expected: float) -> str:
+    """Write how many images are expected, with two digits where they are fewer than three."""
     return f"{expected:.0f}" if expected >= 3 else f"{expected:.2g}"
 
 
