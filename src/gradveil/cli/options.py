@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -282,6 +283,7 @@ def say(result: Mapping[str, Any], as_json: bool, *shown: Table | str | Sequence
         console.print(text, soft_wrap=isinstance(text, str), markup=False, highlight=False)
 
 
+WIDEST = 10_000  # letters, more than any table needs
 NARROW = 120  # letters of a line below which a list is not a table
 
 
@@ -291,10 +293,26 @@ def listing(
     """Build a table, or where lines are short a few lines for each row, its cells named."""
     if SafeConsole().width >= NARROW:
         return table(title, columns, rows)
+    return _as_lines(title, columns[1:], [(f"{row[0]}: {row[1]}", *row[2:]) for row in rows])
+
+
+def fitting(
+    title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]
+) -> Table | list[str]:
+    """Build a table, or where it would break words a few lines for each row, its cells named."""
+    console, made = SafeConsole(), table(title, columns, rows)
+    unlimited = console.options.update(width=WIDEST)
+    if Measurement.get(console, unlimited, made).minimum <= console.width:
+        return made
+    return _as_lines(title, columns, rows)
+
+
+def _as_lines(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+    """Write a line for the first cell of each row, and one with its name for each of the others."""
     lines = [title]
-    for first, second, *more in rows:
-        lines += [f"{first}: {second}"]
-        named = zip(columns[2:], more, strict=True)
+    for first, *more in rows:
+        lines.append(str(first))
+        named = zip(columns[1:], more, strict=True)
         lines += [f"    {name}: {cell}" for name, cell in named if cell]
     return lines
 
