@@ -11,8 +11,8 @@ from rich.table import Table
 from gradveil.cli import options
 from gradveil.cli.options import examples, fitting, say, table
 from gradveil.core.errors import GradveilError, unknown
-from gradveil.core.files import shown
 from gradveil.core.streams import print_line
+from gradveil.core.text import on_one_line
 
 if TYPE_CHECKING:
     from gradveil.papers.cells import Workspace
@@ -118,7 +118,7 @@ def reproduce_command(
     if minutes is not None and not minutes > 0:
         raise GradveilError(f"minutes {minutes:g}: it must be above 0")
     if archive is not None and not archive.name.endswith(ARCHIVES):
-        raise GradveilError(f"archive {shown(archive)}: name it {' or '.join(ARCHIVES)}")
+        raise GradveilError(f"archive {on_one_line(archive)}: name it {' or '.join(ARCHIVES)}")
     from gradveil.engine.device import find_device
     from gradveil.papers.catalog import EXPERIMENTS, find_experiments
     from gradveil.papers.cells import Workspace
