@@ -367,6 +367,16 @@ def test_the_update_and_the_command_name_the_local_training(
     assert again in (command(result) or "")
 
 
+def test_a_page_of_what_a_spy_kept_says_how_it_is_made_again(tmp_path: Path) -> None:
+    run = make_audit(tmp_path / "run", {"none": {"dlg": 5}})
+    settings = json.loads((run / "settings.json").read_text())
+    for each in settings["cases"]:
+        each["checkpoint"] = "fed/spy/round-0001/global.safetensors"
+    (run / "settings.json").write_text(json.dumps(settings))
+    words = page(run)[1].words
+    assert "It attacked updates that a spy kept" in words and "Python objects" not in words
+
+
 def test_breakers_that_were_not_run_are_named(five: Path) -> None:
     said = untested_words(AuditResult.read(five))
     names = [line.partition(":")[0] for line in said if "known to break" in line]

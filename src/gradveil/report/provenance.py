@@ -87,6 +87,11 @@ def case_lines(case: CaseResult) -> list[tuple[str, str]]:
     return lines
 
 
+def is_spied(result: AuditResult) -> bool:
+    """Tell whether the updates are those that a spy kept."""
+    return any(Path(str(case["checkpoint"])).name == SENT for case in result.settings["cases"])
+
+
 def _named(settings: Mapping[str, Any], listed: Sequence[str]) -> bool:
     """Tell whether data, model and attacks are named as the command line names them."""
     data, model = str(settings["data"]), str(settings["model"])
@@ -122,8 +127,7 @@ def command(result: AuditResult) -> str | None:
     None also for updates that a spy kept: the settings do not say where the clients' images are.
     """
     settings = result.settings
-    spied = any(Path(str(case["checkpoint"])).name == SENT for case in settings["cases"])
-    if spied or not _named(settings, settings["attacks"]):
+    if is_spied(result) or not _named(settings, settings["attacks"]):
         return None
     words = ["gradveil", "audit", "--data", settings["data"], "--model", settings["model"]]
     for name in settings["attacks"]:
