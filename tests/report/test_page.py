@@ -377,6 +377,12 @@ def test_a_page_of_what_a_spy_kept_says_how_it_is_made_again(tmp_path: Path) -> 
     assert "It attacked updates that a spy kept" in words and "Python objects" not in words
 
 
+def test_the_notes_of_a_search_name_the_model_of_each_case(tmp_path: Path) -> None:
+    _, parsed = page(make_search(tmp_path / "search"))
+    (untrained,) = (words for words in parsed.texts if words.endswith("the model is untrained."))
+    assert "none on the untrained model" in untrained and "semi-trained" not in untrained
+
+
 def test_breakers_that_were_not_run_are_named(five: Path) -> None:
     said = untested_words(AuditResult.read(five))
     names = [line.partition(":")[0] for line in said if "known to break" in line]

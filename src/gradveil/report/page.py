@@ -334,7 +334,7 @@ class Page:
     def _notes(self) -> Html:
         parts = []
         for name, run in self.runs.items():
-            lines = [element("li", line) for line in audit_in_words(run)]
+            lines = [element("li", line) for line in audit_in_words(run, self.name_of)]
             parts.append(element("h3", name) if len(self.runs) > 1 else None)
             parts.append(element("ul", *lines, class_="lines"))
         return joined(parts)
