@@ -494,3 +494,8 @@ def test_the_result_lies_in_a_temporary_folder_unless_one_is_named(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     result = audit(model, images, labels, attacks=["closed-form"], **QUICK)
     assert result.out.parent == tmp_path and AuditResult.read(result.out) == result
+
+
+def test_a_misspelled_argument_is_named_with_the_function() -> None:
+    with pytest.raises(TypeError, match=r"^audit\(\) got an unexpected keyword argument 'atacks'$"):
+        audit("lenet", "fashion-mnist-mini", atacks=["dlg"])  # type: ignore[call-arg]

@@ -113,7 +113,7 @@ def test_a_diagnosis_shows_itself_as_text_and_as_json() -> None:
         "        do",
         "note    a: means",
         "        do",
-        "well    1 checks: c",
+        "well    1 check: c",
         "skipped 2 checks: d, e",
         "skipped f, g: no file says it",
         "note    self: well",
@@ -130,7 +130,7 @@ def test_a_diagnosis_sends_no_codes_to_a_terminal() -> None:
     assert str(odd) == said + r"; rename \x9b it"
     found = Diagnosis((odd,), ("b\x1b",), (), odd)
     lines = ["note    " + said, r"        rename \x9b it"]
-    assert str(found).splitlines() == [*lines, r"well    1 checks: b\x1b", *lines]
+    assert str(found).splitlines() == [*lines, r"well    1 check: b\x1b", *lines]
 
 
 class Failing(nn.Module):

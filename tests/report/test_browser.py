@@ -292,7 +292,8 @@ def test_csv_and_json_are_saved(browser: Browser, page: Path, tmp_path: Path) ->
     for number, name in enumerate(("audit.csv", "rows.json")):
         click(browser, ".save", number)
         until = time.monotonic() + 30
-        while not (tmp_path / name).is_file():
+        # The name is there before the content is.
+        while not ((tmp_path / name).is_file() and (tmp_path / name).stat().st_size):
             assert time.monotonic() < until
             browser.run("new Promise((done) => setTimeout(done, 50))")
     assert (tmp_path / "audit.csv").read_text() == page.with_name("audit.csv").read_text()

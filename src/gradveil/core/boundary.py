@@ -44,7 +44,10 @@ def public(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def checked(*given: P.args, **more: P.kwargs) -> T:
-        bound, hints = signature.bind(*given, **more), _hints(function)
+        try:
+            bound, hints = signature.bind(*given, **more), _hints(function)
+        except TypeError as error:  # as Python words it where it calls the function itself
+            raise TypeError(f"{function.__name__}() {error}") from None
         for name, value in bound.arguments.items():
             if name in hints:
                 bound.arguments[name] = check_value(value, hints[name], name)

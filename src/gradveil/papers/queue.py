@@ -13,9 +13,11 @@ from pathlib import Path
 
 import torch
 
+from gradveil.core.cell_files import CELL
 from gradveil.core.errors import GradveilError, one_line
 from gradveil.core.files import (
     MissingFileError,
+    check_writable,
     read_bytes,
     refuse_ways_out,
     shown,
@@ -270,6 +272,10 @@ def run_queue(
     for folder in (workspace.work, records.folders[0]):
         if folder.is_dir():
             refuse_ways_out(folder)
+    # Before the work, which may take hours, and not when the first of it is to be written.
+    for path in (workspace.work / HELD / CELL, records.folders[0] / CELL, archive):
+        if path is not None:
+            check_writable(path)
     for group in plan.groups:
         for cell in group.cells:
             _note(workspace, cell.key).unlink(missing_ok=True)  # of an earlier run

@@ -1,6 +1,6 @@
 """An audit as tables and in sentences, with a single case or with several."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
@@ -24,9 +24,16 @@ def audit_tables(result: AuditResult) -> list[Table]:
     return case_tables(result.cases[0]) if len(result.cases) == 1 else several_tables(result)
 
 
-def audit_in_words(result: AuditResult) -> list[str]:
-    """Return sentences on the controls and on everything that a reader would not expect."""
-    return case_in_words(result.cases[0]) if len(result.cases) == 1 else several_in_words(result)
+def audit_in_words(
+    result: AuditResult, name_of: Callable[[CaseResult], str] | None = None
+) -> list[str]:
+    """Return sentences on the controls and on everything that a reader would not expect.
+
+    `name_of` is what cases are called, where not by their names.
+    """
+    if len(result.cases) == 1:
+        return case_in_words(result.cases[0])
+    return several_in_words(result, name_of)
 
 
 def spread(values: Summary, form: str = ".2f") -> str:
@@ -475,7 +482,7 @@ def _on_lines(case: CaseResult) -> list[str]:
 
 
 def accuracy_words(case: CaseResult) -> str:
-    """Write the accuracy, marked where the model was trained under another defense."""
+    """Write the accuracy, marked where the model is not known to be trained under the defense."""
     if case.model is None:
         return "-"
     return f"{case.model.accuracy:.1%}" + ("" if case.model.under == case.defense else "*")
@@ -487,7 +494,9 @@ def _knows(case: CaseResult, attack: str) -> list[str]:
     return [f" + {known}" for known in more.split(", ") if known]
 
 
-def several_in_words(result: AuditResult) -> list[str]:
+def several_in_words(
+    result: AuditResult, name_of: Callable[[CaseResult], str] | None = None
+) -> list[str]:
     """Return sentences on the columns, on the positive controls, and on unusual cases."""
     labels = {"known": "the labels", "inferred": "the labels it inferred"}
     lines = [
@@ -506,7 +515,7 @@ def several_in_words(result: AuditResult) -> list[str]:
     said: dict[str, list[str]] = {}
     for case in result.cases:
         for sentence in _unusual(case):
-            said.setdefault(sentence, []).append(case.name)
+            said.setdefault(sentence, []).append(name_of(case) if name_of else case.name)
     for sentence, names in said.items():
         everywhere = 1 < len(result.cases) == len(names)
         lines.append(f"{'All' if everywhere else '; '.join(names)}: {sentence}")

@@ -22,6 +22,7 @@ from gradveil.report.answer import baseline
 from gradveil.report.audit import ATTACKER, DEFENSE
 from gradveil.report.layout import Fitted
 from gradveil.report.markup import Html, breakable, element, joined
+from gradveil.report.provenance import images_words
 
 UNKNOWN = "unknown"
 UNKNOWN_LOSS = (
@@ -288,10 +289,7 @@ def _untested(case: CaseResult, certificate: Certificate) -> str:
     """Name the limits of a statement."""
     settings = case.settings
     batch = settings.get("batch_size", 1)
-    images = (
-        f"{certificate.overall.n} of {settings['data']} {settings.get('split', 'test')} "
-        f"({case.classes_in_full})"
-    )
+    images = f"{images_words(settings, certificate.overall.n)} ({case.classes_in_full})"
     said = (
         "Not tested: other attacks, settings and restarts than these; images unlike the "
         f"{images} attacked here; other models, seeds and stages of training; what many rounds "

@@ -39,7 +39,7 @@ GLOSSARY = {
     "the count among those attacked.",
     "GradSim": "The cosine of the gradients of two pictures for one label; 1 where they are alike.",
     "Accuracy": "Share of test images that the audited weights classify correctly; with * the "
-    "model was trained under another defense.",
+    "model was trained under another defense, or its file does not say under which.",
 }
 
 
