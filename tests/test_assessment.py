@@ -2,6 +2,7 @@
 
 import html
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from gradveil.audits.model import ModelFacts
 from gradveil.audits.timing import TooFewMinutesError
 from gradveil.checks import Diagnosis, Finding
 from gradveil.core.errors import GradveilError
-from gradveil.defenses import Pruning, assessed_defenses
+from gradveil.defenses import Defense, Pruning, assessed_defenses
 from gradveil.report.write import write_report
 from gradveil.stats import Verdict
 
@@ -83,8 +84,28 @@ def test_the_defense_that_leaks_least_at_an_acceptable_cost_is_recommended() -> 
 
 def test_a_defense_that_was_not_shown_to_leak_less_is_not_recommended() -> None:
     found = concluded(*bare(), case("prune:0.5", THEN, 12, 0.9))
-    assert found.recommended is None and found.advice[1] == "None of these helps:"
+    assert found.recommended is None and found.advice[1] == "None of these was shown to help:"
     assert "was not shown to leak less: 12 of 16 images are identified, 14" in found.advice[2]
+
+
+def test_what_luck_would_give_is_written_as_on_the_page() -> None:
+    found = concluded(*bare(), case("prune:0.5", THEN, 12, 0.9))
+    assert "by luck it would be 0.8)" in found.advice[0]
+    rare = case("none", NOW, 14, 0.9)
+    rare.strongest.verdict = Verdict(True, 0.5, 0.5, 0.004)
+    assert "by luck it would be 0.064)" in concluded(rare, bare()[1]).advice[0]
+
+
+def test_the_table_has_the_accuracy_that_a_defense_is_compared_with() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # typer's own
+        from gradveil.cli.assess import assessment_table
+    found: Any = SimpleNamespace(
+        result=SimpleNamespace(cases=bare()),
+        defenses=concluded(*bare(), case("prune:0.5", THEN, 12, 0.88)).defenses,
+    )
+    *_, accuracy, _ = assessment_table(found).columns
+    assert [str(cell) for cell in accuracy.cells] == ["90.0%", "90.0%", "88.0% (-2.0)"]
 
 
 def test_a_defense_under_which_the_attack_failed_is_not_said_to_help() -> None:
@@ -122,6 +143,7 @@ def test_short_attacks_and_a_missing_line_up_are_said() -> None:
         ({"most_loss": 1.0}, "most loss 1: a share of accuracy"),
         ({"epochs": 0}, "epochs 0: there must be at least 1"),
         ({"images": 0}, "images 0: it must be at least 1"),
+        ({"defenses": (Defense(),)}, "defense none: the others are compared with it in any case"),
     ],
 )
 def test_bad_settings_are_refused_in_one_line(settings: dict[str, Any], says: str) -> None:
@@ -171,7 +193,10 @@ def test_an_assessment_goes_from_the_doctor_to_the_page_and_is_read_back(
     page = found.report.page.read_text()
     assert "What to do" in page and all(html.escape(line.strip()) in page for line in found.advice)
     assert write_report(tmp_path / "a").page.read_text() == page  # as `gradveil report` makes it
-    again = run_assessment(job, tmp_path / "a", progress=False)
+    capsys.readouterr()
+    again = run_assessment(job, tmp_path / "a", progress=True)
+    assert ", in about " not in (said := capsys.readouterr().err)
+    assert "going on with the attacks on 4 images" in said
     assert again.advice == found.advice
     with pytest.raises(GradveilError, match="an assessment with other settings"):
         run_assessment(replace(job, images=5), tmp_path / "a", progress=False)

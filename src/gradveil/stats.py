@@ -73,7 +73,8 @@ def mean_interval(of: Summary, level: float = 0.95) -> tuple[float, float] | Non
 class Verdict:
     """Whether reconstructions hold more than a blind guess, and the two p-values that say so.
 
-    `better` is decided after Holm's correction for all `tests` that were made beside each other.
+    `better` is decided after Holm's correction for all `tests` that were made beside each other; of
+    a positive control, also by its line-up alone.
     """
 
     better: bool

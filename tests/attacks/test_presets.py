@@ -129,7 +129,7 @@ def test_an_attack_of_the_users_is_found_by_its_module_and_combined_if_it_matche
 @pytest.mark.parametrize(
     ("name", "says"),
     [
-        ("own_attacks:NUMBER", "is a int: expected a value of a subclass of"),
+        ("own_attacks:NUMBER", "is a whole number: expected a value of a subclass of"),
         ("own_attacks:LinearInversion", "is a class: name a value of it, such as NAME = Linear"),
         ("own_attacks:NONE", "'own_attacks' has no 'NONE'"),
         ("no_such_module:NAME", "there is no module 'no_such_module'"),

@@ -308,7 +308,7 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"model": 3}, "model: a int; expected a torch.nn.Module or its name"),
+    ({"model": 3}, "model: a whole number; expected a torch.nn.Module or its name"),
     ({"model": nn.Linear}, "model: the class Linear; expected a torch.nn.Module"),
     ({"model": "nope"}, "unknown model 'nope'"),
     ({"model": nn.Sequential(nn.Flatten(), nn.Linear(3, 4))}, "do not fit"),
@@ -330,24 +330,24 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"labels": torch.zeros(6)}, "labels of type torch.float32"),
     ({"labels": torch.tensor([0, 1, 2, 0, 1, 4])}, "label 4; there are 4 classes, 0 to 3"),
     ({"labels": torch.tensor([0, 1, 2, 0, 1, -1])}, "label -1; class indices start at 0"),
-    ({"labels": "abc"}, "images: labels are a str"),
+    ({"labels": "abc"}, "images: labels are a text"),
     ({"classes": 2}, "label 2; there are 2 classes, 0 to 1"),
     ({"classes": 9}, "one logit for each of 9 classes"),
-    ({"attacks": "dlg"}, "attacks: a str; expected a list, such as ['dlg']"),
+    ({"attacks": "dlg"}, "attacks: a text; expected a list, such as ['dlg']"),
     (
         {"attacks": [3]},
-        "attacks: a int; expected an Attack, such as gradveil.attacks.dlg, or its name",
+        "attacks: a whole number; expected an Attack, such as gradveil.attacks.dlg, or its name",
     ),
     ({"attacks": find("dlg")}, "attacks: a GradientMatching; expected a list"),
     ({"attacks": ["nope"]}, "unknown attack 'nope'"),
     ({"attacks": []}, "no attack was named"),
     ({"attacks": [Narrow()]}, "attack Narrow: reconstruct cannot be called with seen, rng and"),
     ({"attacks": ["class-mean"]}, "attack class-mean needs class means: give public images"),
-    ({"defenses": "none"}, "defenses: a str; expected a list, such as ['prune:0.95']"),
+    ({"defenses": "none"}, "defenses: a text; expected a list, such as ['prune:0.95']"),
     ({"defenses": Pruning(0.5)}, "defenses: a Pruning; expected a list"),
     (
         {"defenses": [0.95]},
-        "defenses: a float; expected a Defense, such as Pruning(0.95), or its text",
+        "defenses: a number; expected a Defense, such as Pruning(0.95), or its text",
     ),
     (
         {"defenses": [Pruning]},
@@ -494,3 +494,8 @@ def test_the_result_lies_in_a_temporary_folder_unless_one_is_named(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     result = audit(model, images, labels, attacks=["closed-form"], **QUICK)
     assert result.out.parent == tmp_path and AuditResult.read(result.out) == result
+
+
+def test_a_misspelled_argument_is_named_with_the_function() -> None:
+    with pytest.raises(TypeError, match=r"^audit\(\) got an unexpected keyword argument 'atacks'$"):
+        audit("lenet", "fashion-mnist-mini", atacks=["dlg"])  # type: ignore[call-arg]

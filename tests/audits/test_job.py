@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+import toys
 from gradveil.attacks import Attack, GradientMatching, find
 from gradveil.audits import AuditJob, Case, make_cases, name_attacks
 from gradveil.audits.job import controls_in_words, shortened, with_controls
@@ -28,6 +29,13 @@ def job(*attacks: Any, defense: str = "none", **changes: Any) -> AuditJob:
 
 def cases(*defenses: str, **changes: Any) -> tuple[Case, ...]:
     return make_cases([parse(text) for text in defenses or ("none",)], **changes)
+
+
+def test_the_settings_name_the_split_of_the_images_that_are_given() -> None:
+    train = load("fashion-mnist-mini", "train")
+    assert job(data=train).settings()["split"] == "train"
+    assert job(split="train").settings()["split"] == "train"
+    assert job().settings()["split"] == "test"
 
 
 @pytest.mark.parametrize(
@@ -62,7 +70,7 @@ def test_an_audit_without_an_attack_is_refused() -> None:
         (("dlg", find("dlg")), None, "attack 'dlg' is named twice"),
         (((("../x"), find("dlg")),), None, "attack name '../x': files are named after it"),
         (("closed-form",), 3, "steps 3: none of closed-form has such a setting"),
-        ((3,), None, "attacks: a int; expected an Attack, such as gradveil.attacks.dlg, or"),
+        ((3,), None, "attacks: a whole number; expected an Attack, such as gradveil.attacks.dlg"),
         ((("dlg", 3),), None, "attacks: a tuple; expected an Attack"),
         (
             (GradientMatching,),
@@ -77,6 +85,25 @@ def test_what_is_no_attack_is_named_in_one_line(
     with pytest.raises(GradveilError) as caught:
         job(*attacks, steps=steps)
     assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_two_attack_files_of_one_name_are_told_apart_by_their_paths(tmp_path: Path) -> None:
+    attack = find("adam-cosine")
+    assert isinstance(attack, GradientMatching)
+    paths = [str(tmp_path / folder / "attack.toml") for folder in "ab"]
+    for path in paths:
+        Path(path).parent.mkdir()
+        Path(path).write_text(toys.attack_file(attack))
+    with pytest.raises(GradveilError) as caught:
+        name_attacks(paths)
+    assert f"attacks {paths[0]} and {paths[1]} would both be called tuned: rename" in str(
+        caught.value
+    )
+    with pytest.raises(GradveilError, match="attack 'tuned' is named twice"):
+        name_attacks([paths[0], paths[0]])
+    Path(paths[1]).rename(tmp_path / "second.toml")
+    _, named = name_attacks([paths[0], str(tmp_path / "second.toml")])
+    assert [*named] == ["tuned", "second"]
 
 
 def test_attacks_have_the_name_given_or_that_of_their_preset_or_of_their_class(guess: Any) -> None:

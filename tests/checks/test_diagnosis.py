@@ -8,6 +8,7 @@ from torch import nn
 
 import toys
 from gradveil.checks import CHECKS, Finding, Subject, before_audit, diagnose, self_check
+from gradveil.checks.doctor import examine
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.types import Protocol
@@ -88,3 +89,20 @@ def test_findings_on_a_model_that_draws_do_not_depend_on_torchs_own_generators()
         found.append([(one.name, one.level) for one in findings(client(TRAINING), 2)])
         assert torch.equal(torch.random.get_rng_state(), state)
     assert all(one == found[0] for one in found)
+
+
+def test_each_check_has_as_many_threads_as_cores_are_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(_: Subject) -> None:
+        seen.append(torch.get_num_threads())
+
+    seen: list[int] = []
+    others = iter([1.0, 0.0])
+    monkeypatch.setattr("gradveil.engine.device._OTHERS", lambda: next(others))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    torch.set_num_threads(2)
+    try:
+        for _ in examine(Subject(client(), toys.private(1)), {"first": check, "second": check}):
+            pass
+        assert seen == [1, 2] and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)

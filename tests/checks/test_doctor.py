@@ -113,7 +113,7 @@ def test_a_diagnosis_shows_itself_as_text_and_as_json() -> None:
         "        do",
         "note    a: means",
         "        do",
-        "well    1 checks: c",
+        "well    1 check: c",
         "skipped 2 checks: d, e",
         "skipped f, g: no file says it",
         "note    self: well",
@@ -130,7 +130,7 @@ def test_a_diagnosis_sends_no_codes_to_a_terminal() -> None:
     assert str(odd) == said + r"; rename \x9b it"
     found = Diagnosis((odd,), ("b\x1b",), (), odd)
     lines = ["note    " + said, r"        rename \x9b it"]
-    assert str(found).splitlines() == [*lines, r"well    1 checks: b\x1b", *lines]
+    assert str(found).splitlines() == [*lines, r"well    1 check: b\x1b", *lines]
 
 
 class Failing(nn.Module):
@@ -170,19 +170,19 @@ def test_a_model_whose_pass_fails_is_an_error_among_the_findings(
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"model": 3}, "model: a int; expected a torch.nn.Module"),
+        ({"model": 3}, "model: a whole number; expected a torch.nn.Module"),
         ({"model": "nonet"}, "unknown model 'nonet'"),
-        ({"images": 3}, "images: a int; expected a tensor"),
+        ({"images": 3}, "images: a whole number; expected a tensor"),
         ({"images": "cats"}, "unknown dataset 'cats'"),
         ({"images": IMAGES * 255}, "expected [0, 1]"),
         ({"labels": None}, "a tensor of images without labels"),
         ({"labels": LABELS.float()}, "labels of type torch.float32"),
-        ({"public": 3}, "public: a int"),
+        ({"public": 3}, "public: a whole number"),
         ({"test": (IMAGES, LABELS[:3])}, "test: 40 images and labels of shape (3,)"),
         ({"defense": "shield"}, "unknown defense 'shield'"),
-        ({"defense": 3}, "defense: a int"),
+        ({"defense": 3}, "defense: a whole number"),
         ({"attack": "magic"}, "unknown attack 'magic'"),
-        ({"attack": 3}, "attack: a int; expected an Attack or its name"),
+        ({"attack": 3}, "attack: a whole number; expected an Attack or its name"),
         ({"steps": -1}, "steps -1"),
         ({"batch_size": 0}, "batch size 0: it must be at least 1"),
         ({"batch_size": 41}, "batch size 41: images test has 40 images"),

@@ -36,6 +36,25 @@ def test_a_quick_run_goes_through_and_is_not_done_again(gradveil: Any, tmp_path:
     assert (status["done"], status["missing"]) == (1, 1)
 
 
+def test_quick_minutes_are_those_of_two_cores(gradveil: Any) -> None:
+    shown = gradveil("reproduce exp9 --status --scale quick").shown
+    assert "minutes on two cores" in shown and "H200" not in shown
+    assert "Minutes are estimated for two cores" in gradveil("reproduce --list --scale quick").shown
+    assert "GPU minutes on one H200" in gradveil("reproduce exp9 --status").shown
+
+
+def test_a_file_in_place_of_a_folder_is_refused_before_the_work(
+    gradveil: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    line = "reproduce exp9 --scale quick --device cpu"
+    for option in ("--records file", "--out file", "--records file/below", "--archive file/x.tgz"):
+        outcome = gradveil(f"{line} {option}")
+        assert outcome.status == 2 and "cannot write file" in outcome.said
+        assert "trained" not in outcome.said
+    assert (tmp_path / "file").read_text() == "mine"
+
+
 def test_without_records_or_data_all_is_missing(gradveil: Any) -> None:
     found = gradveil("reproduce --status --json").result
     assert not found["done"] and not found["missing"]
@@ -54,9 +73,13 @@ def test_without_records_or_data_all_is_missing(gradveil: Any) -> None:
         ("exp1 --engine slurm", "unknown engine 'slurm': choose from local, ray"),
         ("exp1 --ray-address a:1", "ray address a:1: engine local has no use for it"),
         ("--all --minutes 0", "minutes 0: it must be above 0"),
-        ("exp1 --switch loss=third", "'third': choose from whole, halved"),
+        (
+            "exp1 --switch loss=third",
+            "unknown value of switch loss 'third': choose from whole, halved",
+        ),
         ("exp1 --images 0", "images 0: it must be from 1 to 10,000"),
         ("--list --seeds 99999999999999999999", "it must be from 1 to 100"),
+        ("exp1 --archive x.zip", "archive x.zip: name it .tar.gz or .tgz"),
         ("exp1 --device gpu", "unknown device 'gpu': choose from auto, cpu, cuda"),
     ],
 )

@@ -116,6 +116,7 @@ def test_json_is_one_object_and_the_policies_it_found_defend_other_commands(grad
         ("--sampler grid", "unknown sampler 'grid': choose from random, tpe, nsga2"),
         ("--score guess", "unknown score 'guess'"),
         ("--attack nope", "unknown attack 'nope'"),
+        ("--attack masked", "attack masked needs to know the pruned"),
         ("--engine slurm", "unknown engine 'slurm': choose from local, ray"),
         ("--race --sampler nsga2", "race with sampler nsga2"),
         ("--as-published --score probe", "score probe: the published search has score privacy"),

@@ -131,7 +131,7 @@ def test_without_a_defense_there_is_no_epsilon(gradveil: Any) -> None:
         ("--data nonsense", "unknown dataset 'nonsense': choose from"),
         ("--data folder:nowhere", "no folder nowhere"),
         ("--model nonsense", "unknown model 'nonsense': choose from"),
-        ("--model os:getcwd", "model 'os:getcwd' gave a str"),
+        ("--model os:getcwd", "model 'os:getcwd' gave a text"),
         ("--model nowhere:net", "there is no module 'nowhere'"),
         ("--model torch.nn:Identity", "has no parameters to train"),
         ("--model lenet --image-size 2", "lenet needs images of at least"),

@@ -472,7 +472,7 @@ WRONG: dict[str, tuple[str, Callable[[Any], object], str]] = {
     "no tensors": (
         "protect_gradients",
         lambda gradients: each(gradients, Tensor.numpy),
-        f"gave a gradient of {FIRST!r} of a ndarray; expected {FORM}",
+        f"gave a gradient of {FIRST!r} of a NumPy array; expected {FORM}",
     ),
     "no state": (
         "protect_gradients",
@@ -496,7 +496,7 @@ WRONG: dict[str, tuple[str, Callable[[Any], object], str]] = {
         lambda batch: Batch(batch.images, batch.labels[:1]),
         "gave labels of shape (1,) and type int64; expected shape (2,) and type int64",
     ),
-    "module": ("protect_model", str, "gave a str; expected a torch.nn.Module"),
+    "module": ("protect_model", str, "gave a text; expected a torch.nn.Module"),
 }
 
 

@@ -126,6 +126,22 @@ def test_a_text_file_called_png_is_named(photos: Path) -> None:
         load(str(photos))
 
 
+@pytest.mark.parametrize(
+    ("count", "says"),
+    [
+        (2, r" 1 more cannot be used: \S+/dog/001\.png$"),
+        (6, r" 5 more .*: \S+/002\.png, \S+/004\.png, \S+/dog/001\.png and 2 more$"),
+    ],
+)
+def test_several_broken_images_are_named_together(photos: Path, count: int, says: str) -> None:
+    names = ("cat/000", "dog/001", "cat/002", "dog/003", "cat/004", "dog/005")[:count]
+    for number, name in enumerate(names):
+        path = photos / f"{name}.png"
+        path.write_bytes(path.read_bytes()[:60] if number % 2 else b"no image")
+    with pytest.raises(GradveilError, match=rf"^broken image \S+/cat/000\.png: .*;{says}"):
+        load(str(photos))
+
+
 def test_sixteen_bit_images_are_refused_rather_than_clipped(photos: Path) -> None:
     Image.fromarray(np.full((8, 8), 1000, np.uint16)).save(photos / "cat/deep.png")
     with pytest.raises(GradveilError, match=r"deep\.png has more than 8 bits"):

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from gradveil.data.images import Images, as_images
 
 PIXELS = torch.arange(6 * 3 * 4 * 4).remainder(251).to(torch.uint8).view(6, 3, 4, 4)
 LABELS = torch.tensor([0, 1, 2, 0, 1, 2])
+CHANNELS_LAST = PIXELS.permute(0, 2, 3, 1).numpy()
 
 
 class Endless(Dataset[tuple[Tensor, int]]):
@@ -43,6 +45,11 @@ def pairs() -> Iterator[tuple[Tensor, Tensor]]:
         TensorDataset(PIXELS, LABELS),
         DataLoader(TensorDataset(PIXELS, LABELS), batch_size=4),
         DataLoader(TensorDataset(PIXELS / 255, LABELS), batch_size=None),
+        (PIXELS.numpy(), LABELS.numpy()),
+        (CHANNELS_LAST, LABELS.numpy().astype(np.int32)),
+        [CHANNELS_LAST / 255, LABELS.tolist()],
+        (np.broadcast_to(CHANNELS_LAST, (6, 4, 4, 3)), np.broadcast_to(LABELS.numpy(), 6)),
+        (PIXELS.numpy()[::-1][::-1], LABELS),
         Endless(),
         list(pairs()),
         pairs(),
@@ -87,9 +94,13 @@ def test_a_loader_that_shuffles_gives_one_order_and_leaves_torch_s_generator_alo
     ("images", "labels", "says"),
     [
         ([1, 2, 3], None, "mine: item 0 is int; expected an image tensor (C, H, W) and its label"),
-        ("cifar100", None, "mine: a str; expected a tensor (N, C, H, W), a pair of images"),
+        ("cifar100", None, "mine: a text; expected a tensor (N, C, H, W) or NumPy array, a pair"),
         (None, None, "mine: None; expected a tensor"),
-        (PIXELS.numpy(), LABELS, "mine: a ndarray; expected a tensor"),
+        (PIXELS.numpy(), None, "mine: a NumPy array of images without labels; give labels too"),
+        (PIXELS.numpy()[..., :3], LABELS, "mine: images of 4 x 3 pixels; expected square ones"),
+        (PIXELS.numpy()[0], LABELS, "mine: images of shape (3, 4, 4); expected (N, C, H, W)"),
+        (PIXELS.numpy().astype("O"), LABELS, "mine: images of type object; expected uint8, or"),
+        (PIXELS.numpy().astype(">f4"), LABELS, "mine: images of type >f4; expected uint8, or"),
         (PIXELS, None, "mine: a tensor of images without labels; give labels too"),
         (PIXELS[0], LABELS, "mine: images of shape (3, 4, 4); expected (N, C, H, W)"),
         (PIXELS[:0], LABELS[:0], "mine: images of shape (0, 3, 4, 4); expected (N, C, H, W)"),
@@ -103,6 +114,7 @@ def test_a_loader_that_shuffles_gives_one_order_and_leaves_torch_s_generator_alo
         (PIXELS, LABELS - 1, "mine: label -1; class indices start at 0"),
         (PIXELS, LABELS[:5], "mine: 6 images and labels of shape (5,); expected one class index"),
         (PIXELS, ["cat"] * 6, "mine: labels are a list; expected a tensor of class indices"),
+        (PIXELS.numpy(), np.array(["cat"] * 6), "mine: labels are a NumPy array; expected"),
         (PIXELS, LABELS + 7, "mine: label 9; there are 9 classes, 0 to 8"),
         ([], None, "mine: it holds no images"),
         ([("path.png", 1)], None, "mine: item 0 is str and int; expected an image tensor"),

@@ -122,7 +122,8 @@ def test_a_class_in_the_current_folder_is_made_of_literals_and_written_back(
 def test_a_defense_a_policy_and_a_text_are_taken_and_others_named_by_the_argument() -> None:
     assert as_defense("prune:0.5") == as_defense(Pruning(0.5)) == Pruning(0.5)
     assert as_defense(Policy.parse("3-1")) == parse("3-1")
-    for given, says in ((3, "mine: a int; expected"), (Pruning, "mine: the class Pruning;")):
+    wrong = ((3, "mine: a whole number; expected"), (Pruning, "mine: the class Pruning;"))
+    for given, says in wrong:
         with pytest.raises(GradveilError, match=says):
             as_defense(given, "mine")  # type: ignore[arg-type]
 

@@ -195,7 +195,7 @@ def test_several_wrong_arguments_are_refused_too(folder: Path, data: st.DataObje
         (
             "Client.share",
             {"seed": "q"},
-            "seed: a str; expected a whole number or a torch.Generator",
+            "seed: a text; expected a whole number or a torch.Generator",
         ),
         ("psnr", {"found": [1]}, "found: a list; expected a torch.Tensor"),
     ],

@@ -90,7 +90,8 @@ def test_the_line_of_the_users_code_is_named() -> None:
 
 
 def test_what_is_no_module_or_has_no_weights_yet_is_refused() -> None:
-    assert toys.refused(build_for, 3, SPLIT).startswith("model: a int; expected a torch.nn.Module")
+    said = toys.refused(build_for, 3, SPLIT)
+    assert said.startswith("model: a whole number; expected a torch.nn.Module")
     assert "has no parameters to train" in toys.refused(build_for, nn.Flatten(), SPLIT)
     lazy = nn.Sequential(nn.Flatten(), nn.LazyLinear(toys.CLASSES))
     assert "'1.weight' has no shape yet" in toys.refused(build_for, lazy, SPLIT, check=False)

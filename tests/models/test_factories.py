@@ -110,9 +110,9 @@ def test_the_import_path_is_left_as_it_was(module: str) -> None:
     ("attribute", "message"),
     [
         ("missing", "has no 'missing'; it has Net, everything"),
-        ("answer", "is a int value: name a module, or a function or class"),
+        ("answer", "is a whole number: name a module, or a function or class"),
         ("more", "could not be made: TypeError: .*depth"),
-        ("number", "gave a int: .*torch.nn.Module"),
+        ("number", "gave a whole number: .*torch.nn.Module"),
         ("broken", r"could not be made: RuntimeError: two lines \(own_model_\d+.py, line 28\)$"),
         ("leaves", r"could not be made: SystemExit: 3 \(own_model_\d+.py, line 31\)$"),
         ("", "write package.module:factory"),

@@ -29,6 +29,9 @@ from gradveil.papers.searched import Searched
 from gradveil.papers.switches import AS_PUBLISHED, CHOICES, OURS, VARIANTS, Switches, switched
 from gradveil.papers.tables import compare
 from gradveil.papers.tuned import WORK, TunedAttack
+from gradveil.search.services import JOURNAL
+from gradveil.search.space import POLICIES
+from gradveil.search.study import Study
 
 WHOLE = Size()
 SECTION_8 = [*(f"exp{number}" for number in range(1, 11)), "ext1", "ext2"]
@@ -272,6 +275,24 @@ def test_a_search_is_confirmed_on_images_that_no_score_has_seen(tmp_path: Path) 
     ours = found["the probe"]
     assert isinstance(ours, Searched) and ours.job(workspace).race
     assert ours.training.key == published.training.key  # trained once
+
+
+def test_what_is_left_of_a_search_are_the_trials_that_its_study_lacks(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    found = {entry.row: entry.cell for entry in entries(EXPERIMENTS["searches"], OURS)}
+    chosen = found["the probe"]
+    assert isinstance(chosen, Searched) and chosen.left(workspace) == chosen.seconds
+    journal = workspace.folder(chosen) / JOURNAL
+    journal.parent.mkdir(parents=True)
+    study = Study.open(journal, "gradveil", {}, "random", 0, ("ssim",), POLICIES)
+    for number, trial in enumerate(study.claim(3, chosen.trials)):
+        if number < 2:
+            study.finish(trial, ("scored", "dropped")[number], {"ssim": [0.5]})
+    study.close()
+    fewer = replace(chosen, trials=chosen.trials - 2)
+    assert chosen.left(workspace) == fewer.seconds < chosen.seconds
+    journal.write_text("no journal\n")
+    assert chosen.left(workspace) == chosen.seconds
 
 
 @pytest.mark.parametrize("row", ["../../elsewhere", "", "a" * 21])

@@ -184,6 +184,37 @@ def test_the_clock_learns_that_a_machine_is_slower_than_the_estimates() -> None:
     assert clock.pace == 1 and Clock(None).fits(1e9)
 
 
+@dataclass(frozen=True)
+class Begun(Noted):
+    """A cell of which little is left, as an earlier run may have left it."""
+
+    kind: ClassVar[str] = "begun"
+
+    def left(self, workspace: Workspace) -> float:
+        return 1.0
+
+
+def test_what_is_left_of_a_cell_decides_whether_it_ends_in_time(queue: Queue) -> None:
+    long, begun = seeded(1, 1, 600), Begun(replace(UNTRAINED, seed=2), 2, 600)
+    plan = queue.plan(given("one", long, begun))
+    assert plan.seconds(queue.workspace) == estimate([long, begun], queue.workspace) == 601
+    outcome = queue.run(plan, minutes=1)
+    assert queue.order == [2] and outcome.left == [long.key]
+
+
+def test_the_clock_learns_nothing_from_a_cell_that_an_earlier_run_began(queue: Queue) -> None:
+    begun, new = seeded(1, 1, 1e6), seeded(1, 2, 1e6)
+    queue.workspace.folder(begun).mkdir(parents=True)
+    said: list[str] = []
+    work_through(
+        queue.plan(given("one", begun, new)).groups, queue.records, queue.workspace, say=said.append
+    )
+    assert said == [
+        f"done {begun.key} in 0 s more, begun by an earlier run",
+        f"done {new.key} in 0 s, estimated 1000000 s",
+    ]
+
+
 def test_a_cell_that_another_process_does_is_left_to_it(queue: Queue) -> None:
     plan = queue.plan(given("one", seeded(1, 1), seeded(1, 2)))
     with held(queue.workspace.work / "held" / seeded(1, 1).key, lambda _: None):

@@ -228,7 +228,9 @@ def make_search(out: Path, count: int = 30) -> Path:
         for row, policy_text in rows.items():
             folder = f"{model}-{row}"
             hits = {"dlg": {"none": 6, "random": 3, "single": 1}[row]}
-            make_case(out / "confirm" / folder, policy_text, hits, shown, settings=common)
+            known = 0.7 if model == "semi-trained" else None
+            to = out / "confirm" / folder
+            make_case(to, policy_text, hits, shown, settings=common, accuracy=known)
             case = {"defense": policy_text, "clean": False, "step": None, "checkpoint": None}
             cases.append(case | {"folder": folder})
     whole = common | {"attacks": ["dlg"], "cases": cases}

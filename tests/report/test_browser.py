@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gradveil.audits import Threshold
 from gradveil.report.write import write_report
 from report.browser import Browser, find_browser
 from report.folders import make_audit, make_cell, make_search
@@ -107,6 +108,28 @@ def test_a_page_opens_without_error_or_request_fits_its_window_and_can_be_read(
     assert browser.run(CONTRAST) == []
     ground = browser.run("getComputedStyle(document.body).backgroundColor")
     assert (ground == "rgb(19, 20, 22)") is dark
+
+
+def test_the_certificates_fit_a_phone_with_the_head_of_its_column_beside_each_figure(
+    browser: Browser, tmp_path: Path
+) -> None:
+    names = {"none": {"dlg": 5}, "3-1-7+43-18-18+21-33-9": {"a-long-name-" * 5: 3}}
+    run = make_audit(tmp_path / "run", names, 16, accuracies=dict.fromkeys(names, 0.9))
+    page = write_report(run, certify=Threshold("psnr", 15.0, 0.2, 0.1)).page
+    for width, beside in ((390, '"reached "'), (1440, "none")):
+        browser.open(page, width)
+        beyond = browser.run(
+            """(() => {
+              const box = document.querySelector("#bounds .scroll");
+              return box.scrollWidth - box.clientWidth;
+            })()"""
+        )
+        assert beyond <= 0 or width > 390
+        shown = browser.run(
+            """getComputedStyle(
+              document.querySelector(".bounds td[data-head=reached]"), "::before").content"""
+        )
+        assert shown == beside
 
 
 def axe_script() -> str | None:
@@ -269,7 +292,8 @@ def test_csv_and_json_are_saved(browser: Browser, page: Path, tmp_path: Path) ->
     for number, name in enumerate(("audit.csv", "rows.json")):
         click(browser, ".save", number)
         until = time.monotonic() + 30
-        while not (tmp_path / name).is_file():
+        # The name is there before the content is.
+        while not ((tmp_path / name).is_file() and (tmp_path / name).stat().st_size):
             assert time.monotonic() < until
             browser.run("new Promise((done) => setTimeout(done, 50))")
     assert (tmp_path / "audit.csv").read_text() == page.with_name("audit.csv").read_text()

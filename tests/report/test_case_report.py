@@ -185,7 +185,13 @@ def test_an_attack_of_failures_alone_has_no_numbers(tmp_path: Path) -> None:
                 "adam-cosine against the original images: no better than blind: rank 1 in 0/8",
             ),
         ),
-        (False, ("it fails even there", "its positive control fails too")),
+        (
+            False,
+            (
+                "rank 1 in 0/4 line-ups: no better than blind even there",
+                "its positive control is no better than blind (rank 1 in 0/4 line-ups): try more",
+            ),
+        ),
     ],
 )
 def test_words_say_what_the_controls_mean(
@@ -194,7 +200,10 @@ def test_words_say_what_the_controls_mean(
     lines = case_in_words(made(tmp_path, works=works))
     assert len(lines) == 8 and all("\n" not in line for line in lines) and "class mean" in lines[2]
     assert "1 class only, 8 images" in lines[0] and "more than 499 others" in lines[1]
-    assert lines[-1] == "Better than blind: at 5% over all 8 tests together (Holm)."
+    assert lines[-1] == (
+        "Better than blind: at 5% over all 8 tests together (Holm); a positive control also at "
+        "2.5% by its line-up alone."
+    )
     assert all(any(part in line for line in lines) for part in says)
 
 
@@ -283,14 +292,14 @@ def test_images_too_few_for_any_test_are_told_and_no_failure(tmp_path: Path) -> 
         (
             -4.1,
             0,
-            "rank 1 in 0/4 line-ups: it fails even there, so low scores of it say nothing about "
-            "the model.",
+            "rank 1 in 0/4 line-ups: no better than blind even there, so low scores of it say "
+            "nothing about the model.",
         ),
         (
             4.1,
             0,
-            "rank 1 in 0/4 line-ups: it fails even there, so low scores of it say nothing about "
-            "the model.",
+            "rank 1 in 0/4 line-ups: no better than blind even there, so low scores of it say "
+            "nothing about the model.",
         ),  # of four, not enough
     ],
 )
@@ -302,22 +311,32 @@ def test_a_positive_control_works_by_what_was_seen_of_it(
     assert any(line.startswith("Positive control: dlg") and line.endswith(says) for line in lines)
 
 
-def test_a_positive_control_that_luck_over_all_tests_may_explain_is_not_said_to_fail(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    ("hits", "works", "says"),
+    [
+        (3, True, "better than chance by the line-up (p = 0.00048): the attack works."),
+        (2, True, "better than chance by the line-up (p = 0.014): the attack works."),
+        (1, False, "1/4 line-ups: no better than blind even there, so low scores of it say "),
+    ],
+)
+def test_a_positive_control_works_by_its_line_up_alone_however_many_other_tests_there_are(
+    tmp_path: Path, hits: int, works: bool, says: str
 ) -> None:
-    """Two right of four among 20 have p = 0.014, which is no 5% over four tests."""
+    """Three right of four among 20 are no 5% over 200 tests, and yet no luck by themselves."""
     whole = made(tmp_path, works=False, defense="none")
     others = [one for one in whole.records if one.kind != "positive"]
-    control = [record("positive", "adam-cosine", i, -4.1, i < 2) for i in range(4)]
+    control = [record("positive", "adam-cosine", i, -4.1, i < hits) for i in range(4)]
     records = tuple(replace(one, candidates=20) for one in (*others, *control))
-    said = case_in_words(replace(whole, records=records))
-    (positive,) = (line for line in said if line.startswith("Positive control"))
-    assert (
-        "rank 1 in 2/4 line-ups: luck over all 4 tests is not ruled out even there (p = 0.014 "
-        in (positive)
-    )
+    result = replace(whole, records=records).beside([1.0] * 200)
+    (row,) = (row for row in result.rows if (row.kind, row.truth) == ("positive", "used"))
+    assert (row.doubt is None) == works and row.verdict.tests > 200
+    said = case_in_words(result)
+    assert any(line.startswith("Positive control") and says in line for line in said)
     (attack,) = (line for line in said if line.startswith("adam-cosine: no better"))
-    assert "its positive control shows too little too" in attack and "fails" not in attack
+    assert ("its positive control is no better than blind (rank 1 in 1/4" in attack) != works
+    certificate = certify(result, Threshold("lineup"))
+    (shown,) = certificate.controls.values()
+    assert (shown.works, shown.reached) == (works, hits)
 
 
 def test_a_positive_control_of_many_images_may_work_by_decibels_alone(tmp_path: Path) -> None:

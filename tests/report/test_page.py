@@ -24,7 +24,7 @@ from gradveil.report.answer import given_words, make_answer, untested_words
 from gradveil.report.certificates import certificates_in_words, certify_cases
 from gradveil.report.markup import Html, data_block, element
 from gradveil.report.provenance import command
-from gradveil.report.write import write_report
+from gradveil.report.write import write_files, write_report
 from gradveil.stats import upper_bound
 from report.folders import make_audit, make_cell, make_search, pictures
 
@@ -367,6 +367,22 @@ def test_the_update_and_the_command_name_the_local_training(
     assert again in (command(result) or "")
 
 
+def test_a_page_of_what_a_spy_kept_says_how_it_is_made_again(tmp_path: Path) -> None:
+    run = make_audit(tmp_path / "run", {"none": {"dlg": 5}})
+    settings = json.loads((run / "settings.json").read_text())
+    for each in settings["cases"]:
+        each["checkpoint"] = "fed/spy/round-0001/global.safetensors"
+    (run / "settings.json").write_text(json.dumps(settings))
+    words = page(run)[1].words
+    assert "It attacked updates that a spy kept" in words and "Python objects" not in words
+
+
+def test_the_notes_of_a_search_name_the_model_of_each_case(tmp_path: Path) -> None:
+    _, parsed = page(make_search(tmp_path / "search"))
+    (untrained,) = (words for words in parsed.texts if words.endswith("the model is untrained."))
+    assert "none on the untrained model" in untrained and "semi-trained" not in untrained
+
+
 def test_breakers_that_were_not_run_are_named(five: Path) -> None:
     said = untested_words(AuditResult.read(five))
     names = [line.partition(":")[0] for line in said if "known to break" in line]
@@ -688,6 +704,33 @@ def test_classes_too_small_to_draw_from_stand_beside_the_mix_of_classes(tmp_path
     assert any(words.startswith("Images unlike the 8 of") for words in said)
     (case,) = AuditResult.read(run).plain()
     assert case["passed_over"] == small
+
+
+def test_images_of_a_user_without_splits_are_said_to_be_of_none(tmp_path: Path) -> None:
+    run = make_audit(tmp_path / "run", {"none": {"dlg": 5}}, data="images")
+    _, parsed = page(run)
+    assert "Images unlike the 8 attacked here" in parsed.words
+    said = " ".join(write_report(run, certify="lineup").certified)
+    assert "images unlike the 8 (" in said
+    run = make_audit(tmp_path / "spied", {"none": {"dlg": 5}}, split="train")
+    assert "Images unlike the 8 of fashion-mnist-mini train attacked" in page(run)[1].words
+
+
+def test_advice_that_is_set_in_is_a_list_below_its_line(tmp_path: Path) -> None:
+    run = make_audit(tmp_path / "run", {"none": {"dlg": 5}})
+    advice = ["None:", "  prune:0.9: no", "  3-1-7: no", "Beware."]
+    report = write_files({"": AuditResult.read(run)}, tmp_path / "page", advice=advice)
+    nested = "<li>None:<ul><li>prune:0.9: no</li><li>3-1-7: no</li></ul></li><li>Beware.</li>"
+    text = report.page.read_text(encoding="utf-8")
+    assert nested in text
+    Parsed(text)
+
+
+def test_a_star_is_explained_where_a_file_does_not_say_what_it_was_trained_under(
+    tmp_path: Path,
+) -> None:
+    run = make_audit(tmp_path / "run", {"none": {"dlg": 5}}, accuracies={"none": 0.9})
+    assert "or its file does not say under which" in page(run)[1].words
 
 
 def test_the_threshold_of_the_certificates_can_be_asked_for_and_decided(tmp_path: Path) -> None:

@@ -351,7 +351,12 @@ def test_only_delta_and_gamma_together_decide_on_privacy(
 @pytest.mark.parametrize(
     ("hits", "over", "psnr", "says"),
     [
-        (0, -5.0, 5, "its positive control fails (psnr=5 in 4 of 4 images, no better than blind)"),
+        (
+            0,
+            -5.0,
+            5,
+            "its positive control does not show it (psnr=5 in 4 of 4 images, no better than blind)",
+        ),
         (4, 3.0, 20, "its positive control does not show it (psnr=20 in 0 of 4 images)"),
     ],
 )

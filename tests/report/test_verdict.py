@@ -160,10 +160,10 @@ def test_a_text_in_the_csv_is_no_formula(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ({"runs": 3}, "runs: a int; expected a path, or a list of paths"),
-        ({"runs": [3]}, "runs: a int in the list; expected paths"),
+        ({"runs": 3}, "runs: a whole number; expected a path, or a list of paths"),
+        ({"runs": [3]}, "runs: a whole number in the list; expected paths"),
         ({"runs": []}, "no run was named"),
-        ({"runs": "nowhere", "save": "x.png"}, "save: a str; expected a path, or a list"),
+        ({"runs": "nowhere", "save": "x.png"}, "save: a text; expected a path, or a list"),
         (
             {"runs": "nowhere", "with_pictures": "yes"},
             "with pictures 'yes': expected True or False",

@@ -276,6 +276,29 @@ def test_trials_in_other_hands_are_waited_for(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(("finished", "events"), [(0, [50, "told", 50]), (47, [3, 50, "told"])])
+def test_the_time_is_told_after_a_whole_group_though_a_stopped_search_left_part_of_one(
+    finished: int, events: list[object], tmp_path: Path
+) -> None:
+    job = replace(JOB, race=True, trials=120)
+    with opened(job, tmp_path / "journal") as study:
+        for trial in study.claim(50, 120)[:finished]:
+            study.finish(trial, "dropped", {"over_blind": [0.0] * 10, "ssim": [0.0] * 10})
+    seen: list[object] = []
+
+    class Watched(Loop):
+        def score(self, trials: Sequence[Trial[Policy]], *rest: Any) -> None:
+            seen.append(len(trials))
+            super().score(trials, *rest)
+
+        def tell_time(self, each: float, target: int) -> None:
+            seen.append("told")
+
+    with opened(job, tmp_path / "journal") as study, Counting(SCORERS) as engine:
+        Watched(job, study, engine, SCORERS, Bar(False)).run()
+    assert seen[:3] == events
+
+
 @pytest.mark.parametrize(
     ("each", "race", "trials"),
     [(0.1, False, None), (5.0, False, "5 min"), (5.0, True, "5 min, less what the race saves")],
@@ -291,3 +314,24 @@ def test_the_time_told_is_that_of_the_trials_and_of_the_audits(
             loop = Loop(job, study, engine, SCORERS, Bar(shown), lambda: 50.0)
             loop.tell_time(each, 60)
         assert capsys.readouterr().err == (said if shown and trials else "")
+
+
+def test_what_is_scored_here_has_as_many_threads_as_cores_are_free(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Watched(ToyAccuracy):
+        def score(self, policies: Sequence[Policy], block: int) -> dict[str, Tensor]:
+            seen.append(torch.get_num_threads())
+            return super().score(policies, block)
+
+    seen: list[int] = []
+    others = iter([1.0, 0.0])
+    monkeypatch.setattr("gradveil.engine.device._OTHERS", lambda: next(others))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    torch.set_num_threads(2)
+    try:
+        with LocalEngine({"accuracy": Watched()}) as engine:
+            engine.score("accuracy", [Policy.parse("3"), Policy.parse("7")], 0)
+        assert seen == [1, 2] and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)

@@ -335,8 +335,8 @@ def test_a_defense_that_does_not_fit_is_refused_before_anything_is_written(
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"defense": "prune:0.5"}, "defense: a str; expected a Defense"),
-        ({"data": 3}, "data: a int; expected an Images or its name"),
+        ({"defense": "prune:0.5"}, "defense: a text; expected a Defense"),
+        ({"data": 3}, "data: a whole number; expected an Images or its name"),
         ({"model": None}, "model: None; expected a torch.nn.Module or its name"),
         ({"test": b"x"}, "test: a bytes; expected an Images or its name"),
         (
@@ -382,5 +382,5 @@ def test_what_a_chain_keeps_comes_back_from_a_checkpoint_as_it_was(tmp_path: Pat
     assert torch.equal(state[0].momentum["a"], kept.momentum["a"]) and torch.equal(
         state[0].unsent["a"], kept.unsent["a"]
     )
-    with pytest.raises(GradveilError, match="keeps a object between rounds, which no checkpoint"):
+    with pytest.raises(GradveilError, match="keeps an object between rounds, which no checkpoint"):
         Pruning(0.5).pack_state(object())

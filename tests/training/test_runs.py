@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from gradveil.core.errors import GradveilError
+from gradveil.core.types import Batch
 from gradveil.defenses import parse
 from gradveil.models.checkpoints import read_settings
 from gradveil.training import Recipe, TrainingJob, lightning, train
@@ -145,7 +146,7 @@ def test_no_epochs_give_the_untrained_model_and_its_accuracy(
         ({"data": "nonsense"}, "unknown dataset 'nonsense': choose from"),
         ({"data": "folder:nowhere"}, "no folder nowhere"),
         ({"model": "nonsense"}, "unknown model 'nonsense': choose from"),
-        ({"model": "os:getcwd"}, "model 'os:getcwd' gave a str"),
+        ({"model": "os:getcwd"}, "model 'os:getcwd' gave a text"),
         ({"model": "torch.nn:Identity"}, "has no parameters to train"),
         ({"model": "own_training_nets:frozen"}, "has no parameters to train"),
         (
@@ -250,3 +251,27 @@ def test_bf16_trains_to_other_weights_than_float32(job: TrainingJob, tmp_path: P
         for p in ("32", "bf16", "auto")
     ]
     assert history[0] == history[2] != history[1] == pytest.approx(history[0], rel=0.05)
+
+
+def test_each_epoch_has_as_many_threads_as_cores_are_free_when_it_begins(
+    job: TrainingJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others, plain = iter([1.0, 0.0, 1.0]), lightning.Training.training_step
+    monkeypatch.setattr("gradveil.engine.device._OTHERS", lambda: next(others))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    seen: dict[int, set[int]] = {}
+
+    def watched(module: lightning.Training, batch: Batch, index: int) -> None:
+        seen.setdefault(module.current_epoch, set()).add(torch.get_num_threads())
+        if module.current_epoch == 2:
+            raise GradveilError("stopped")
+        plain(module, batch, index)
+
+    monkeypatch.setattr(lightning.Training, "training_step", watched)
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(GradveilError, match=r"^stopped$"):
+            train(job, tmp_path / "run", progress=False)
+        assert seen == {0: {1}, 1: {2}, 2: {1}} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(1)

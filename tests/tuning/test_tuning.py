@@ -175,7 +175,7 @@ def test_an_audit_refuses_an_attack_that_was_tuned_on_a_victim(
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"work": 3}, "work 3: too small for one iteration of 1 restarts"),
+        ({"work": 3}, "work 3: too small for one iteration of every attack; give at least 5"),
         ({"budget": 1e-9}, "budget 1e-09: these minutes are too few for one iteration"),
         ({"images": 300}, "images 300 and 3 held out: toy has 240 public images; choose fewer"),
         ({"trials": 0}, "trials 0: it must be at least 1"),

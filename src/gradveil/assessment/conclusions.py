@@ -8,6 +8,7 @@ from typing import Any
 from gradveil.assessment.job import FORMAT, THEN, AssessJob
 from gradveil.audits import AuditResult, CaseResult
 from gradveil.checks import Diagnosis
+from gradveil.report.answer import few
 from gradveil.report.write import Report
 from gradveil.stats import Difference, difference, holm, sign_test
 
@@ -151,7 +152,7 @@ def _on_now(now: CaseResult) -> list[str]:
     figures = (
         f"the strongest attack, {row.attack}, identifies {row.identified} of {row.n} images "
         f"(95%, not corrected for the choice of the attack: {low:.0%} to {high:.0%}; by luck it "
-        f"would be {chance:.1f})"
+        f"would be {few(chance)})"
     )
     if row.doubt is None:
         return [f"Now: {figures}."]
@@ -175,7 +176,7 @@ def _on_best(best: Assessed | None, judged: Sequence[Assessed], bare: CaseResult
         why = f"without a defense no attack was shown to work either ({bare.strongest.doubt})"
         return [f"None of these was shown to help: {why}."]
     return [
-        "None of these helps:",
+        "None of these was shown to help:",
         *(f"  {each.defense}: {each.reason}" for each in judged),
     ]
 

@@ -63,6 +63,10 @@ class AssessJob:
             )
         if self.epochs < 1:
             raise GradveilError(f"epochs {self.epochs}: there must be at least 1")
+        if any(str(defense) == "none" for defense in self.defenses):
+            raise GradveilError(
+                "defense none: the others are compared with it in any case; leave it out"
+            )
         _ = self.training(Defense()), self.audit(())  # they check the rest
 
     @property

@@ -148,10 +148,13 @@ def run_assessment(
             bar.say(f"{defense}: test accuracy {each.accuracy:.1%}")
         pairs = [(d, each.out) for d, each in zip(defenses, trained, strict=True)]
         audit = job.audit(pairs, job.budget * (1 - FOR_TRAINING))
-        bar.say(
-            f"attacking {job.images} images now and under each defense, in about "
-            f"{spoken(60 * (audit.budget or 0))}, after each attack was tried and timed"
-        )
+        if (out / ASSESSED / SETTINGS).is_file():  # part of that time is over
+            bar.say(f"going on with the attacks on {job.images} images, now and under each defense")
+        else:
+            bar.say(
+                f"attacking {job.images} images now and under each defense, in about "
+                f"{spoken(60 * (audit.budget or 0))}, after each attack was tried and timed"
+            )
         try:
             result = run_audit(audit, out / ASSESSED, root=root, device=device, progress=progress)
         except TooFewMinutesError as error:

@@ -251,6 +251,7 @@ class AuditJob:
         plain |= constants_setting(self.model)
         plain |= {} if self.channels is None else {"channels": self.channels}
         plain |= {"scored": len(self.scored_on)} if self.scored_on else {}
+        plain |= {"split": self.data.split} if isinstance(self.data, Images) else {}
         return plain | self.protocol.settings() | dict(zip(("data", "model"), named, strict=True))
 
 
@@ -283,15 +284,21 @@ def name_attacks(
     path of an attack file; an `attack.toml` is called tuned. An attack without a name takes that of
     the preset it was made from, or of its class.
     """
-    auto, found = False, dict[str, Attack]()
+    auto, found, texts = False, dict[str, Attack](), dict[str, str]()
     for attack in attacks:
         if attack == AUTO:
             auto = True
             continue
         name, value = _named(attack)
         if name in found:
+            if isinstance(attack, str) and texts.get(name, attack) != attack:
+                raise GradveilError(
+                    f"attacks {texts[name]} and {attack} would both be called {name}: rename a "
+                    "file or a value, since its name is used"
+                )
             raise GradveilError(f"attack {name!r} is named twice")
         found[name] = value
+        texts |= {name: attack} if isinstance(attack, str) else {}
     return auto, found
 
 

@@ -85,13 +85,13 @@ def audit(
     """Attack what clients with these images would share, under every defense, beside controls.
 
     `model` is any module on images in [0, 1], or a name such as lenet. `images` are a tensor
-    (N, C, H, W), with their `labels`, a DataLoader or data set of such pairs, `Images`, or the
-    name of a data set, whose test split is meant. `public` are images of the same kind that anyone
-    may have, as a pair of tensors or in any of those forms: without them a blind guess is noise or
-    gray. `victims` says how many images are attacked, drawn over all classes: all that are given,
-    or 8 of a named data set; `first` takes them from that image on. With `control` what a policy
-    comes with, crop and flip, is audited alone beside it. The result lies in `out`, a new
-    temporary folder by default; a folder with the same audit is gone on with. `gradveil audit
+    (N, C, H, W) or a NumPy array, with their `labels`, a DataLoader or data set of such pairs,
+    `Images`, or the name of a data set, whose test split is meant. `public` are images of the same
+    kind that anyone may have, as a pair of tensors or in any of those forms: without them a blind
+    guess is noise or gray. `victims` says how many images are attacked, drawn over all classes: all
+    that are given, or 8 of a named data set; `first` takes them from that image on. With `control`
+    what a policy comes with, crop and flip, is audited alone beside it. The result lies in `out`, a
+    new temporary folder by default; a folder with the same audit is gone on with. `gradveil audit
     --help` explains the rest.
     """
     given = _several(defenses, "defenses", "prune:0.95")

@@ -26,7 +26,7 @@ from gradveil.data import Images, load
 from gradveil.data.images import as_images
 from gradveil.defenses import Defense, as_defense
 from gradveil.defenses.weights import load_weights
-from gradveil.engine.device import find_device
+from gradveil.engine.device import find_device, sharing_cores
 from gradveil.engine.gradients import cross_entropy
 from gradveil.models import NormalizedName, build_for
 from gradveil.models.checkpoints import read_settings
@@ -262,7 +262,8 @@ def examine(
         if watch is not None:
             watch(name)
         # A model that draws gives the same findings at each call.
-        with following(generator(subject.seed, "check", name)):
+        rng = generator(subject.seed, "check", name)
+        with following(rng), sharing_cores(subject.example.device):
             found = check(subject)
         yield name, found
         if name in FIRST and found is not None and found.level == "error":

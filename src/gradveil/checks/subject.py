@@ -93,7 +93,8 @@ class Diagnosis:
         skipped = [each for each in self.skipped if each not in reasons]
         for word, names in (("well", self.silent), ("skipped", skipped)):
             if names:
-                lines.append(f"{word:<8}{len(names)} checks: {', '.join(names)}")
+                checks = "check" if len(names) == 1 else "checks"
+                lines.append(f"{word:<8}{len(names)} {checks}: {', '.join(names)}")
         lines += [f"{'skipped':<8}{each}" for each in reasons]
         if self.machine is not None:
             lines += _in_words(self.machine)

@@ -203,7 +203,27 @@ def _explained(error: BaseException) -> tuple[str, int]:
     # Of click's errors about usage, wherever this typer keeps click.
     usage = getattr(error, "format_message", None)
     if usage is not None:
-        said = REPEATED.sub(r"\1", usage())
+        said = _missing(error) or REPEATED.sub(r"\1", usage())
         return said or "no command given: see gradveil --help", BAD_INPUT
     said = one_line(error, 200)
     return f"unexpected {said}; run again with {DEBUG} for the traceback", UNEXPECTED
+
+
+def _missing(error: Any) -> str:
+    """Name all required options and arguments that were not given, where that is the error.
+
+    Click reads what was given first and stops at the first parameter that is missing.
+    """
+    if type(error).__name__ != "MissingParameter" or error.ctx is None:
+        return ""
+    absent = [
+        each
+        for each in error.ctx.command.params
+        if each.required and each.name not in error.ctx.params
+    ]
+    if len(absent) < 2:
+        return ""
+    kinds = {each.param_type_name for each in absent}
+    kind = f"{kinds.pop()}s " if len(kinds) == 1 else ""
+    *names, last = (each.get_error_hint(error.ctx) for each in absent)
+    return f"Missing {kind}{', '.join(names)} and {last}."

@@ -91,12 +91,12 @@ def assess_command(
 
 def assessment_table(found: "Assessment") -> Table:
     """Show what leaks now, and under each defense what leaks, what it costs, and the verdict."""
-    now, bare = (case.strongest for case in found.result.cases[:2])
     rows = []
-    for name, row in (("none, now", now), ("none, trained on", bare)):
-        low, high = row.identified_bounds
+    for name, case in zip(("none, now", "none, trained on"), found.result.cases, strict=False):
+        row, (low, high) = case.strongest, case.strongest.identified_bounds
         lineup = f"{row.identified}/{row.n} ({low:.0%} to {high:.0%})"
-        rows.append((name, row.attack, lineup, "", row.doubt or "leaks"))
+        accuracy = "" if case.model is None else f"{case.model.accuracy:.1%}"
+        rows.append((name, row.attack, lineup, accuracy, row.doubt or "leaks"))
     for each in found.defenses:
         lineup = f"{each.identified}/{each.n} ({each.bounds[0]:.0%} to {each.bounds[1]:.0%})"
         cost = f"{each.accuracy:.1%} ({-100 * each.cost.value:+.1f})"

@@ -93,6 +93,8 @@ def doctor_command(
             raise GradveilError("doctor --flower: it takes no --data and no --model")
         _tell(check_running() if flower == RUNNING else check_app(flower), as_json)
         return
+    if data is None and model is None:
+        raise GradveilError("Missing options '--data' and '--model', or '--flower'.")
     if data is None or model is None:
         raise GradveilError(f"Missing option '--{'data' if data is None else 'model'}'.")
     from gradveil.attacks import find  # torch takes seconds to import

@@ -13,7 +13,7 @@ from gradveil.cli import options
 from gradveil.cli.options import examples, say, table
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.streams import print_line
-from gradveil.report.layout import Fitted
+from gradveil.core.text import on_one_line
 
 if TYPE_CHECKING:
     from gradveil.papers.cells import Workspace
@@ -32,6 +32,7 @@ EXAMPLES = examples(
     "gradveil reproduce --status",
 )
 SCALES = ("paper", "quick")
+ARCHIVES = (".tar.gz", ".tgz")
 QUICK = "quick: small stand-ins for models and data; it shows that everything runs, proves nothing"
 
 
@@ -118,6 +119,8 @@ def reproduce_command(
         raise GradveilError("no experiment named: see gradveil reproduce --list, or give --all")
     if minutes is not None and not minutes > 0:
         raise GradveilError(f"minutes {minutes:g}: it must be above 0")
+    if archive is not None and not archive.name.endswith(ARCHIVES):
+        raise GradveilError(f"archive {on_one_line(archive)}: name it {' or '.join(ARCHIVES)}")
     from gradveil.engine.device import find_device
     from gradveil.papers.catalog import EXPERIMENTS, find_experiments
     from gradveil.papers.cells import Workspace
@@ -139,11 +142,11 @@ def reproduce_command(
     parts = make_parts(chosen, ways, size, workspace)
     plan = make_plan(parts, kept, workspace)
     if list_all:
-        _show_list(chosen, parts, workspace, as_json)
+        _show_list(chosen, parts, workspace, size, as_json)
         return
     if status:
         _draw(parts, kept, figures)
-        _show_status(plan, workspace, kept, as_json)
+        _show_status(plan, workspace, kept, size, as_json)
         return
     for line in _announced(plan, workspace, size):
         print_line(line, error=True)
@@ -187,7 +190,11 @@ def _minutes(seconds: float) -> str:
 
 
 def _show_list(
-    chosen: "Sequence[Experiment]", parts: "Sequence[Part]", workspace: "Workspace", as_json: bool
+    chosen: "Sequence[Experiment]",
+    parts: "Sequence[Part]",
+    workspace: "Workspace",
+    size: "Size",
+    as_json: bool,
 ) -> None:
     from gradveil.papers.plan import estimate
 
@@ -209,15 +216,23 @@ def _show_list(
         )
         documents = ", ".join(experiment.documents)
         rows.append((experiment.id, documents, experiment.claim, len(every), _minutes(seconds)))
-    columns = ("id", "document", "claim", "cells", "GPU minutes")
+    unit, machine = _unit(size)
+    columns = ("id", "document", "claim", "cells", unit)
     note = (
-        "GPU minutes are estimated for one H200. Experiments share cells: together they take less "
-        "than their sum."
+        f"{unit[0].upper()}{unit[1:]} are estimated for {machine}. Experiments share cells: "
+        "together they take less than their sum."
     )
     say({"experiments": plain}, as_json, table("Experiments", columns, rows), ["", note])
 
 
-def _show_status(plan: "Plan", workspace: "Workspace", records: "Records", as_json: bool) -> None:
+def _unit(size: "Size") -> tuple[str, str]:
+    """Return what minutes are called, and the machine that they are estimated for."""
+    return ("minutes", "two cores") if size.quick else ("GPU minutes", "one H200")
+
+
+def _show_status(
+    plan: "Plan", workspace: "Workspace", records: "Records", size: "Size", as_json: bool
+) -> None:
     from gradveil.papers.plan import estimate
 
     rows, plain = [], []
@@ -250,10 +265,11 @@ def _show_status(plan: "Plan", workspace: "Workspace", records: "Records", as_js
     total = plan.seconds(workspace)
     folders = ", ".join(str(folder) for folder in records.folders)
     missing = sum(len(group.cells) for group in plan.groups)
+    unit, machine = _unit(size)
     lines = [
         "",
         f"records in {folders}: {len(plan.done)} cells are done, {missing} are missing, about "
-        f"{_minutes(total)} GPU minutes on one H200",
+        f"{_minutes(total)} {unit} on {machine}",
     ]
     if plan.absent:
         lines.append(f"{len(plan.absent)} cells need data that is not there")
@@ -287,11 +303,13 @@ FIGURE = re.compile(r"[-\d]")  # how a cell begins that is one
 TEXT = 14  # letters that a column of texts keeps: those of "dense-matching"
 
 
-def fitted(found: "PaperTable") -> Fitted:
+def fitted(found: "PaperTable") -> Table:
     """Build a table that gives way to a narrow terminal: texts are broken, then figures left out.
 
     Of the columns of figures the last are left out first, and the first one never.
     """
+    from gradveil.report.layout import Fitted  # a package that imports torch
+
     texts = [
         number
         for number, cells in enumerate(zip(*found.body, strict=True))
@@ -309,13 +327,13 @@ def _show_outcome(
 ) -> None:
     from gradveil.papers.tables import compare
 
-    shown: list[Table | str | list[str]] = []
+    parts: list[Table | str | list[str]] = []
     plain: list[dict[str, Any]] = []
     for experiment in dict.fromkeys(part.experiment for part in plan.parts):
         ways = {part.way: part for part in plan.parts if part.experiment is experiment}
         tables = compare(ways, records)
-        shown += [f"{experiment.id}: {experiment.claim}"] if tables else []
-        shown += [fitted(each) for each in tables]
+        parts += [f"{experiment.id}: {experiment.claim}"] if tables else []
+        parts += [fitted(each) for each in tables]
         plain.append({"id": experiment.id, "tables": [asdict(each) for each in tables]})
     lines = ["", f"{len(outcome.done)} cells done now, {len(outcome.left)} left for later"]
     lines += [f"failed {key}: {reason}" for key, reason in outcome.failed.items()]
@@ -328,4 +346,4 @@ def _show_outcome(
         "records": records.folders[0],
         "experiments": plain,
     }
-    say(result, as_json, *shown, lines)
+    say(result, as_json, *parts, lines)

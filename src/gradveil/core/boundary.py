@@ -17,7 +17,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from gradveil.core.errors import GradveilError, kind_of, one_line
+from gradveil.core.errors import GradveilError, kind_of, one_line, with_article
 from gradveil.core.importing import RAISED, contained
 
 P = ParamSpec("P")
@@ -44,7 +44,10 @@ def public(function: Callable[P, T]) -> Callable[P, T]:
 
     @wraps(function)
     def checked(*given: P.args, **more: P.kwargs) -> T:
-        bound, hints = signature.bind(*given, **more), _hints(function)
+        try:
+            bound, hints = signature.bind(*given, **more), _hints(function)
+        except TypeError as error:  # as Python words it where it calls the function itself
+            raise TypeError(f"{function.__name__}() {error}") from None
         for name, value in bound.arguments.items():
             if name in hints:
                 bound.arguments[name] = check_value(value, hints[name], name)
@@ -191,8 +194,7 @@ def _in_words(option: Any, options: Sequence[Any]) -> str:
     if get_origin(option) is Callable:
         return "a function"
     name = f"{option.__module__}.{option.__qualname__}"
-    article = "an" if option.__name__[0] in "AEIOU" else "a"
-    return WORDS.get(name, f"{article} {option.__name__}")
+    return WORDS.get(name, with_article(option.__name__))
 
 
 def _short(value: object) -> str:

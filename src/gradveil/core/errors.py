@@ -8,6 +8,14 @@ from difflib import get_close_matches
 
 LONGEST_NAME = 200  # letters of an unknown name that are shown
 LIKE = 0.7  # ratio of equal letters from which a name was perhaps meant
+KINDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "ndarray": "a NumPy array",
+    "NoneType": "None",
+}
+"""Types of values whose names in Python are no words."""
 
 
 class GradveilError(ValueError):
@@ -56,6 +64,13 @@ def text_of(value: object, otherwise: str) -> str:
 
 def kind_of(value: object) -> str:
     """Say what a value is that is not what was expected: `a list`, `the class Net`, `None`."""
-    if value is None:
-        return "None"
-    return f"the class {value.__name__}" if isinstance(value, type) else f"a {type(value).__name__}"
+    if isinstance(value, bool):
+        return str(value)
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    return KINDS.get(type(value).__name__, with_article(type(value).__name__))
+
+
+def with_article(name: str) -> str:
+    """Return a name after `a` or `an`, by its first letter."""
+    return f"{'an' if name[:1] in tuple('AEIOaeio') else 'a'} {name}"

@@ -14,7 +14,7 @@ from torch import Tensor
 from gradveil.core.errors import GradveilError, one_line, unknown
 from gradveil.core.files import regular_file, shown
 from gradveil.core.tensor_files import read_npz
-from gradveil.data.decode import chw, decode_image, decoded, listed, natural, square
+from gradveil.data.decode import chw, decode_image, decoded, each_read, listed, natural, square
 from gradveil.data.images import Images, as_images
 
 NPZ = ".npz"
@@ -59,7 +59,10 @@ def _pictures(
     mode, size = "L" if like.channels == 1 else "RGB", like.size
     if resized:
         pixels = torch.stack(
-            [torch.tensor(chw(square(decode_image(path), size), mode)) for path in paths]
+            [
+                torch.tensor(chw(square(image, size), mode))
+                for image in each_read(paths, decode_image)
+            ]
         )
     else:
         pixels = torch.from_numpy(decoded(paths, mode, size))

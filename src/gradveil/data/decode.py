@@ -7,9 +7,10 @@ import hashlib
 import os
 import struct
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +20,11 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.files import regular_file
 from gradveil.data.files import FileCheck
 
+T = TypeVar("T")
 Pixels = NDArray[np.uint8]
 SUFFIXES = frozenset({".png", ".jpg", ".jpeg", ".bmp", ".webp"})
 FORMATS = ("PNG", "JPEG", "BMP", "WEBP")
+NAMED = 4  # broken images that one error names
 # The errors that Pillow raises on a bad file.
 BROKEN = (
     OSError,
@@ -153,14 +156,30 @@ def natural(path: Path) -> tuple[int, str]:
 def decoded(paths: Sequence[Path], mode: str, size: int) -> Pixels:
     """Return the images (N, C, H, W); refuse one of another size."""
     result = np.empty((len(paths), 1 if mode == "L" else 3, size, size), np.uint8)
-    for path, pixels in zip(paths, result, strict=True):
-        image = decode_image(path)
+    images = each_read(paths, decode_image)
+    for path, image, pixels in zip(paths, images, result, strict=True):
         if image.size != (size, size):
             raise GradveilError(
                 f"image {path} is {image.size[0]}x{image.size[1]}: expected {size}x{size}"
             )
         pixels[:] = chw(image, mode)
     return result
+
+
+def each_read(paths: Sequence[Path], read: Callable[[Path], T]) -> Iterator[T]:
+    """Yield what is read of each image; the error for a broken one names the others too."""
+    for number, path in enumerate(paths):
+        try:
+            found = read(path)
+        except GradveilError as error:
+            others = [check.path for check in broken([*paths[:number], *paths[number + 1 :]])]
+            if not others:
+                raise
+            names = ", ".join(map(str, others[: NAMED - 1]))
+            more = len(others) - NAMED + 1
+            names += f" and {more} more" if more > 0 else ""
+            raise GradveilError(f"{error}; {len(others)} more cannot be used: {names}") from error
+        yield found
 
 
 def broken(paths: Iterable[Path]) -> tuple[FileCheck, ...]:

@@ -21,7 +21,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import GradveilError, kind_of
 from gradveil.core.files import check_writable, regular_file
 
 
@@ -143,7 +143,7 @@ def loads(data: bytes, origin: object) -> dict[bytes, Any]:
         raise GradveilError(f"{origin}: refused to unpickle: {error}") from error
     if not isinstance(found, dict):
         raise GradveilError(
-            f"{origin}: refused to unpickle: it holds a {type(found).__name__}, not a dictionary"
+            f"{origin}: refused to unpickle: it holds {kind_of(found)}, not a dictionary"
         )
     return found
 

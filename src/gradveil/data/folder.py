@@ -21,6 +21,7 @@ from gradveil.data.decode import (
     broken,
     chw,
     decode_image,
+    each_read,
     header,
     in_test,
     listed,
@@ -48,8 +49,9 @@ class Folder(Source):
         names = self._names(self._parts()[0])
         pixels: dict[str, list[Pixels]] = {side: [] for side in SPLITS}
         labels: dict[str, list[int]] = {side: [] for side in SPLITS}
-        for path, name, side in self._entries():
-            image = decode_image(path)
+        entries = list(self._entries())
+        images = each_read([path for path, _, _ in entries], decode_image)
+        for image, (_, name, side) in zip(images, entries, strict=True):
             side = side or ("test" if in_test(_content(image)) else "train")
             pixels[side].append(_fitted(image, mode, size))
             labels[side].append(names.index(name))
@@ -132,7 +134,7 @@ class Folder(Source):
         return names
 
     def _shape(self, paths: Sequence[Path], image_size: int | None) -> tuple[str, int]:
-        headers = [header(path) for path in paths]
+        headers = list(each_read(paths, header))
         mode = "L" if all(kind in _GRAY for kind, _ in headers) else "RGB"
         if image_size is not None:
             return mode, image_size

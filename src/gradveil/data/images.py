@@ -1,10 +1,12 @@
-"""Decoded images of one split, made from a user's own tensors, and the batches they come in."""
+"""Decoded images of one split, made from a user's own pixels, and the batches they come in."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Generator, Tensor
 
 from gradveil.core.boundary import public
@@ -15,6 +17,7 @@ from gradveil.core.types import Batch
 from gradveil.data.decode import in_test, statistics
 
 SPLITS = ("train", "test")
+CHANNELS = (1, 3)  # of gray and of color images
 BATCHES_AHEAD = 64  # prepared in one call: enough to keep a GPU busy, few enough for its memory
 
 
@@ -83,10 +86,10 @@ def as_images(
     """Make one split of a user's own images; `name` is what errors and files call them.
 
     `images` is a tensor (N, C, H, W) with square images, uint8 or floats in [0, 1] that are rounded
-    to multiples of 1/255, and `labels` has N class indices. Without `labels`, `images` is a pair of
-    both, a Dataset or DataLoader of such pairs, or `Images`. `classes` is their number or their
-    names, by default the largest label plus 1; `mean` and `std` for each channel, in [0, 1], are by
-    default those of the images.
+    to multiples of 1/255, or such a NumPy array, (N, C, H, W) or (N, H, W, C); `labels` has N class
+    indices. Without `labels`, `images` is a pair of both, a Dataset or DataLoader of such pairs of
+    tensors, or `Images`. `classes` is their number or their names, by default the largest label
+    plus 1; `mean` and `std` for each channel, in [0, 1], are by default those of the images.
     """
     if isinstance(images, Images):
         if labels is not None:
@@ -144,10 +147,12 @@ def _class_names(classes: int | Sequence[str], name: str) -> tuple[str, ...]:
 
 def _pixels(images: object, name: str) -> Tensor:
     """Return images as uint8 NCHW on the CPU, or say what is wrong with them."""
+    if isinstance(images, np.ndarray):
+        images = _from_numpy(images, name)
     if not isinstance(images, Tensor):
         raise GradveilError(
-            f"{name}: {kind_of(images)}; expected a tensor (N, C, H, W), a pair of images "
-            "and labels, a Dataset or DataLoader of such pairs, or Images"
+            f"{name}: {kind_of(images)}; expected a tensor (N, C, H, W) or NumPy array, a pair of "
+            "images and labels, a Dataset or DataLoader of such pairs, or Images"
         )
     if images.dim() != 4 or 0 in images.shape:
         raise GradveilError(
@@ -173,13 +178,26 @@ def _pixels(images: object, name: str) -> Tensor:
     return (images.detach().cpu().to(torch.float64) * 255).round().to(torch.uint8)
 
 
+def _from_numpy(images: NDArray[Any], name: str) -> Tensor:
+    """Return an array of images as a tensor, with the channels first where they came last."""
+    try:
+        found = torch.from_numpy(np.require(images, requirements=["C", "W"]))
+    except (TypeError, ValueError):
+        raise GradveilError(
+            f"{name}: images of type {images.dtype}; expected uint8, or floating point in [0, 1]"
+        ) from None
+    if found.dim() == 4 and found.shape[3] in CHANNELS and found.shape[1] not in CHANNELS:
+        return found.permute(0, 3, 1, 2).contiguous()
+    return found
+
+
 def _indices(labels: object, count: int, name: str) -> Tensor:
     """Return labels as int64 on the CPU, or say what is wrong with them."""
     try:
-        found = labels if isinstance(labels, Tensor) else torch.as_tensor(labels)
+        found = labels if isinstance(labels, Tensor) else torch.tensor(labels)
     except (TypeError, ValueError, RuntimeError):
         raise GradveilError(
-            f"{name}: labels are a {type(labels).__name__}; expected a tensor of class indices"
+            f"{name}: labels are {kind_of(labels)}; expected a tensor of class indices"
         ) from None
     if found.is_floating_point() or found.is_complex() or found.dtype == torch.bool:
         raise GradveilError(
@@ -198,10 +216,12 @@ def _indices(labels: object, count: int, name: str) -> Tensor:
 
 def _pair(given: object, name: str) -> tuple[object, object]:
     """Return images and labels of a pair, or of all pairs of a Dataset or DataLoader."""
-    if isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[0], Tensor):
+    pixels = Tensor | np.ndarray
+    if isinstance(given, tuple | list) and len(given) == 2 and isinstance(given[0], pixels):
         return given[0], given[1]
-    if isinstance(given, Tensor):
-        raise GradveilError(f"{name}: a tensor of images without labels; give labels too")
+    if isinstance(given, pixels):
+        kind = "a tensor" if isinstance(given, Tensor) else kind_of(given)
+        raise GradveilError(f"{name}: {kind} of images without labels; give labels too")
     if isinstance(given, str | bytes | dict) or not (
         hasattr(given, "__iter__") or hasattr(given, "__getitem__")
     ):
@@ -259,7 +279,7 @@ LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow converts to gray
 
 def with_channels(images: Images, channels: int) -> Images:
     """Return gray images as color ones of three equal planes, or color ones as gray."""
-    if channels not in (1, 3):
+    if channels not in CHANNELS:
         raise GradveilError(f"channels {channels}: choose 1, gray, or 3, color")
     if channels == images.channels:
         return images

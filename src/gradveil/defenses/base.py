@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Generator, Tensor, nn
 
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import GradveilError, kind_of
 from gradveil.core.types import Batch, Gradients, ImageShape, Knowledge, Loss
 from gradveil.engine.draws import Draws
 from gradveil.transforms import Preparation
@@ -149,7 +149,7 @@ class Defense:
         """
         if not _is_plain(state):
             raise GradveilError(
-                f"defense {self} keeps a {type(state).__name__} between rounds, which no "
+                f"defense {self} keeps {kind_of(state)} between rounds, which no "
                 f"checkpoint can hold: write pack_state and unpack_state in {type(self).__name__}"
             )
         return state

@@ -11,7 +11,7 @@ from torch import Generator, Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from gradveil.core.boundary import check_fields
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import GradveilError, kind_of
 from gradveil.core.types import Gradients, ImageShape, Knowledge
 from gradveil.defenses.base import Defense, Moment, Seam, State
 from gradveil.defenses.noise import BREAKERS, gaussian, tell_noise
@@ -98,7 +98,7 @@ class DPSGD(Defense):
         for name, module in model.named_modules():
             if isinstance(module, _BatchNorm):
                 raise GradveilError(
-                    f"defense {self}: {name or 'the model'} is a {type(module).__name__}, which "
+                    f"defense {self}: {name or 'the model'} is {kind_of(module)}, which "
                     "mixes samples in training, so none has a gradient of its own; take a model "
                     "with GroupNorm (opacus.validators.ModuleValidator.fix(model) makes one)"
                 )

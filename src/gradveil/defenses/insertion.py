@@ -7,7 +7,7 @@ from itertools import dropwhile
 import torch
 from torch import Tensor, nn
 
-from gradveil.core.errors import GradveilError, one_line, unknown
+from gradveil.core.errors import GradveilError, kind_of, one_line, unknown
 from gradveil.core.seeds import forked
 from gradveil.core.types import ImageShape
 from gradveil.engine.gradients import in_mode
@@ -217,7 +217,7 @@ def _width(
             module = module.inner
         if not isinstance(module, nn.Linear):
             raise GradveilError(
-                f"{where}: how many values a {type(module).__name__} gives depends on the image; "
+                f"{where}: how many values {kind_of(module)} gives depends on the image; "
                 "give the image's shape"
             )
         return module.in_features if before else module.out_features

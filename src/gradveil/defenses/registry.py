@@ -118,7 +118,7 @@ def _own(text: str) -> Defense:
     reference = f"{module}:{ast.get_source_segment(call, made.func)}"
     kind = import_named(reference, "defense", _is_defense)
     if not isinstance(kind, type) or not issubclass(kind, Defense):
-        found = "a class" if isinstance(kind, type) else f"a {type(kind).__name__}"
+        found = "a class" if isinstance(kind, type) else kind_of(kind)
         raise GradveilError(
             f"defense {text!r}: {reference} is {found}, but no subclass of gradveil's Defense"
         )

@@ -14,7 +14,7 @@ from safetensors.torch import save
 from torch import Tensor, contiguous_format, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import GradveilError, kind_of
 from gradveil.core.files import MissingFileError, regular_file, replacing, shown, write_text
 from gradveil.core.formats import CheckpointFacts, Count
 from gradveil.core.reading import MalformedError, WrongTypeError, convert, parse_json, written_by
@@ -144,7 +144,7 @@ def read_resume(path: Path) -> dict[str, Any]:
     try:
         found = load_pickled(path)
         if not isinstance(found, dict) or not all(isinstance(name, str) for name in found):
-            raise GradveilError(f"a {type(found).__name__}, no dictionary of names")
+            raise GradveilError(f"{kind_of(found)}, no dictionary of names")
         weights = found.get("state_dict")
         if not isinstance(weights, dict) or not all(map(plain_tensor, weights.values())):
             raise GradveilError("state_dict: expected names and tensors")

@@ -131,10 +131,9 @@ def logits(model: nn.Module, images: Tensor, name: str) -> Tensor:
 def _load(reference: str) -> Callable[..., object] | nn.Module:
     factory = import_named(reference, "model")
     if not callable(factory):
-        kind = type(factory).__name__
         raise GradveilError(
-            f"model {reference!r} is a {kind} value: name a module, or a function or class that "
-            "makes one when called"
+            f"model {reference!r} is {kind_of(factory)}: name a module, or a function or class "
+            "that makes one when called"
         )
     found: Callable[..., object] = factory
     return found

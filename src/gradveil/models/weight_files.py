@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gradveil.core.errors import GradveilError, GradveilWarning, one_line
+from gradveil.core.errors import GradveilError, GradveilWarning, kind_of, one_line
 from gradveil.core.files import MissingFileError, regular_file, shown
 from gradveil.core.tensor_files import (
     check_name,
@@ -122,11 +122,11 @@ def _torch(path: Path, most: int | None) -> dict[str, Tensor]:
         found = found[nests[0]]
     if not isinstance(found, Mapping):
         raise GradveilError(
-            f"{path} holds a {type(found).__name__}: expected a state dict, names and tensors"
+            f"{path} holds {kind_of(found)}: expected a state dict, names and tensors"
         )
     for name, value in found.items():
         if not isinstance(name, str) or not isinstance(value, Tensor):
-            label = shown(repr(name)) if isinstance(name, str | int) else f"a {type(name).__name__}"
+            label = shown(repr(name)) if isinstance(name, str | int) else kind_of(name)
             raise GradveilError(
                 f"{path} holds {label} of type {type(value).__name__}:"
                 " expected a state dict, names and tensors"

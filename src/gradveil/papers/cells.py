@@ -241,6 +241,10 @@ class Cell(ABC):
     def seconds(self) -> float:
         """The time it takes on an H200 without its training, estimated."""
 
+    def left(self, workspace: Workspace) -> float:
+        """Return the time of what is left, estimated as `seconds` are: all that cannot be told."""
+        return self.seconds
+
     @property
     def n(self) -> int:
         """The number of images that the figures are over."""

@@ -62,3 +62,13 @@ def resnet18(channels: int, classes: int) -> nn.Module:
 def _make(name: str, task: Task) -> nn.Module:
     normalize = Normalize(task.channels, CIFAR10.mean, CIFAR10.std)
     return Classifier(normalize, *ARCHITECTURES[name](task))
+
+
+def cnn_with_norm(channels: int, size: int, classes: int) -> nn.Module:
+    """Make the network of Flower's quickstart with batch norm behind its convolutions."""
+    layers: list[nn.Module] = []
+    for before, after in ((channels, 6), (6, 16)):
+        layers += [nn.Conv2d(before, after, 5), nn.BatchNorm2d(after), nn.ReLU(), nn.MaxPool2d(2)]
+        size = (size - 4) // 2
+    dense = nn.Linear(16 * size**2, 120), nn.ReLU(), nn.Linear(120, 84), nn.ReLU()
+    return nn.Sequential(*layers, nn.Flatten(), *dense, nn.Linear(84, classes))

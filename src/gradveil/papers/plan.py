@@ -34,8 +34,10 @@ class Group:
     cells: tuple[Cell, ...]
 
     def seconds(self, workspace: Workspace) -> float:
-        """Return the time for all of it on an H200, estimated."""
-        return training_left(self.training, workspace) + sum(cell.seconds for cell in self.cells)
+        """Return the time for what is left of it on an H200, estimated."""
+        return training_left(self.training, workspace) + sum(
+            cell.left(workspace) for cell in self.cells
+        )
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def estimate(cells: Sequence[Cell], workspace: Workspace) -> float:
     """Return the time for some cells and their trainings on an H200, estimated."""
     trainings = {cell.training.key: cell.training for cell in cells}
     return sum(training_left(each, workspace) for each in trainings.values()) + sum(
-        cell.seconds for cell in cells
+        cell.left(workspace) for cell in cells
     )
 
 

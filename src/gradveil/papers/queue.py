@@ -13,9 +13,11 @@ from pathlib import Path
 
 import torch
 
+from gradveil.core.cell_files import CELL
 from gradveil.core.errors import GradveilError, one_line
 from gradveil.core.files import (
     MissingFileError,
+    check_writable,
     read_bytes,
     refuse_ways_out,
     shown,
@@ -148,7 +150,7 @@ class _Job:
                 return
         for cell in cells:
             with suppress(_Busy), self._held(cell.key, _refuse):
-                if self.clock.fits(cell.seconds) and not self._over(cell):
+                if self.clock.fits(cell.left(self.workspace)) and not self._over(cell):
                     self._measure(cell)
 
     def _held(self, key: str, busy: Callable[[str], None]) -> AbstractContextManager[None]:
@@ -160,19 +162,21 @@ class _Job:
 
     def _begins(self, training: Training, cells: Sequence[Cell]) -> bool:
         """Tell whether the training and the shortest cell are likely to end in time."""
-        shortest = min(cell.seconds for cell in cells)
+        shortest = min(cell.left(self.workspace) for cell in cells)
         return self.clock.fits(training_left(training, self.workspace) + shortest)
 
     def _train(self, training: Training, cells: Sequence[Cell]) -> None:
         """Train, unless another process did while this one waited for it."""
         began = time.monotonic()
+        new = not self.workspace.weights(training).exists()
         if all(map(self._over, cells)) or training.there(self.workspace):
             return
         if self._tried(lambda: training.run(self.workspace), training.key, cells):
-            self._learn("trained", training.key, training.seconds, began)
+            self._learn("trained", training.key, training.seconds if new else None, began)
 
     def _measure(self, cell: Cell) -> None:
         began = time.monotonic()
+        new = not self.workspace.folder(cell).exists()
 
         def measure() -> None:
             result = cell.measure(self.workspace)
@@ -182,11 +186,15 @@ class _Job:
             return
         _note(self.workspace, cell.key).unlink(missing_ok=True)
         self.outcome.done.append(cell.key)
-        self._learn("done", cell.key, cell.seconds, began)
+        self._learn("done", cell.key, cell.seconds if new else None, began)
         _archive(self.records, self.workspace, self.archive)
 
-    def _learn(self, word: str, name: str, estimated: float, began: float) -> None:
+    def _learn(self, word: str, name: str, estimated: float | None, began: float) -> None:
+        """Tell how long something took; learn from it where all of it was done now."""
         taken = time.monotonic() - began
+        if estimated is None:
+            self.tell(f"{word} {name} in {taken:.0f} s more, begun by an earlier run")
+            return
         self.clock.learn(estimated, taken)
         self.tell(f"{word} {name} in {taken:.0f} s, estimated {estimated:.0f} s")
 
@@ -264,6 +272,10 @@ def run_queue(
     for folder in (workspace.work, records.folders[0]):
         if folder.is_dir():
             refuse_ways_out(folder)
+    # Before the work, which may take hours, and not when the first of it is to be written.
+    for path in (workspace.work / HELD / CELL, records.folders[0] / CELL, archive):
+        if path is not None:
+            check_writable(path)
     for group in plan.groups:
         for cell in group.cells:
             _note(workspace, cell.key).unlink(missing_ok=True)  # of an earlier run

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from gradveil.audits.results import AuditResult
+from gradveil.core.errors import GradveilError
 from gradveil.core.files import write_bytes
 from gradveil.papers.cells import QUICK_STEPS, QUICK_VICTIMS, Cell, Workspace, keep_case
 from gradveil.papers.costs import (
@@ -23,6 +24,7 @@ from gradveil.search.confirm import CONFIRM
 from gradveil.search.job import SearchJob
 from gradveil.search.results import POLICIES, TRIALS, SearchResult
 from gradveil.search.run import run_search
+from gradveil.search.services import JOURNAL
 
 AUDITS = 4  # policies that are audited: none, random, the best, and a hybrid where there is one
 RACE = 1.0  # share of the probes' work that a race of 20 images leaves: it dropped 2% of policies
@@ -57,16 +59,33 @@ class Searched(Cell):
 
     @property
     def seconds(self) -> float:
+        return self._seconds(self.trials)
+
+    def left(self, workspace: Workspace) -> float:
+        """Return the time of the trials that its study lacks, and of the audits, estimated."""
+        journal = workspace.folder(self) / JOURNAL
+        if not journal.is_file():
+            return self.seconds
+        try:
+            from gradveil.search.journal import count_ended
+
+            done = count_ended(journal)
+        except (ImportError, GradveilError):  # the search itself says what is wrong
+            return self.seconds
+        return self._seconds(max(0, self.trials - done))
+
+    def _seconds(self, trials: int) -> float:
+        """Return the time of so many trials, and of the audits, estimated."""
         model, scale = self.training.model, area(self.data, self.training.image_size)
         each = STARTING + sum(
             attack_seconds("adam-cosine", images, model, scale, self.steps)
             for images in (self.images, min(self.images, SHAM))
         )
         if self.score == "privacy":
-            return score_seconds(self.trials, self.scored, 1, scale) + 2 * AUDITS * each
+            return score_seconds(trials, self.scored, 1, scale) + 2 * AUDITS * each
         weight = MODELS.get(model, 1.0) * scale
         at_once = ITERATION * max(0.5, weight) + ROW * ROWS * weight
-        probed = self.trials * self.scored / ROWS * self.probe_steps * at_once
+        probed = trials * self.scored / ROWS * self.probe_steps * at_once
         return STARTING + RACE * probed + 2 * AUDITS * each
 
     def job(self, workspace: Workspace) -> SearchJob:

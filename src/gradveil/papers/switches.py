@@ -52,7 +52,7 @@ class Switches:
         for name, choices in CHOICES.items():
             value = getattr(self, name.replace("-", "_"))
             if value not in choices:
-                raise unknown(f"{name} for a switch", value, choices)
+                raise unknown(f"value of switch {name}", value, choices)
 
     @property
     def changed(self) -> dict[str, str]:

@@ -10,6 +10,7 @@ from gradveil.audits.results import NO_BETTER, TOO_FEW
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Protocol
 from gradveil.report.audit import ORIGINAL, USED, number
+from gradveil.report.provenance import images_words
 
 Tone = Literal["leak", "unclear", "none"]
 BARE = {
@@ -145,7 +146,7 @@ def _result(row: Row, choice: str) -> str:
         f"attacked {row.n} private picture{'' if row.n == 1 else 's'}: {right} resembled {true} "
         f"more than {row.candidates - 1} others{kind} "
         f"(95% interval{choice}: {low:.0%} to {high:.0%}){failed}; "
-        f"by luck it would be {_few(row.n * row.verdict.chance)}"
+        f"by luck it would be {few(row.n * row.verdict.chance)}"
     )
 
 
@@ -153,7 +154,8 @@ def _not_clearly(row: Row) -> str:
     return f"after a correction for {row.verdict.tests} tests that is not clearly more than"
 
 
-def _few(expected: float) -> str:
+def few(expected: float) -> str:
+    """Write how many images are expected, with two digits where they are fewer than three."""
     return f"{expected:.0f}" if expected >= 3 else f"{expected:.2g}"
 
 
@@ -284,8 +286,8 @@ def untested_words(result: AuditResult) -> list[str]:
     said = [
         "Other attacks, settings and restarts than these; an attacker with more knowledge, or one "
         "who also changes the model that clients receive.",
-        f"Images unlike the {cases[0].strongest.n} of {settings['data']} "
-        f"{settings.get('split', 'test')} attacked here ({cases[0].classes_in_full}).",
+        f"Images unlike the {images_words(settings, cases[0].strongest.n)} attacked here "
+        f"({cases[0].classes_in_full}).",
         "Other models, seeds and stages of training; what many rounds give away together.",
     ]
     if settings.get("batch_size", 1) == 1:

@@ -1,6 +1,6 @@
 """An audit as tables and in sentences, with a single case or with several."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.table import Table
 
@@ -24,9 +24,16 @@ def audit_tables(result: AuditResult) -> list[Table]:
     return case_tables(result.cases[0]) if len(result.cases) == 1 else several_tables(result)
 
 
-def audit_in_words(result: AuditResult) -> list[str]:
-    """Return sentences on the controls and on everything that a reader would not expect."""
-    return case_in_words(result.cases[0]) if len(result.cases) == 1 else several_in_words(result)
+def audit_in_words(
+    result: AuditResult, name_of: Callable[[CaseResult], str] | None = None
+) -> list[str]:
+    """Return sentences on the controls and on everything that a reader would not expect.
+
+    `name_of` is what cases are called, where not by their names.
+    """
+    if len(result.cases) == 1:
+        return case_in_words(result.cases[0])
+    return several_in_words(result, name_of)
 
 
 def spread(values: Summary, form: str = ".2f") -> str:
@@ -262,7 +269,10 @@ def _control_words(case: CaseResult) -> list[str]:
         if row.identified * row.candidates <= LUCKY * row.n
     ]
     tests = max(row.verdict.tests for row in case.rows)
-    lines.append(f"Better than blind: at 5% over all {tests} tests together (Holm).")
+    alone = ""
+    if any(kind == "positive" and row.candidates for (kind, _), row in rows.items()):
+        alone = f"; a positive control also at {EACH:.1%} by its line-up alone"
+    lines.append(f"Better than blind: at 5% over all {tests} tests together (Holm){alone}.")
     return lines
 
 
@@ -273,13 +283,7 @@ def _positive_words(row: Row, cases: Sequence[CaseResult]) -> str:
     preset = PRESETS.get(row.attack)
     model = "mlp" if random or (preset and preset.easy_model == "mlp") else "lenet"
     under = ", what it undoes at a mild setting" if undone else ""
-    says = "it fails even there, so low scores of it say nothing about the model"
-    if _perhaps(row):
-        says = (
-            f"luck over all {row.verdict.tests} tests is not ruled out even there (p = "
-            f"{row.verdict.p_identified:.2g} of the line-up alone), so low scores of it say little "
-            "about the model"
-        )
+    says = f"{NO_BETTER} even there, so low scores of it say nothing about the model"
     if row.doubt is None:
         says = f"{_shown_by(row)}: the attack works"
     elif row.doubt == TOO_FEW:
@@ -290,11 +294,6 @@ def _positive_words(row: Row, cases: Sequence[CaseResult]) -> str:
         f"and one gradient: {number(row.psnr.mean)} dB, {number(row.over_blind.mean, '+.2f')} dB "
         f"over blind, {_lineup_words(row)}: {says}."
     )
-
-
-def _perhaps(row: Row) -> bool:
-    """Tell whether the line-up alone would show that an attack works, and all tests do not."""
-    return bool(row.candidates) and row.doubt == NO_BETTER and row.verdict.p_identified < EACH
 
 
 def _lineup_words(row: Row) -> str:
@@ -336,8 +335,8 @@ def _attack_words(row: Row, positive: Row | None, against: str, undoes: bool) ->
         because += ": it undoes a defense that declares no mild setting" if undoes else ""
     elif positive.doubt == NO_BETTER:
         because = (
-            f", and its positive control {'shows too little' if _perhaps(positive) else 'fails'} "
-            "too: try more steps or another attack before concluding anything about the model"
+            f", and its positive control is {NO_BETTER} ({_lineup_words(positive)}): try more "
+            "steps or another attack before concluding anything about the model"
         )
     return f"{row.attack}{against}: {row.doubt}: {figures}{because}."
 
@@ -483,7 +482,7 @@ def _on_lines(case: CaseResult) -> list[str]:
 
 
 def accuracy_words(case: CaseResult) -> str:
-    """Write the accuracy, marked where the model was trained under another defense."""
+    """Write the accuracy, marked where the model is not known to be trained under the defense."""
     if case.model is None:
         return "-"
     return f"{case.model.accuracy:.1%}" + ("" if case.model.under == case.defense else "*")
@@ -495,7 +494,9 @@ def _knows(case: CaseResult, attack: str) -> list[str]:
     return [f" + {known}" for known in more.split(", ") if known]
 
 
-def several_in_words(result: AuditResult) -> list[str]:
+def several_in_words(
+    result: AuditResult, name_of: Callable[[CaseResult], str] | None = None
+) -> list[str]:
     """Return sentences on the columns, on the positive controls, and on unusual cases."""
     labels = {"known": "the labels", "inferred": "the labels it inferred"}
     lines = [
@@ -514,7 +515,7 @@ def several_in_words(result: AuditResult) -> list[str]:
     said: dict[str, list[str]] = {}
     for case in result.cases:
         for sentence in _unusual(case):
-            said.setdefault(sentence, []).append(case.name)
+            said.setdefault(sentence, []).append(name_of(case) if name_of else case.name)
     for sentence, names in said.items():
         everywhere = 1 < len(result.cases) == len(names)
         lines.append(f"{'All' if everywhere else '; '.join(names)}: {sentence}")

@@ -1,6 +1,6 @@
 """Certificates of an audit as a table, in sentences, and as a section of the page."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from rich.table import Table
@@ -18,11 +18,11 @@ from gradveil.audits.certificates import (
     PositiveControl,
     percent,
 )
-from gradveil.audits.results import NO_BETTER
 from gradveil.report.answer import baseline
 from gradveil.report.audit import ATTACKER, DEFENSE
 from gradveil.report.layout import Fitted
 from gradveil.report.markup import Html, breakable, element, joined
+from gradveil.report.provenance import images_words
 
 UNKNOWN = "unknown"
 UNKNOWN_LOSS = (
@@ -272,8 +272,6 @@ def _doubt(control: PositiveControl, asked: Threshold) -> str:
         return "no positive control"
     level = "rank 1" if asked.metric == LINEUP else str(asked)
     reached = f"{level} in {control.reached} of {control.n} images"
-    if control.doubt == NO_BETTER:
-        return f"its positive control fails ({reached}, {NO_BETTER})"
     doubt = "" if control.doubt is None else f", {control.doubt}"
     return f"its positive control does not show it ({reached}{doubt})"
 
@@ -291,10 +289,7 @@ def _untested(case: CaseResult, certificate: Certificate) -> str:
     """Name the limits of a statement."""
     settings = case.settings
     batch = settings.get("batch_size", 1)
-    images = (
-        f"{certificate.overall.n} of {settings['data']} {settings.get('split', 'test')} "
-        f"({case.classes_in_full})"
-    )
+    images = f"{images_words(settings, certificate.overall.n)} ({case.classes_in_full})"
     said = (
         "Not tested: other attacks, settings and restarts than these; images unlike the "
         f"{images} attacked here; other models, seeds and stages of training; what many rounds "
@@ -355,7 +350,7 @@ def certificate_section(
     table = element(
         "table",
         element("thead", element("tr", *heads)),
-        *(element("tbody", *_page_rows(name_of(case), made)) for case, made in found),
+        *(element("tbody", *_page_rows(name_of(case), made, columns)) for case, made in found),
         class_="bounds",
     )
     region = element(
@@ -386,8 +381,11 @@ def _page_words(certificate: Certificate) -> str:
     return f"{''.join(said)}{_recognized(certificate)}{same}".strip()
 
 
-def _page_rows(name: str, certificate: Certificate) -> list[Html]:
-    """Return the rows of a case, the first with its name and its accuracy."""
+def _page_rows(name: str, certificate: Certificate, columns: Sequence[str]) -> list[Html]:
+    """Return the rows of a case, the first with its name and its accuracy.
+
+    Each cell holds the head of its column too, which stands beside it where the page is narrow.
+    """
     asked = certificate.threshold
     lines = [
         [row_name(row), row.against, *_page_cells(row.bound), *_decided(row, asked)]
@@ -401,10 +399,17 @@ def _page_rows(name: str, certificate: Certificate) -> list[Html]:
     over = str(len(lines))
     heads = [
         element("th", breakable(name), scope="rowgroup", rowspan=over),
-        element("td", _lost(certificate), rowspan=over),
+        element("td", _lost(certificate), rowspan=over, data_head=columns[1]),
     ]
     return [
-        element("tr", *(heads if number == 0 else []), *(element("td", cell) for cell in line))
+        element(
+            "tr",
+            *(heads if number == 0 else []),
+            *(
+                element("td", cell, data_head=head)
+                for cell, head in zip(line, columns[2:], strict=True)
+            ),
+        )
         for number, line in enumerate(lines)
     ]
 

@@ -26,7 +26,7 @@ GLOSSARY = {
     "Sham": "The strongest attack on updates of other images: what it finds without the victim's "
     "update.",
     "Positive control": "The same attack on an easy, untrained model, where it is known to work. "
-    "If it fails there, a low score elsewhere says nothing.",
+    "If it is no better than blind there, a low score elsewhere says nothing.",
     "Ceiling": "What the line-up would give to the true picture with noise of the attack's error, "
     "clipped, or to a ranking of the candidates by their gradients.",
     "Bar": "The class mean of public pictures, changed by the victim's own draws of the defense.",
@@ -39,7 +39,7 @@ GLOSSARY = {
     "the count among those attacked.",
     "GradSim": "The cosine of the gradients of two pictures for one label; 1 where they are alike.",
     "Accuracy": "Share of test images that the audited weights classify correctly; with * the "
-    "model was trained under another defense.",
+    "model was trained under another defense, or its file does not say under which.",
 }
 
 

@@ -205,8 +205,14 @@ class Page:
         )
 
     def _advice(self) -> Html | None:
-        lines = [element("li", line.strip()) for line in self.advice]
-        return element("ul", *lines, class_="lines") if lines else None
+        lines: list[tuple[str, list[Html]]] = []
+        for line in self.advice:  # one that is set in belongs to the line before
+            if line.startswith(" ") and lines:
+                lines[-1][1].append(element("li", line.strip()))
+            else:
+                lines.append((line.strip(), []))
+        items = [element("li", text, element("ul", *more) if more else "") for text, more in lines]
+        return element("ul", *items, class_="lines") if items else None
 
     def _given(self) -> Html:
         lines = {pair: None for run in self.runs.values() for pair in given_words(run)}
@@ -328,7 +334,7 @@ class Page:
     def _notes(self) -> Html:
         parts = []
         for name, run in self.runs.items():
-            lines = [element("li", line) for line in audit_in_words(run)]
+            lines = [element("li", line) for line in audit_in_words(run, self.name_of)]
             parts.append(element("h3", name) if len(self.runs) > 1 else None)
             parts.append(element("ul", *lines, class_="lines"))
         return joined(parts)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from gradveil.audits import AuditResult, CaseResult
 from gradveil.report.markup import Html, element, joined
-from gradveil.report.provenance import case_lines, command, search_command, settings_lines
+from gradveil.report.provenance import case_lines, command, is_spied, search_command, settings_lines
 from gradveil.search import SearchResult
 
 
@@ -20,16 +20,25 @@ def settings_section(
     for name, run in runs.items():
         parts.append(element("h3", name) if len(runs) > 1 else None)
         if search is None:
-            parts += [_command(command(run)), _scored(run), _pairs(settings_lines(run.settings))]
+            parts += [
+                _command(command(run), is_spied(run)),
+                _scored(run),
+                _pairs(settings_lines(run.settings)),
+            ]
         for case in run.cases:
             inner = _pairs(case_lines(case))
             parts.append(element("details", element("summary", name_of(case)), inner))
     return joined(parts)
 
 
-def _command(again: str | None) -> Html:
+def _command(again: str | None, spied: bool = False) -> Html:
     if again is None:
         words = "It was made of Python objects: make the same call again with these settings."
+        if spied:
+            words = (
+                "It attacked updates that a spy kept: train with the same settings again, or "
+                "attack what the spy kept by gradveil audit --flower."
+            )
         return element("p", words)
     copy = element("button", "Copy", type="button", class_="copy")
     return element("div", element("pre", again, tabindex="0"), copy, class_="command")

@@ -51,6 +51,13 @@ def published(data: str) -> bool:
     return data in {dataset.name for dataset in catalog()}
 
 
+def images_words(settings: Mapping[str, Any], count: int) -> str:
+    """Write how many images were attacked, and of which split where the data set has splits."""
+    data, split = str(settings["data"]), settings.get("split", "test")
+    has_splits = published(data) or data.startswith("folder:")
+    return f"{count} of {data} {split}" if has_splits else f"{count}"
+
+
 def settings_lines(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the settings of an audit or a search, in order."""
     plain = {key: value for key, value in settings.items() if key not in HIDDEN}
@@ -78,6 +85,11 @@ def case_lines(case: CaseResult) -> list[tuple[str, str]]:
     if isinstance(attacks_of, Mapping):
         lines += [(f"attack {name}", str(value)) for name, value in attacks_of.items()]
     return lines
+
+
+def is_spied(result: AuditResult) -> bool:
+    """Tell whether the updates are those that a spy kept."""
+    return any(Path(str(case["checkpoint"])).name == SENT for case in result.settings["cases"])
 
 
 def _named(settings: Mapping[str, Any], listed: Sequence[str]) -> bool:
@@ -115,8 +127,7 @@ def command(result: AuditResult) -> str | None:
     None also for updates that a spy kept: the settings do not say where the clients' images are.
     """
     settings = result.settings
-    spied = any(Path(str(case["checkpoint"])).name == SENT for case in settings["cases"])
-    if spied or not _named(settings, settings["attacks"]):
+    if is_spied(result) or not _named(settings, settings["attacks"]):
         return None
     words = ["gradveil", "audit", "--data", settings["data"], "--model", settings["model"]]
     for name in settings["attacks"]:

@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from gradveil.audits import AuditJob, AuditResult, Case, CaseResult, run_audit
+from gradveil.audits.attackers import check_told
 from gradveil.audits.job import shortened
 from gradveil.audits.prepare import foreseen_seconds
 from gradveil.audits.stage import run_attack
@@ -45,6 +46,7 @@ def try_attack(job: SearchJob, model: nn.Module, test: Images) -> None:
     batch = Batch(test.images[:1].float() / 255, test.labels[:1])
     client = Client(model, classes=len(test.classes))
     ((seen, _),) = client.share_batches([batch], generator(job.seed, "trial"))
+    check_told(job.attack_title, job.attack, [seen])
     run_attack(shortened(job.attack), [seen], generator(job.seed, "trial", "attack"))
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gradveil.core.errors import unknown
+from gradveil.engine.device import sharing_cores
 from gradveil.scores.scorer import Scorer
 
 Task = Callable[[bool], object]
@@ -80,7 +81,11 @@ class LocalEngine(Engine):
     def score_units(
         self, which: str, units: Sequence[Sequence[Any]], block: int
     ) -> list[Mapping[str, Tensor]]:
-        return [self.scorers[which].score(unit, block) for unit in units]
+        scores = []
+        for unit in units:
+            with sharing_cores(torch.device("cpu")):  # on a GPU they hardly matter
+                scores.append(self.scorers[which].score(unit, block))
+        return scores
 
     def run(self, tasks: Sequence[Task], device: str, progress: bool = False) -> None:
         for task in tasks:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 from optuna.storages.journal import JournalFileBackend
+from optuna.trial import TrialState as StateOfTrial
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import append_lines, regular_file
@@ -103,6 +104,16 @@ JournalLine = (
     | TrialAttribute
     | TrialNote
 )
+
+
+def count_ended(path: Path) -> int:
+    """Count the trials of a study's journal that have ended, whatever their result."""
+    states = {
+        entry["trial_id"]: StateOfTrial(entry["state"])
+        for entry in Journal(path).read_logs(0)
+        if entry["op_code"] == TrialState.__struct_config__.tag
+    }
+    return sum(state.is_finished() for state in states.values())
 
 
 class Journal(JournalFileBackend):

@@ -90,7 +90,8 @@ class TrialLoop(ABC, Generic[T]):
             if trials:
                 began = time.perf_counter()
                 self.score(trials, done, target)
-                if not self.timed:
+                # Part of a group, as a stopped search left it, takes longer for each trial.
+                if not self.timed and len(trials) == min(self.size, target):
                     self.timed = True
                     self.tell_time((time.perf_counter() - began) / len(trials), target)
             elif self.study.busy(target):
@@ -109,7 +110,7 @@ class TrialLoop(ABC, Generic[T]):
         """Say what the finished trials come to, beside the bar."""
 
     def tell_time(self, each: float, target: int) -> None:
-        """Say after the first group how long the others take, if `each` trial takes so long."""
+        """Say after the first whole group how long all others take, with `each` trial's seconds."""
         return
 
     def scored(self, value: T) -> object:

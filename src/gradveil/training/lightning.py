@@ -10,7 +10,7 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ from gradveil.core.types import Batch
 from gradveil.data import Batches, Images
 from gradveil.defenses import Defense
 from gradveil.defenses.applied import protected_batch
+from gradveil.engine.device import sharing_cores
 from gradveil.models.bottleneck import at_rest, penalties
 from gradveil.models.checkpoints import damaged_resume, mismatch, read_resume
 from gradveil.training.job import METRICS, RESUME, TENSORBOARD, Prepare, Recipe, TrainingJob
@@ -241,6 +242,21 @@ class RunSaver(Callback):
             self.save(step)
 
 
+class FreeCores(Callback):
+    """Let each epoch have as many threads as cores are free when it begins; see `sharing_cores`.
+
+    A step is no attack's iteration: much of it takes one thread anyway, so that the time that its
+    threads have does not tell whether others use the cores, and nobody looks within an epoch.
+    """
+
+    def __init__(self, device: torch.device, part: ExitStack) -> None:
+        self.device, self.part = device, part
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self.part.close()
+        self.part.enter_context(sharing_cores(self.device))
+
+
 class ProgressBar(Callback):
     """Show the steps, the last epoch's figures and the time left."""
 
@@ -306,12 +322,14 @@ def fit(
         model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     graphs = replays(job.defense, device)
     module = Training(model, job.recipe, job.seed, bf16, graphs, job.defense, job.on_batch)
-    callbacks: list[Callback] = [RunSaver(out, job.save_at, save)]
+    part = ExitStack()
+    callbacks: list[Callback] = [FreeCores(device, part), RunSaver(out, job.save_at, save)]
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     with (
         warnings.catch_warnings(),
         torch.random.fork_rng(devices=[device] if on_gpu else []),
         _failures(job, out),
+        part,
     ):
         # Advice about workers and loggers that this loop does not use.
         warnings.filterwarnings("ignore", module="lightning")

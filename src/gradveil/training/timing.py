@@ -14,6 +14,7 @@ from gradveil.core.seeds import forked, generator
 from gradveil.core.types import Batch
 from gradveil.data.images import Batches, Images
 from gradveil.defenses.applied import protected_batch
+from gradveil.engine.device import sharing_cores
 from gradveil.models.accuracy import measure_accuracy
 from gradveil.training.job import TrainingJob
 from gradveil.training.step import DefendedStep, Objective, Step
@@ -51,7 +52,11 @@ def step_seconds(job: TrainingJob, model: nn.Module, split: Images, device: torc
             step(batch if on_batch is None else protected_batch(on_batch, batch, rng))
             yield
 
-    with forked(), warnings.catch_warnings(action="ignore", category=GradveilWarning):
+    with (
+        forked(),
+        warnings.catch_warnings(action="ignore", category=GradveilWarning),
+        sharing_cores(device),
+    ):
         each = steps()
         next(each)
         count, began = 0, _now(device)

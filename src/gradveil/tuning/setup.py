@@ -136,8 +136,11 @@ class Setup:
         if space is None:
             model = build_for(job.model, data, job.seed, check=False)
             space = usual_space(model, job.defense, job.protocol.train_mode)
-        for plan in space.searches.values():
-            plan.steps(job.work)  # it refuses too little work
+        if job.work < space.least_work:
+            raise GradveilError(
+                f"work {job.work}: too small for one iteration of every attack; give at least "
+                f"{space.least_work}"
+            )
         stage = _make_stage(job, space, pool, victims, device)
         made = cls(job, space, pool, victims, stage)
         return made._fitted(strict=job.space is not None)
@@ -201,7 +204,7 @@ class Setup:
     def work_within(self, minutes: float) -> int:
         """Return the work of each attack with which all trials fit into so many minutes."""
         work = min(self.job.work, int(60 * minutes / max(self.iteration, 1e-12)))
-        least = max(plan.race.work(plan.restarts, 1) for plan in self.space.searches.values())
+        least = self.space.least_work
         if work < least:
             raise GradveilError(
                 f"budget {minutes:g}: these minutes are too few for one iteration of every attack; "

@@ -180,6 +180,11 @@ class AttackSpace(Space[Mapping[str, str | float]]):
                 check_shown(replace(adam_cosine, **{setting.field: value}), "__repr__", "attack")
 
     @property
+    def least_work(self) -> int:
+        """The work with which every way to spend it makes an iteration."""
+        return max(plan.race.work(plan.restarts, 1) for plan in self.searches.values())
+
+    @property
     def first(self) -> tuple[Drawn, ...]:
         return tuple(map(self.make, self.known))
 
