@@ -41,6 +41,8 @@ def test_the_published_search_cannot_be_another(other: dict[str, Any]) -> None:
             {"score": "privacy", "rank_by": "lineup"},
             "rank by lineup: score privacy is ranked by S_pri",
         ),
+        ({"score": "probe", "rule": "paper"}, "rule paper: score probe is not S_pri"),
+        ({"race": False, "race_confidence": 0.9}, "race confidence 0.9: there is no race"),
         ({"sampler": "grid"}, "unknown sampler 'grid': choose from random, tpe, nsga2"),
         ({"attack": "dlg"}, "attack: a text; expected an Attack"),
         ({"attack": find("dlg"), "attack_name": "../dlg"}, "attack name '../dlg'"),

@@ -117,6 +117,12 @@ def reproduce_command(
         raise GradveilError("give experiments, --all, --list or --status: one of them")
     if not (asked or run_all or list_all or status):
         raise GradveilError("no experiment named: see gradveil reproduce --list, or give --all")
+    idle = {"minutes": minutes, "archive": archive} if list_all or status else {}
+    idle |= {"figures": figures} if list_all else {}
+    for name, value in idle.items():
+        if value is not None:
+            shows = "list" if list_all else "status"
+            raise GradveilError(f"{name} {on_one_line(value)}: --{shows} has no use for it")
     if minutes is not None and not minutes > 0:
         raise GradveilError(f"minutes {minutes:g}: it must be above 0")
     if archive is not None and not archive.name.endswith(ARCHIVES):

@@ -112,6 +112,11 @@ class SearchJob:
                 f"rank by {self.rank_by}: score privacy is ranked by S_pri; choose score probe, "
                 "or leave one out"
             )
+        if self.score != "privacy" and self.rule != type(self).rule:
+            raise GradveilError(
+                f"rule {self.rule}: score {self.score} is not S_pri; choose score privacy, or "
+                "leave one out"
+            )
         if self.keep > self.trials:
             raise GradveilError(
                 f"keep {self.keep} of {self.trials} trials: keep at most as many as are drawn; "
@@ -140,6 +145,11 @@ class SearchJob:
         if not 0.5 <= self.race_confidence < 1:
             raise GradveilError(
                 f"race confidence {self.race_confidence}: choose from 0.5 to below 1, such as 0.999"
+            )
+        if not self.race and self.race_confidence != type(self).race_confidence:
+            raise GradveilError(
+                f"race confidence {self.race_confidence}: there is no race; add --race, or leave "
+                "it out"
             )
         if self.race and self.sampler == "nsga2":
             raise GradveilError(
