@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from results import (
     audits,
+    batches,
     docs,
     exact,
     federated,
@@ -36,6 +37,7 @@ SECTIONS = (
     reproduce.beyond,
     exact.section,
     exact.features,
+    batches.section,
     federated.section,
     guard.section,
     scores.section,

@@ -13,7 +13,8 @@ from gradveil.papers.experiments import HYBRID, NONE, STANDARD, STRONGEST
 from gradveil.papers.figures import FINAL_STEP
 from gradveil.papers.verdicts import UNTOLD
 from gradveil.report.audit import case_tables
-from results import exact, federated, findings, reproduce, scores, searches
+from results import batches, exact, federated, findings, reproduce, scores, searches
+from results.batches import MATCHED
 from results.records import ROOT, audit, row
 
 README = ROOT / "README.md"
@@ -99,6 +100,9 @@ def threats() -> list[str]:
         f"found {single[0]} single pictures, {batch[0]} in batches of 8 in eval mode "
         f"and {mixed[0]} in train mode, where a guess finds {mixed[2]}",
         f"which candidate is the right one, {mixed[1]}",
+        f"`{MATCHED}` found {batches.both(MATCHED, 'train')} pictures of CIFAR-100 before and",
+        f"{batches.both(MATCHED, 'eval')} in eval mode",
+        f"The published attack found {batches.both(STANDARD, 'train')} in train mode",
         f"{federated.singles()} in the updates of a Flower app",
         f"found {before} before training and {after} at the end of it",
         f"of a second training {near}, and {far} where reconstructions may lie 8 pixels off",

@@ -3,7 +3,7 @@
 from gradveil.papers.experiments import HYBRID, NONE, STANDARD, STRONGEST
 from gradveil.papers.figures import FINAL_STEP
 from gradveil.papers.verdicts import FAILS, HOLDS, IN_PART, UNTOLD
-from results import exact, federated, guard, reproduce, scores
+from results import batches, exact, federated, guard, reproduce, scores
 from results.records import audit, chance, hits, link, mcnemar, ranked_first, row
 
 
@@ -17,6 +17,7 @@ def section() -> str:
         _s_pri(),
         _scores(),
         _exact(),
+        _batches(),
         _flower(),
         _guard(),
     )
@@ -132,6 +133,16 @@ def _exact() -> str:
         f"{early} exactly from batches of 32 of an untrained mlp, {late} from batches of 64 of a "
         f"trained one, and {pruned} from batches of 8 under pruning. "
         f"{link('Exact inversion of batches')}"
+    )
+
+
+def _batches() -> str:
+    return (
+        "**Batch norm in train mode does not hide what dense layers tell**: of batches of 8 of a "
+        f"small network `{batches.MATCHED}` has rank 1 for "
+        f"{batches.both(batches.MATCHED, 'train')} before and after training, `{STANDARD}` for "
+        f"{batches.both(STANDARD, 'train')}, where chance is {batches.luck()}. "
+        f"{link(batches.TITLE)}"
     )
 
 

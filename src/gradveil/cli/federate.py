@@ -165,8 +165,8 @@ def federate_command(
         "audits": rows,
     }
     lines = [
-        f"{model} on {data}: test accuracy {found.accuracy:.2%} after {rounds} rounds of {clients} "
-        "clients"
+        f"{model} on {data}: test accuracy {found.accuracy:.2%} after {rounds} "
+        f"round{'s' * (rounds > 1)} of {clients} clients"
     ]
     if job.defense.parts():
         lines.append(f"defense {job.defense}")

@@ -314,7 +314,17 @@ def score_foretells(evidence: Evidence) -> Decision:
         f"policies, {victims} images each: {r:.2f} ({low:.2f} to {high:.2f}, over policies and "
         f"images); paper {paper}"
     )
+    figure += _as_published(evidence)
     return Decision("claim 7", claim(7), verdict, (figure,))
+
+
+def _as_published(evidence: Evidence) -> str:
+    """Write what the same correlation is as the published code has it, where that is done."""
+    for entry in evidence.entries("exp10", "correlation", "published"):
+        if (result := evidence.records.result(entry.cell)) is not None:
+            _, _, _, r, low, high = correlation_table(result)[0]
+            return f"; run as published {r:.2f} ({low:.2f} to {high:.2f})"
+    return ""
 
 
 def best_defense(evidence: Evidence) -> Decision:
