@@ -49,7 +49,7 @@ def section() -> str:
                     f"`{attack}`",
                     _over_updates(case, attack),
                     hits(guess).split(" ")[0],
-                    _sham(case) if shammed else "",
+                    _sham(case) if shammed else "-",
                     _p(found.verdict.p_identified),
                     spread(found.psnr),
                     mean(found.ssim, 2),

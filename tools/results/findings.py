@@ -17,7 +17,6 @@ def section() -> str:
         _s_pri(),
         _scores(),
         _exact(),
-        _batches(),
         _flower(),
         _guard(),
     )
@@ -131,17 +130,11 @@ def _exact() -> str:
     return (
         "**Batches do not hide pictures behind a first linear layer**: `peeling` recovers "
         f"{early} exactly from batches of 32 of an untrained mlp, {late} from batches of 64 of a "
-        f"trained one, and {pruned} from batches of 8 under pruning. "
-        f"{link('Exact inversion of batches')}"
-    )
-
-
-def _batches() -> str:
-    return (
-        "**Batch norm in train mode does not hide what dense layers tell**: of batches of 8 of a "
-        f"small network `{batches.MATCHED}` has rank 1 for "
-        f"{batches.both(batches.MATCHED, 'train')} before and after training, `{STANDARD}` for "
-        f"{batches.both(STANDARD, 'train')}, where chance is {batches.luck()}. "
+        f"trained one, and {pruned} from batches of 8 under pruning "
+        f"({link('Exact inversion of batches')}). Nor does batch norm in train mode before dense "
+        f"layers: of a small network `{batches.MATCHED}` has rank 1 for "
+        f"{batches.both(batches.MATCHED, 'train')} in batches of 8 before and after training, "
+        f"`{STANDARD}` for {batches.both(STANDARD, 'train')}, where chance is {batches.luck()}. "
         f"{link(batches.TITLE)}"
     )
 
