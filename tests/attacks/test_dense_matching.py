@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
 
 import toys
-from gradveil.attacks import dense_matching, find
+from gradveil.attacks import GradientMatching, dense_matching, features, find
 from gradveil.attacks.dense_layers import trailing
 from gradveil.attacks.dense_matching import _KEPT, Head, MatchedFeatures, match_inputs
 from gradveil.attacks.features import FeatureMeasure
@@ -217,6 +218,42 @@ def test_what_it_cannot_work_on_is_refused_in_one_line() -> None:
     spoiled = {**seen.gradients, "5.weight": torch.full_like(seen.gradients["5.weight"], torch.nan)}
     said = toys.refused(attack, replace(seen, gradients=spoiled), 0)
     assert said == "the last dense layer's gradient is needed, with finite numbers"
+
+
+def test_clients_who_cannot_have_as_many_images_each_are_refused() -> None:
+    protocol = Protocol(local_steps=2, averaged_clients=3)
+    seen = replace(toys.observe(convolution_first(), some(8)), protocol=protocol)
+    said = toys.refused(replace(dense_matching, steps=2), seen, 0)
+    assert said == "8 images of 3 clients: each has to have as many"
+
+
+def test_class_weights_in_float64_are_taken_in_float32() -> None:
+    loss = nn.CrossEntropyLoss(torch.arange(1.0, 11).double(), reduction="none")
+    seen = toys.observe(head_alone(), some(4, dtype=torch.float64), loss=loss)
+    (found,) = match_inputs([seen], 5, 0)
+    assert found.inputs.isfinite().all()
+    assert loss.weight is not None and loss.weight.dtype == torch.float64
+
+
+@pytest.mark.filterwarnings("ignore:.*one at a time")
+@pytest.mark.parametrize("attack", [dense_matching, features], ids=["matching", "features"])
+def test_a_last_layer_whose_weight_is_computed_is_refused(attack: GradientMatching) -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(nn.Flatten(), weight_norm(nn.Linear(192, 10)))
+
+    seen = toys.observe(toys.seeded(make), some(2))
+    assert "gradient" in toys.refused(replace(attack, steps=2), seen, 0)
+
+
+@pytest.mark.filterwarnings("ignore:.*one at a time")
+def test_before_a_layer_whose_weight_is_computed_no_inputs_are_looked_for() -> None:
+    def make() -> nn.Module:
+        first = weight_norm(nn.Linear(192, 24))
+        return nn.Sequential(nn.Flatten(), first, nn.ReLU(), nn.Linear(24, 10))
+
+    model = toys.seeded(make)
+    (found,) = match_inputs([toys.observe(model, some(2))], 5, 0)
+    assert found.layer is model.get_submodule("3")
 
 
 class Tokens(nn.Module):

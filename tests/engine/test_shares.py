@@ -256,6 +256,19 @@ def with_other_norm() -> nn.Module:
     return model
 
 
+class Centered(nn.Module):
+    """Takes the mean over the batch off, in training mode."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(0) if self.training else x
+
+
+def with_own_mixing() -> nn.Module:
+    model = toys.conv_with_norm(classes=CLASSES)
+    model.add_module("1", Centered())
+    return model
+
+
 def plain_inputs(model: nn.Module, images: Tensor, parts: tuple[list[int], ...]) -> Tensor:
     """Return what goes into the last dense layer, victim by victim and part by part."""
     layer = [module for module in model.modules() if isinstance(module, nn.Linear)][-1]
@@ -271,7 +284,11 @@ def plain_inputs(model: nn.Module, images: Tensor, parts: tuple[list[int], ...])
 
 @pytest.mark.filterwarnings("ignore:.*one at a time")
 @pytest.mark.parametrize("kind", PROTOCOLS)
-@pytest.mark.parametrize("make", [*NETS.values(), with_other_norm], ids=[*NETS, "other norm"])
+@pytest.mark.parametrize(
+    "make",
+    [*NETS.values(), with_other_norm, with_own_mixing],
+    ids=[*NETS, "other norm", "own mixing"],
+)
 def test_inputs_of_a_layer_and_their_slopes_are_those_of_each_victim_s_own_batch(
     make: Callable[[], nn.Module], kind: str
 ) -> None:

@@ -167,10 +167,13 @@ def _shared(
 
 
 def gradients_of(victim: Observation, layer: nn.Linear) -> tuple[Tensor | None, Tensor | None]:
-    """Return the gradients of the layer's weight and bias; None for one that is not shared."""
+    """Return the gradients of the layer's weight and bias; None for one that is not shared.
+
+    A weight that is computed of others, as weight norm has it, is none.
+    """
     names = {id(parameter): name for name, parameter in victim.model.named_parameters()}
     weight, bias = (
-        None if part is None else victim.gradients.get(names[id(part)])
+        None if part is None else victim.gradients.get(names.get(id(part), ""))
         for part in (layer.weight, layer.bias)
     )
     return weight, bias

@@ -33,6 +33,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.types import Gradients, Loss, Observation
 from gradveil.engine.draws import Draws, drawing
 from gradveil.engine.gradients import in_mode, per_sample, with_slope
+from gradveil.engine.local import check_equal
 from gradveil.engine.shares import Shares
 
 STARTS, FEWEST = 128, 2  # of the equations, at most and at least
@@ -412,6 +413,7 @@ def check_model(victim: Observation, *, moves: bool = False) -> None:
             f"{protocol.in_words(victim.size)}: features need the gradient of 1; "
             "choose a matching attack"
         )
+    check_equal(victim.size, protocol.averaged_clients)
     with in_mode(victim.model, protocol.train_mode):
         if drawing(victim.model):
             raise GradveilError(

@@ -128,11 +128,14 @@ class LocalUpdates:
 
 def split_clients(batches: Tensor, clients: int) -> Tensor:
     """Return (victims * clients, images of each, ...) of batches (victims, images, ...)."""
-    if batches.shape[1] % clients:
-        raise GradveilError(
-            f"{batches.shape[1]} images of {clients} clients: each has to have as many"
-        )
+    check_equal(batches.shape[1], clients)
     return batches.reshape(len(batches) * clients, -1, *batches.shape[2:])
+
+
+def check_equal(size: int, clients: int) -> None:
+    """Refuse a batch of `size` that clients cannot have in equal parts."""
+    if size % clients:
+        raise GradveilError(f"{size} images of {clients} clients: each has to have as many")
 
 
 def mean_of_clients(values: Gradients, clients: int) -> Gradients:

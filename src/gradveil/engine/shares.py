@@ -131,26 +131,25 @@ class Shares:
     ) -> list[Tensor]:
         """Return what goes into each of these layers at its last use, (victims, batch, ...).
 
-        It is so with the weights before the first step. In training mode each mini-batch has the
-        statistics of its own.
+        It is so with the weights before the first step. Where a layer mixes images, as batch norm
+        does in training mode, each mini-batch goes by itself.
         """
         check_victims(images, labels)
-        size = images.shape[1]
+        whole = [slice(0, images.shape[1])]
+        apart = whole if self._protocol is None else self._protocol.first_epoch(images.shape[1])
         with self._mode():
-            parts = [slice(0, size)]
-            if self._protocol is not None and mixes_rows(self._model):
-                parts = self._protocol.first_epoch(size)
-            found = []
-            for part in parts:
-                some, its = images[:, part], labels[:, part]
-                try:
-                    found.append(
-                        self._watched.inputs(some, its, layers, differentiable=differentiable)
+            parts = apart if mixes_rows(self._model) else whole
+            try:
+                found = [
+                    self._watched.inputs(
+                        images[:, part], labels[:, part], layers, differentiable=differentiable
                     )
-                except NotBatchableError as reason:
-                    self._warn(reason)
-                    with torch.set_grad_enabled(differentiable):
-                        found.append(loop_inputs(self._model, some, layers))
+                    for part in parts
+                ]
+            except NotBatchableError as reason:  # a layer of any kind may mix images
+                self._warn(reason)
+                with torch.set_grad_enabled(differentiable):
+                    found = [loop_inputs(self._model, images[:, part], layers) for part in apart]
         return [torch.cat(each, 1) for each in zip(*found, strict=True)]
 
     def _share(
