@@ -62,22 +62,28 @@ def section() -> str:
         f"## {TITLE}\n"
         "The network of Flower's quickstart with batch norm behind its two convolutions, then "
         "three dense layers; CIFAR-100, labels known, victims drawn from the training images, "
-        f"{first.rows[0].updates} updates a row, 800 iterations, seed 0, two threads of a CPU. "
-        f"Chance is {luck()}.\n\n"
+        f"{first.rows[0].updates} updates a row, seed 0, two threads of a CPU. A search has "
+        f"{iterations()} iterations; `raced` starts 32 searches and ends 2. Local steps have a "
+        f"rate of {_rate()}. Chance is {luck()}.\n\n"
         f"{table(head, body)}\n\n"
-        "- Intervals and p are over updates, p not corrected. The guess is the best blind one, of "
-        "the same knowledge but the update. The sham is the strongest attack of the row's audit "
-        "on updates of other images with the same labels.\n"
+        "- Intervals and p are over updates, p not corrected. A candidate counts by the "
+        "reconstruction of its update that resembles it most. The guess is "
+        f"the {_guess()} of the training images, the victims among them. The sham is the strongest "
+        "attack of the row's audit on updates of other images with the same labels: 4 of 8 images, "
+        "or 1 of 32.\n"
         f"- {_compared()}\n"
-        "- The images are recognized, not restored: by PSNR most rows are no better than the class "
-        "mean. The settings of `features` and `dense-matching` were chosen on test images; the "
-        "trained network has seen the victims.\n"
+        f"- The images are recognized, not restored: {_over_guess()} rows have no higher PSNR than "
+        "the guess. The settings of `features` and `dense-matching` were chosen on test images; "
+        "the trained network has seen the victims.\n"
         "- One network, one training of it. What its dense layers tell, a network that ends in one "
         "dense layer behind a mean over positions, such as resnet20-4, need not.\n\n"
         "`gradveil train --data cifar100 --model gradveil.papers.networks:cnn_with_norm --epochs 5 "
-        "--lr 0.05`; `gradveil audit --split train --batch-size 8 --images 64 --steps 800 --attack "
-        "adam-cosine --attack dense-matching --attack features --attack raced [--train-mode] "
-        "[--local-steps 4]`; records `grids/train-mode-*`, `grids/eval-mode-*`."
+        "--lr 0.05`; `gradveil audit --data cifar100 --model "
+        "gradveil.papers.networks:cnn_with_norm --split train --batch-size 8 --images 64 --steps "
+        "800 --attack adam-cosine --attack dense-matching --attack features --attack raced`, with "
+        "the `--checkpoint` and `--train-mode` where the row has them, the first two attacks alone "
+        "with `--local-steps 4` or `--batch-size 32 --images 256`; records `grids/train-mode-*`, "
+        "`grids/eval-mode-*`."
     )
 
 
@@ -98,6 +104,33 @@ def luck() -> str:
     """Write the chance of rank 1 in a line-up."""
     (size,) = {_case(kind).strongest.candidates for kind in KINDS}
     return chance(size)
+
+
+def iterations() -> int:
+    """Return the iterations of a search."""
+    (steps,) = {int(_case(kind).settings["steps"]) for kind in KINDS}
+    return steps
+
+
+def _rate() -> float:
+    (rate,) = {float(_case(kind).settings["local_lr"]) for kind in KINDS}
+    return rate
+
+
+def _guess() -> str:
+    (used,) = {str(_case(kind).settings["guess"]["used"]) for kind in KINDS}
+    return used.removeprefix("blind: ")
+
+
+def _over_guess() -> str:
+    """Count the rows whose mean PSNR is no higher than the guess's, of how many."""
+    above = []
+    for kind in KINDS:
+        case = _case(kind)
+        guess = row(case, case.settings["guess"]["used"], "blind").psnr.mean
+        rows = [each for each in case.rows if (each.kind, each.truth) == ("attack", "used")]
+        above += [(each.psnr.mean or 0.0) > (guess or 0.0) for each in rows]
+    return f"{len(above) - sum(above)} of {len(above)}"
 
 
 def _case(kind: Kind) -> CaseResult:
@@ -128,9 +161,10 @@ def _p(value: float) -> str:
 
 def _compared() -> str:
     """Say what the attacks find in train mode beside eval mode."""
+    (before, n), (after, _) = counts(MATCHED, "train", 32)
     return (
         f"Of batches of 8 `{MATCHED}` finds {both(MATCHED, 'train')} images in train mode, before "
         f"and after training, and {both(MATCHED, 'eval')} in eval mode; `{STANDARD}` "
-        f"{both(STANDARD, 'train')}, and {both(STANDARD, 'eval')}. Train mode does not hide these "
-        "images."
+        f"{both(STANDARD, 'train')}, and {both(STANDARD, 'eval')}. Of batches of 32 in train mode "
+        f"`{MATCHED}` finds {before} and {after} of {n}. Train mode does not hide these images."
     )

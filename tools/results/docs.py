@@ -102,7 +102,8 @@ def threats() -> list[str]:
         f"which candidate is the right one, {mixed[1]}",
         f"`{MATCHED}` found {batches.both(MATCHED, 'train')} pictures of CIFAR-100 before and",
         f"{batches.both(MATCHED, 'eval')} in eval mode",
-        f"The published attack found {batches.both(STANDARD, 'train')} in train mode",
+        f"The published attack, with {batches.iterations()} of its iterations, found "
+        f"{batches.both(STANDARD, 'train')} in train mode",
         f"{federated.singles()} in the updates of a Flower app",
         f"found {before} before training and {after} at the end of it",
         f"of a second training {near}, and {far} where reconstructions may lie 8 pixels off",

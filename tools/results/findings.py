@@ -132,7 +132,7 @@ def _exact() -> str:
         f"{early} exactly from batches of 32 of an untrained mlp, {late} from batches of 64 of a "
         f"trained one, and {pruned} from batches of 8 under pruning "
         f"({link('Exact inversion of batches')}). Nor does batch norm in train mode before dense "
-        f"layers: of a small network `{batches.MATCHED}` has rank 1 for "
+        f"layers: of a small network, labels known, `{batches.MATCHED}` has rank 1 for "
         f"{batches.both(batches.MATCHED, 'train')} in batches of 8 before and after training, "
         f"`{STANDARD}` for {batches.both(STANDARD, 'train')}, where chance is {batches.luck()}. "
         f"{link(batches.TITLE)}"
