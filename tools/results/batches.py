@@ -26,6 +26,7 @@ KINDS = tuple(
         ("eval", 8, 1, ""),
         ("train", 8, 1, ""),
         ("train", 8, 4, "-4-steps"),
+        ("eval", 32, 1, "-32"),
         ("train", 32, 1, "-32"),
     )
     for stage in ("untrained", "trained")
@@ -94,9 +95,9 @@ def counts(attack: str, mode: str, images: int = 8, steps: int = 1) -> list[tupl
     return [(each.identified, each.n) for each in found]
 
 
-def both(attack: str, mode: str) -> str:
-    """Write rank 1 of an attack on batches of 8, before and after training, of how many."""
-    (before, n), (after, _) = counts(attack, mode)
+def both(attack: str, mode: str, images: int = 8) -> str:
+    """Write rank 1 of an attack on batches, before and after training, of how many."""
+    (before, n), (after, _) = counts(attack, mode, images)
     return f"{before} and {after} of {n}"
 
 
@@ -161,10 +162,10 @@ def _p(value: float) -> str:
 
 def _compared() -> str:
     """Say what the attacks find in train mode beside eval mode."""
-    (before, n), (after, _) = counts(MATCHED, "train", 32)
     return (
         f"Of batches of 8 `{MATCHED}` finds {both(MATCHED, 'train')} images in train mode, before "
         f"and after training, and {both(MATCHED, 'eval')} in eval mode; `{STANDARD}` "
-        f"{both(STANDARD, 'train')}, and {both(STANDARD, 'eval')}. Of batches of 32 in train mode "
-        f"`{MATCHED}` finds {before} and {after} of {n}. Train mode does not hide these images."
+        f"{both(STANDARD, 'train')}, and {both(STANDARD, 'eval')}. Of batches of 32 `{MATCHED}` "
+        f"finds {both(MATCHED, 'train', 32)}, and {both(MATCHED, 'eval', 32)}. Train mode does not "
+        "hide these images."
     )
