@@ -245,9 +245,18 @@ def difference(hits: int, n: int, other_hits: int, other_n: int, level: float = 
     """
     if min(n, other_n) < 1:
         raise GradveilError(f"a difference of shares of {n} and {other_n}: both need at least 1")
-    low, high = wilson(hits, n, level)
-    other_low, other_high = wilson(other_hits, other_n, level)
-    share, other = hits / n, other_hits / other_n
+    bounds, other_bounds = wilson(hits, n, level), wilson(other_hits, other_n, level)
+    return hybrid(hits / n, bounds, other_hits / other_n, other_bounds)
+
+
+def hybrid(
+    share: float,
+    bounds: tuple[float, float],
+    other: float,
+    other_bounds: tuple[float, float],
+) -> Difference:
+    """The first share minus the second, with Newcombe's hybrid of the bounds of both."""
+    (low, high), (other_low, other_high) = bounds, other_bounds
     below = np.hypot(share - low, other_high - other)
     above = np.hypot(high - share, other - other_low)
     value = share - other

@@ -180,8 +180,13 @@ def gradients_of(victim: Observation, layer: nn.Linear) -> tuple[Tensor | None, 
 
 
 def exact_loss(loss: Loss) -> Loss:
-    """Return the loss for logits in float64 on the processor: a module's class weights too."""
-    return deepcopy(loss).cpu().double() if isinstance(loss, nn.Module) else loss
+    """Return the loss for logits in float64 on the processor."""
+    return loss_like(loss, torch.zeros((), dtype=torch.float64))
+
+
+def loss_like(loss: Loss, values: Tensor) -> Loss:
+    """Return the loss for logits of the format of these values: a module's class weights too."""
+    return deepcopy(loss).to(values) if isinstance(loss, nn.Module) else loss
 
 
 def rounding(gradient: Tensor) -> float:

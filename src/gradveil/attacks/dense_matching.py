@@ -10,7 +10,6 @@ layers before have moved a little.
 """
 
 from collections.abc import Iterator, Sequence
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -18,11 +17,11 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Generator, Tensor, nn
 
-from gradveil.attacks.dense_layers import Dense, passed, trailing
+from gradveil.attacks.dense_layers import Dense, loss_like, passed, trailing
 from gradveil.attacks.distances import Cosine, Measure
 from gradveil.attacks.features import FeatureAim, FeatureMeasure, check_model
 from gradveil.core.errors import GradveilError
-from gradveil.core.types import Loss, Observation
+from gradveil.core.types import Observation
 from gradveil.engine.gradients import per_sample, with_slope
 
 STARTS = 2  # searches for each victim, of which the one that explains more is kept
@@ -40,7 +39,6 @@ class Head:
     def __init__(self, victims: Sequence[Observation], layers: Sequence[Sequence[Dense]]) -> None:
         first = victims[0]
         self._protocol, self._layers = first.protocol, layers[0]
-        self._loss = in_float32(first.loss)
         self._count, self._pruned = len(victims), bool(first.knowledge.pruned)
         device = next(iter(first.gradients.values())).device
 
@@ -51,6 +49,7 @@ class Head:
         known = [each for each in labels if each is not None]
         self._labels = torch.stack(known).to(device).long()  # (victims, images)
         self._start = [here(part) for each in layers[0] for part in (each.weight, each.bias)]
+        self._loss = loss_like(first.loss, self._start[0])
         parts = zip(
             *([part for each in of for part in _shared(each)] for of in layers), strict=True
         )
@@ -118,11 +117,6 @@ class Head:
             whole = shared.abs().flatten(1).sum(1, keepdim=True).clamp(min=SMALLEST)
             errors.append(apart.flatten(2).sum(2) / whole)
         return torch.stack(errors).mean(0).flatten()
-
-
-def in_float32(loss: Loss) -> Loss:
-    """Return the loss for logits in float32: a module's class weights too."""
-    return deepcopy(loss).float() if isinstance(loss, nn.Module) else loss
 
 
 def _shared(layer: Dense) -> tuple[Tensor, Tensor | None]:

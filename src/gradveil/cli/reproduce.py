@@ -333,13 +333,13 @@ def _show_outcome(
 ) -> None:
     from gradveil.papers.tables import compare
 
-    parts: list[Table | str | list[str]] = []
+    shown: list[Table | str | list[str]] = []
     plain: list[dict[str, Any]] = []
     for experiment in dict.fromkeys(part.experiment for part in plan.parts):
         ways = {part.way: part for part in plan.parts if part.experiment is experiment}
         tables = compare(ways, records)
-        parts += [f"{experiment.id}: {experiment.claim}"] if tables else []
-        parts += [fitted(each) for each in tables]
+        shown += [f"{experiment.id}: {experiment.claim}"] if tables else []
+        shown += [fitted(each) for each in tables]
         plain.append({"id": experiment.id, "tables": [asdict(each) for each in tables]})
     lines = ["", f"{len(outcome.done)} cells done now, {len(outcome.left)} left for later"]
     lines += [f"failed {key}: {reason}" for key, reason in outcome.failed.items()]
@@ -352,4 +352,4 @@ def _show_outcome(
         "records": records.folders[0],
         "experiments": plain,
     }
-    say(result, as_json, *parts, lines)
+    say(result, as_json, *shown, lines)

@@ -198,19 +198,15 @@ class Protocol:
 
         Of several clients, those are its places among the images of each.
         """
-        size = self._each(size)
-        width = size if self.local_batch_size is None else min(size, self.local_batch_size)
-        epoch = [slice(first, min(first + width, size)) for first in range(0, size, width)]
-        return epoch * (self.local_steps * self.local_epochs)
+        return self._epoch(size) * (self.local_steps * self.local_epochs)
 
     def first_epoch(self, size: int) -> list[slice]:
         """Return the mini-batches of the first pass over a batch of `size`, of all clients."""
-        each = self._each(size)
-        steps = self.parts(size)[: self.steps(size) // (self.local_steps * self.local_epochs)]
+        each, epoch = self._each(size), self._epoch(size)
         return [
             slice(first + part.start, first + part.stop)
             for first in range(0, each * self.averaged_clients, each)
-            for part in steps
+            for part in epoch
         ]
 
     def steps(self, size: int) -> int:
@@ -222,6 +218,12 @@ class Protocol:
         """Tell whether more is shared of such a batch than its gradient: a run of SGD."""
         several = self.averaged_clients > 1
         return several or self.steps(size) > 1 or self.client_weight_decay > 0
+
+    def _epoch(self, size: int) -> list[slice]:
+        """Return the mini-batches of one pass of a client, among its own images."""
+        size = self._each(size)
+        width = size if self.local_batch_size is None else min(size, self.local_batch_size)
+        return [slice(first, min(first + width, size)) for first in range(0, size, width)]
 
     def _each(self, size: int) -> int:
         """Return how many of a batch's images a client has."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 
+from gradveil.audits.attackers import MATCHED
 from gradveil.defenses import parse
 from gradveil.papers.cells import STAGES, Audited, Training
 from gradveil.papers.experiments import (
@@ -23,7 +24,6 @@ from gradveil.papers.tuned import TunedAttack
 
 EARLY = 4  # epochs: those of the stages, at the same rate and with the same draws as of 60
 END = "end"
-MATCHED = "dense-matching"
 SINGLE = "batch 1, 1 step, eval mode"  # of clients: what their other kinds are compared with
 FEWER = 1_200  # iterations of an attack on clients that do more than one step
 FEW_LARGE = 16  # images of a cell whose images and network are large

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from gradveil.search.comparisons import Comparison
-from gradveil.stats import clopper_pearson, difference
+from gradveil.stats import Difference, clopper_pearson, difference, hybrid
 
 HOLDS, IN_PART, FAILS = "holds", "holds in part", "does not hold"
 UNTOLD, MISSING = "cannot be told at this n", "not measured yet"
@@ -131,15 +131,13 @@ def decide_fewer(of_updates: Rank, of_single: Rank) -> str:
     These are Newcombe's hybrid (1998) of the intervals of both, so images of one update need not be
     independent where an interval is over updates.
     """
-    share, (low, high) = of_updates
-    other, (other_low, other_high) = of_single
-    gap = share - other
-    below = np.hypot(share - low, other_high - other)
-    above = np.hypot(high - share, other - other_low)
-    return HOLDS if gap + above < 0 else FAILS if gap - below > 0 else UNTOLD
+    return _fewer(hybrid(*of_updates, *of_single))
 
 
 def decide_less(later: tuple[int, int], earlier: tuple[int, int]) -> str:
     """Decide whether the later of two shares (hits, n) is smaller, by the bounds of their gap."""
-    gap = difference(*later, *earlier, level=0.975)
+    return _fewer(difference(*later, *earlier, level=0.975))
+
+
+def _fewer(gap: Difference) -> str:
     return HOLDS if gap.high < 0 else FAILS if gap.low > 0 else UNTOLD
