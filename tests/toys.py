@@ -4,7 +4,8 @@ Import it as `import toys`. By default a picture has 3 channels of 8 x 8 pixels 
 classes. Models are float64 (`double`), where oracles need it; call `.float()` for float32.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -388,6 +389,19 @@ ssim = {compared}
 tuned_on = ["{"0" * 64}"]
 held_out = []
 """
+
+
+@contextmanager
+def two_cores(patch: pytest.MonkeyPatch, others: Iterable[float]) -> Iterator[None]:
+    """Compute with two threads on two cores, of which others use so many at each count of them."""
+    counts = iter(others)
+    patch.setattr("gradveil.engine.device._OTHERS", lambda: next(counts))
+    patch.setattr("os.cpu_count", lambda: 2)
+    torch.set_num_threads(2)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(1)
 
 
 def refused(function: Callable[..., object], *arguments: Any, **more: Any) -> str:

@@ -96,13 +96,7 @@ def test_each_check_has_as_many_threads_as_cores_are_free(monkeypatch: pytest.Mo
         seen.append(torch.get_num_threads())
 
     seen: list[int] = []
-    others = iter([1.0, 0.0])
-    monkeypatch.setattr("gradveil.engine.device._OTHERS", lambda: next(others))
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    torch.set_num_threads(2)
-    try:
+    with toys.two_cores(monkeypatch, [1.0, 0.0]):
         for _ in examine(Subject(client(), toys.private(1)), {"first": check, "second": check}):
             pass
         assert seen == [1, 2] and torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import toys
 from gradveil.core.errors import GradveilError
 from gradveil.engine.device import _OtherPrograms, find_device, sharing_cores
 
@@ -93,12 +94,8 @@ def test_an_attack_begins_with_as_many_threads_as_cores_are_free(
 def test_each_part_of_a_long_work_counts_the_free_cores_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    others = iter([1.0, 0.0, 1.0])
-    monkeypatch.setattr("gradveil.engine.device._OTHERS", lambda: next(others))
-    monkeypatch.setattr(os, "cpu_count", lambda: 2)
     cpu, had = torch.device("cpu"), []
-    torch.set_num_threads(2)
-    try:
+    with toys.two_cores(monkeypatch, [1.0, 0.0, 1.0]):
         with sharing_cores(cpu):
             had.append(torch.get_num_threads())
             for _ in range(2):
@@ -106,8 +103,6 @@ def test_each_part_of_a_long_work_counts_the_free_cores_anew(
                     had.append(torch.get_num_threads())
             had.append(torch.get_num_threads())
         assert [*had, torch.get_num_threads()] == [1, 2, 1, 1, 2]
-    finally:
-        torch.set_num_threads(1)
 
 
 def test_what_other_programs_use_is_all_but_this_ones(monkeypatch: pytest.MonkeyPatch) -> None:

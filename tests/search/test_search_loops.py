@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import toys
 from gradveil.core.errors import GradveilError
 from gradveil.core.progress import Bar
 from gradveil.core.seeds import generator
@@ -325,13 +326,7 @@ def test_what_is_scored_here_has_as_many_threads_as_cores_are_free(
             return super().score(policies, block)
 
     seen: list[int] = []
-    others = iter([1.0, 0.0])
-    monkeypatch.setattr("gradveil.engine.device._OTHERS", lambda: next(others))
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
-    torch.set_num_threads(2)
-    try:
+    with toys.two_cores(monkeypatch, [1.0, 0.0]):
         with LocalEngine({"accuracy": Watched()}) as engine:
             engine.score("accuracy", [Policy.parse("3"), Policy.parse("7")], 0)
         assert seen == [1, 2] and torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)

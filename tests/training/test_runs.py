@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import toys
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Batch
 from gradveil.defenses import parse
@@ -256,9 +257,7 @@ def test_bf16_trains_to_other_weights_than_float32(job: TrainingJob, tmp_path: P
 def test_each_epoch_has_as_many_threads_as_cores_are_free_when_it_begins(
     job: TrainingJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    others, plain = iter([1.0, 0.0, 1.0]), lightning.Training.training_step
-    monkeypatch.setattr("gradveil.engine.device._OTHERS", lambda: next(others))
-    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    plain = lightning.Training.training_step
     seen: dict[int, set[int]] = {}
 
     def watched(module: lightning.Training, batch: Batch, index: int) -> None:
@@ -268,10 +267,7 @@ def test_each_epoch_has_as_many_threads_as_cores_are_free_when_it_begins(
         plain(module, batch, index)
 
     monkeypatch.setattr(lightning.Training, "training_step", watched)
-    torch.set_num_threads(2)
-    try:
+    with toys.two_cores(monkeypatch, [1.0, 0.0, 1.0]):
         with pytest.raises(GradveilError, match=r"^stopped$"):
             train(job, tmp_path / "run", progress=False)
         assert seen == {0: {1}, 1: {2}, 2: {1}} and torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(1)

@@ -2,12 +2,12 @@
 
 from typing import NamedTuple
 
+from gradveil.audits.attackers import MATCHED, STANDARD
 from gradveil.audits.results import CaseResult
-from gradveil.papers.experiments import STANDARD
-from results.records import audit, chance, hits, mean, percent, row, spread, table
+from gradveil.papers.tables import rank_one
+from results.records import audit, chance, guess, mean, p_value, percent, row, spread, table
 
 TITLE = "Batches behind batch norm and dense layers"
-MATCHED = "dense-matching"
 
 
 class Kind(NamedTuple):
@@ -37,7 +37,6 @@ def section() -> str:
     body = []
     for kind in KINDS:
         case = _case(kind)
-        guess = row(case, case.settings["guess"]["used"], "blind")
         for attack in sorted({each.attack for each in case.rows if each.kind == "attack"}):
             found = row(case, attack)
             shammed = attack == case.strongest.attack
@@ -48,10 +47,10 @@ def section() -> str:
                     str(kind.images),
                     str(kind.steps),
                     f"`{attack}`",
-                    _over_updates(case, attack),
-                    hits(guess).split(" ")[0],
-                    _sham(case) if shammed else "-",
-                    _p(found.verdict.p_identified),
+                    rank_one(found),
+                    guess(case).lineup,
+                    row(case, "sham", "sham").lineup if shammed else "-",
+                    p_value(found.verdict.p_identified),
                     spread(found.psnr),
                     mean(found.ssim, 2),
                 ]
@@ -119,7 +118,7 @@ def _rate() -> float:
 
 
 def _guess() -> str:
-    (used,) = {str(_case(kind).settings["guess"]["used"]) for kind in KINDS}
+    (used,) = {guess(_case(kind)).attack for kind in KINDS}
     return used.removeprefix("blind: ")
 
 
@@ -128,9 +127,9 @@ def _over_guess() -> str:
     above = []
     for kind in KINDS:
         case = _case(kind)
-        guess = row(case, case.settings["guess"]["used"], "blind").psnr.mean
+        beside = guess(case).psnr.mean
         rows = [each for each in case.rows if (each.kind, each.truth) == ("attack", "used")]
-        above += [(each.psnr.mean or 0.0) > (guess or 0.0) for each in rows]
+        above += [(each.psnr.mean or 0.0) > (beside or 0.0) for each in rows]
     return f"{len(above) - sum(above)} of {len(above)}"
 
 
@@ -143,21 +142,6 @@ def _stage(kind: Kind) -> str:
     case = _case(kind)
     right = case.model.accuracy if case.model is not None else 0.0
     return f"5 epochs, {percent(right)}" if kind.trained else "none"
-
-
-def _over_updates(case: CaseResult, attack: str) -> str:
-    found = row(case, attack)
-    low, high = found.identified_bounds
-    return f"{found.identified}/{found.n} ({100 * low:.0f} to {100 * high:.0f}%)"
-
-
-def _sham(case: CaseResult) -> str:
-    found = row(case, "sham", "sham")
-    return f"{found.identified}/{found.n}"
-
-
-def _p(value: float) -> str:
-    return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def _compared() -> str:

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from rich.console import Console
 
+from gradveil.audits.attackers import MATCHED
 from gradveil.papers.beyond import EARLY
 from gradveil.papers.experiments import HYBRID, NONE, STANDARD, STRONGEST
 from gradveil.papers.figures import FINAL_STEP
 from gradveil.papers.verdicts import UNTOLD
 from gradveil.report.audit import case_tables
 from results import batches, exact, federated, findings, reproduce, scores, searches
-from results.batches import MATCHED
 from results.records import ROOT, audit, row
 
 README = ROOT / "README.md"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from results.records import chance, facts, table
+from results.records import chance, facts, p_value, table
 
 NAMES = (
     "federated-leakage-h200.json",
@@ -60,8 +60,7 @@ class Attacked:
     @property
     def p(self) -> str:
         """The p-value against luck, corrected; none by a test that cannot tell."""
-        p = self.corrected
-        return "-" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
+        return "-" if self.corrected is None else p_value(self.corrected)
 
     @property
     def corrected(self) -> float | None:

@@ -1,5 +1,6 @@
 """What holds: the main findings, each with its figure, n and the section that it comes from."""
 
+from gradveil.audits.attackers import MATCHED
 from gradveil.papers.experiments import HYBRID, NONE, STANDARD, STRONGEST
 from gradveil.papers.figures import FINAL_STEP
 from gradveil.papers.verdicts import FAILS, HOLDS, IN_PART, UNTOLD
@@ -132,8 +133,8 @@ def _exact() -> str:
         f"{early} exactly from batches of 32 of an untrained mlp, {late} from batches of 64 of a "
         f"trained one, and {pruned} from batches of 8 under pruning "
         f"({link('Exact inversion of batches')}). Nor does batch norm in train mode before dense "
-        f"layers: of a small network, labels known, `{batches.MATCHED}` has rank 1 for "
-        f"{batches.both(batches.MATCHED, 'train')} in batches of 8 before and after training, "
+        f"layers: of a small network, labels known, `{MATCHED}` has rank 1 for "
+        f"{batches.both(MATCHED, 'train')} in batches of 8 before and after training, "
         f"`{STANDARD}` for {batches.both(STANDARD, 'train')}, where chance is {batches.luck()}. "
         f"{link(batches.TITLE)}"
     )

@@ -32,6 +32,11 @@ def row(case: CaseResult, attack: str, kind: str = "attack", truth: str = "used"
     raise SystemExit(f"{case.out}: no row of {kind} {attack} against {truth}")
 
 
+def guess(case: CaseResult) -> Row:
+    """Return the row of the blind guess that the images used are held against."""
+    return row(case, case.settings["guess"]["used"], "blind")
+
+
 def rows_of(path: str, truth: str = "used") -> dict[tuple[str, str], Row]:
     """Return the rows of a file of records, by kind and attack."""
     groups: dict[tuple[str, str], list[Record]] = {}
@@ -116,6 +121,11 @@ def mcnemar(left: Sequence[bool], right: Sequence[bool]) -> tuple[int, int, floa
 def ranked_first(case: CaseResult, attack: str, truth: str = "used") -> dict[int, bool]:
     """Return whether each image of a case has rank 1."""
     return {r.image: r.scores[truth].get("rank") == 1 for r in case.of("attack", attack) if r.ok}
+
+
+def p_value(value: float) -> str:
+    """Write a p-value."""
+    return "< 0.001" if value < 0.001 else f"{value:.3f}"
 
 
 def percent(value: float, digits: int = 1) -> str:

@@ -43,7 +43,7 @@ from gradveil.papers.verdicts import INFEASIBLE, MISSING, POINT
 from gradveil.search.job import SEMI_TRAINED
 from gradveil.stats import above_chance, holm
 from results import searches
-from results.records import RECORDS, ROOT, link, mcnemar, ranked_first, table
+from results.records import RECORDS, ROOT, guess, link, mcnemar, ranked_first, table
 
 LEVEL = 0.05
 CLASSES = {"cifar10": 10, "cifar100": 100, "medical-mnist": 6}
@@ -109,15 +109,11 @@ def client(row: str) -> tuple[str, str, str]:
     told = told_by_gradients(entries, STORE)
     cells = [entry.cell for entry in entries if isinstance(entry.cell, Audited)]
     case = next(case for cell in cells if (case := STORE.case(cell)) is not None)
-    (guess,) = (
-        each
-        for each in case.rows
-        if (each.attack, each.truth) == (case.settings["guess"]["used"], "used")
-    )
+    beside = guess(case)
     return (
         "{} of {}".format(*max(counts)),
         f"{told.identified} of {told.n}",
-        f"{guess.identified} of {guess.n}",
+        f"{beside.identified} of {beside.n}",
     )
 
 

@@ -16,6 +16,7 @@ from results.records import (
     audit,
     chance,
     facts,
+    guess,
     hits,
     lines,
     link,
@@ -113,7 +114,7 @@ def _two_attackers() -> str:
     body = []
     for case in whole.cases:
         controls = [
-            ("blind", _guess(case), "guess that knows the defense"),
+            ("blind", guess(case).attack, "guess that knows the defense"),
             ("bar", "class mean, draws known", "bar: it knows the draws too"),
             ("sham", "sham", "sham: raced on updates of other images of the same labels"),
             ("ceiling", "true picture with noise", "ceiling: true picture with noise of that size"),
@@ -133,7 +134,7 @@ def _two_attackers() -> str:
     guessed, strongest = (
         " and ".join(f"{each.psnr.mean:.1f}" for each in rows)
         for rows in (
-            [row(case, _guess(case), "blind") for case in whole.cases],
+            [guess(case) for case in whole.cases],
             [row(case, "raced") for case in whole.cases],
         )
     )
@@ -210,7 +211,7 @@ def _peer() -> str:
     (case,) = audit(PEERS).cases
     every = [*ATTACKS, PEER]
     body = [[*_attacked(row(case, name)), f"{row(case, name).seconds:.0f}"] for name in every]
-    body.append([*_attacked(row(case, _guess(case), "blind"), "guess that knows the defense"), "-"])
+    body.append([*_attacked(guess(case), "guess that knows the defense"), "-"])
     firsts = {name: ranked_first(case, name) for name in every}
     assert [*firsts[STRONGEST]] == [*ranked_first(audit("raced-60-epochs").cases[0], STRONGEST)]
     compared = [
@@ -221,7 +222,7 @@ def _peer() -> str:
         for name in every
     )
     assert case.model is not None
-    assert row(case, PEER).identified == row(case, _guess(case), "blind").identified
+    assert row(case, PEER).identified == guess(case).identified
     easy, given = (made.seconds / made.n for made in (row(case, PEER, "positive"), row(case, PEER)))
     distances = {
         name: np.mean([each.distance for each in case.of("attack", name)]) for name in every
@@ -271,10 +272,6 @@ def _differ(left: dict[int, bool], right: dict[int, bool]) -> list[str]:
     """Write how many images only each has at rank 1, and the exact McNemar p."""
     ours, theirs, p = mcnemar([left[i] for i in left], [right[i] for i in left])
     return [str(ours), str(theirs), f"{p:.2g}"]
-
-
-def _guess(case: CaseResult) -> str:
-    return str(case.settings["guess"]["used"])
 
 
 def _attacked(found: Row, words: str | None = None) -> list[str]:
