@@ -1,7 +1,7 @@
 """Verdicts: what decides them, and that nothing is decided without records."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -249,6 +249,27 @@ def test_clients_hide_images_where_attacks_can_find_at_most_a_tenth_and_fewer_th
     rows = {entry.row for part in parts for entry in part.entries}
     singles = sum(row.endswith(SINGLE) for row in rows)
     assert singles == 2 and len(found.figures) == 1 + (len(rows) if hits else singles)
+
+
+def test_an_attack_that_failed_on_all_images_does_not_decide_on_clients(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def row(entries: Sequence[Entry], _: Records, attack: str) -> Row:
+        if entries[0].row.endswith(SINGLE):
+            return attacked(attack, (1,) * 24 + (0,) * 8, 1)
+        return replace(attacked(attack, (0,) * 8, 8), failed=64)
+
+    monkeypatch.setattr("gradveil.papers.claims.attack_row", row)
+    every = attacked("gradient line-up", (8,) * 4, 8)
+    monkeypatch.setattr("gradveil.papers.claims.told_by_gradients", lambda *_: every)
+    firsts = {"raced": (None, None)}
+    monkeypatch.setattr("gradveil.papers.claims._firsts", lambda *_: firsts)
+    parts = make_parts(
+        [EXPERIMENTS["clients"]], VARIANTS, Size(), Workspace(tmp_path, device="cpu")
+    )
+    found = clients_hide(Evidence.of(parts, Records((tmp_path,))))
+    assert found.verdict == UNTOLD
+    assert all("`raced` failed on all images" in figure for figure in found.figures[:-1])
 
 
 def test_images_of_one_update_do_not_count_as_independent() -> None:

@@ -9,6 +9,7 @@ import pytest
 from matplotlib.patches import Rectangle
 from PIL import Image
 
+from gradveil.audits.records import Record
 from gradveil.papers.catalog import EXPERIMENTS
 from gradveil.papers.cells import Cell, Workspace
 from gradveil.papers.experiments import Size
@@ -16,7 +17,7 @@ from gradveil.papers.figures import draw_curves, draw_figures, draw_singles, dra
 from gradveil.papers.plan import make_parts
 from gradveil.papers.records import Records
 from gradveil.papers.switches import OURS, VARIANTS
-from gradveil.papers.tables import compare
+from gradveil.papers.tables import compare, median_distance
 
 
 def values(names: list[str]) -> dict[str, list[float]]:
@@ -99,6 +100,42 @@ def test_rows_that_are_the_same_in_both_ways_are_shown_once(tmp_path: Path) -> N
     assert "(the rows of iga: both ways)" in table.title
     firsts = [row[0] for row in table.body if row[1] == "iga"]
     assert len(firsts) == len({*firsts}) >= 16
+
+
+def test_clients_alone_have_the_distance_at_which_a_search_ended(tmp_path: Path) -> None:
+    nowhere = Workspace(tmp_path / "work", tmp_path / "data", device="cpu")
+    heads, rows = {}, {}
+    for name in ("clients", "larger"):
+        parts = make_parts([EXPERIMENTS[name]], {"ours": OURS}, Size(), nowhere)
+        (table,) = compare({"ours": parts[0]}, Records((COMMITTED,)))
+        heads[name], rows[name] = table.head, table.body
+    assert "distance (median)" not in heads["larger"]
+    where = heads["clients"].index("distance (median)")
+    found = {(row[0], row[1]): row[where] for row in rows["clients"]}
+    assert found["untrained, batch 8, 1 step, train mode", "raced"] == "0.286"
+    assert found["trained, batch 8, 4 steps, eval mode", "raced"] == "-"  # all diverged
+    assert {cell == "-" for (_, attack), cell in found.items() if attack == "dense-matching"} == {
+        True
+    }
+
+
+def test_a_median_distance_is_over_updates_and_counts_those_that_diverged() -> None:
+    def ended(attack: str, *distances: float | None) -> str:
+        return median_distance(
+            [
+                Record(
+                    *("of a test", "attack", attack, 0, 8 * update + image, "ok", 0, None),
+                    *(distance, 50, {}, 0.0, 8 * update),
+                )
+                for update, distance in enumerate(distances)
+                for image in range(1 + 3 * (update == 0))  # the first update has more images
+            ]
+        )
+
+    assert ended("raced", 0.1, 0.3, 0.2) == "0.200"
+    assert ended("raced", 0.1, None, 0.2) == "0.200"
+    assert ended("raced", 0.1, None, None) == ended("dense-matching", 0.1, 0.3, 0.2) == ""
+    assert ended("raced", 0.1, None) == ""
 
 
 def test_stages_stand_in_the_order_of_training_with_the_end_last() -> None:

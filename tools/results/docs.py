@@ -94,12 +94,8 @@ def threats() -> list[str]:
             for step in (0, FINAL_STEP)
         )
     )
-    kinds = ("batch 1, 1 step, eval", "batch 8, 1 step, eval", "batch 8, 1 step, train")
-    single, batch, mixed = (reproduce.client(f"untrained, {kind} mode") for kind in kinds)
     return [
-        f"found {single[0]} single pictures, {batch[0]} in batches of 8 in eval mode "
-        f"and {mixed[0]} in train mode, where a guess finds {mixed[2]}",
-        f"which candidate is the right one, {mixed[1]}",
+        *clients(),
         f"`{MATCHED}` found {batches.both(MATCHED, 'train')} pictures of CIFAR-100 before and",
         f"{batches.both(MATCHED, 'eval')} in eval mode",
         f"The published attack, with {batches.iterations()} of its iterations, found "
@@ -116,6 +112,38 @@ def threats() -> list[str]:
         f"{federated.beside_guess('fashion-mnist')}, {federated.luck('fashion-mnist')}",
         f"{federated.told_by_gradients('cifar100')} on CIFAR-100 and "
         f"{federated.told_by_gradients('fashion-mnist')} on Fashion-MNIST",
+    ]
+
+
+def clients() -> list[str]:
+    """Return the figures on batches of resnet20-4 that the documentation must have."""
+
+    def found(kind: str, stage: str = "untrained") -> str:
+        return reproduce.client(f"{stage}, {kind} mode")[0]
+
+    eights, large = (
+        reproduce.client(f"untrained, batch {size}, 1 step, train mode")[1] for size in (8, 32)
+    )
+    beyond = {name for name, _, _ in reproduce.clients_beyond_luck()}
+    assert beyond == {
+        *(f"untrained, batch 8, 1 step, eval mode, `{attack}`" for attack in ATTACKS),
+        f"trained, batch 8, 4 steps, train mode, `{STRONGEST}`",
+    }, f"{beyond} find more than luck; mend {THREATS}"
+    return [
+        f"the best of two or three attacks found {found('batch 1, 1 step, eval')} single pictures",
+        f"it found {found('batch 8, 1 step, eval')} in eval mode and "
+        f"{found('batch 8, 1 step, train')} in train mode, and after four local steps "
+        f"{found('batch 8, 4 steps, eval')} and {found('batch 8, 4 steps, train')}, where a guess "
+        f"finds {eights}",
+        f"in batches of 32, {found('batch 32, 1 step, eval')} and "
+        f"{found('batch 32, 1 step, train')}, where a guess finds {large}",
+        f"Only the {found('batch 8, 1 step, eval')} are shown to be more than luck",
+        f"`{STRONGEST}` alone was tried: in train mode it found "
+        f"{found('batch 8, 4 steps, train', 'trained')} in batches of 8 after four local steps, "
+        f"more than luck, where a guess finds {eights}, and "
+        f"{found('batch 32, 1 step, train', 'trained')} in batches of 32, which luck may give",
+        "which candidate is the right one, "
+        + reproduce.client_told("untrained, batch 8, 1 step, train mode"),
     ]
 
 

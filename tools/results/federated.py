@@ -121,8 +121,9 @@ def section() -> str:
         remarks.append(f"{lacking} of {len(WORDS) * STAGES} cells are missing.")
     return (
         "## What clients of a Flower app give away\n"
-        f"The convolutional network of Flower's quickstart in train mode, {CLIENTS} clients of "
-        f"{OF_CLIENT} images; what the curious server kept of a round was attacked afterwards "
+        "The convolutional network of Flower's quickstart, which has no batch norm and no dropout, "
+        f"{CLIENTS} clients of {OF_CLIENT} images; what the curious server kept of a round was "
+        "attacked afterwards "
         f"({_devices()}; labels known, and which mini-batch an image was in).\n\n"
         "- Rank 1 is in a line-up of the image's class; its interval is over updates. p is against "
         "luck, over updates, and corrected for the attacks of a cell, in whatever run "

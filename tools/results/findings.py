@@ -143,7 +143,7 @@ def _exact() -> str:
 def _flower() -> str:
     return (
         "**Clients of a Flower app give single pictures away**: rank 1 for "
-        f"{federated.singles()} in train mode; of pictures in batches of 8, "
+        f"{federated.singles()}, of a network without batch norm; of pictures in batches of 8, "
         f"{federated.eights()} by the best attack, over {federated.updates(8)} updates each. Of 64 "
         "pictures behind one or three local epochs `dense-matching` has "
         f"{federated.matched('cifar100')} on CIFAR-100, where chance is 5%, and "

@@ -1,6 +1,7 @@
 """Experiments beyond the papers: leakage during training, of real clients, and after a search."""
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from gradveil.audits.attackers import MATCHED
 from gradveil.defenses import parse
@@ -76,6 +77,8 @@ class RealClients(Ours):
     take eight times as long and more, the race has half of its starts. Batches are also attacked by
     the features of each image, which their last dense layer tells.
     """
+
+    distanced: ClassVar[bool] = True
 
     setting: Setting
     kinds: tuple[tuple[int, int], ...] = ((1, 1), (8, 1), (32, 1), (8, 4))

@@ -8,7 +8,7 @@ import numpy as np
 
 from gradveil.audits.records import Record
 from gradveil.audits.results import Row
-from gradveil.papers.beyond import END, SINGLE
+from gradveil.papers.beyond import END, SINGLE, RealClients
 from gradveil.papers.catalog import EXPERIMENTS
 from gradveil.papers.cells import Trained
 from gradveil.papers.experiments import (
@@ -436,9 +436,10 @@ def clients_hide(evidence: Evidence) -> Decision:
     images, and fewer than of single ones, at the same stage of training. It holds in part where it
     finds fewer, but may find more than that. Both are by bounds over updates. The line-up by
     gradients decides nothing: whoever knows all else of an update tells every image of it, unless
-    noise is added.
+    noise is added. Nor does an attack that failed on all images.
     """
     experiment = EXPERIMENTS["clients"]
+    assert isinstance(experiment, RealClients)
     part = evidence.parts.get((experiment.id, "ours"))
     names = [*dict.fromkeys(entry.row for entry in part.entries)] if part else []
     verdicts, figures = [], []
@@ -447,25 +448,32 @@ def clients_hide(evidence: Evidence) -> Decision:
         entries = evidence.entries(experiment.id, name)
         made = {each: attack_row(entries, evidence.records, each) for each in attacks_of(entries)}
         rows = [row for row in made.values() if row is not None and row.candidates]
-        done = len(rows) == len(made)
-        most = max(rows, key=lambda row: row.identified / row.n) if done else None
-        if name.endswith(SINGLE):
-            single = most
-        if most is None:
+        if len(rows) < len(made):
+            single = None if name.endswith(SINGLE) else single
             verdicts.append(MISSING)
             continue
+        ended = [row for row in rows if row.failed < row.n]
+        most = max(ended, key=lambda row: row.identified / row.n, default=None)
         firsts = _firsts(evidence, experiment.id, name)
-        figure = f"{name}: " + ", ".join(f"`{each}` {_shares(firsts[each])}" for each in firsts)
-        if not name.endswith(SINGLE):
-            less = MISSING if single is None else decide_fewer(_rank(most), _rank(single))
-            hidden = most.identified_bounds[1] <= INFEASIBLE
+        figure = f"{name}: " + ", ".join(
+            f"`{each}` {_shares(firsts[each]) or 'failed on all images'}" for each in firsts
+        )
+        if name.endswith(SINGLE):
+            single = most
+        else:
+            less = MISSING if single is None else UNTOLD
+            if single is not None and most is not None:
+                less = decide_fewer(_rank(most), _rank(single))
+            hidden = most is not None and most.identified_bounds[1] <= INFEASIBLE
             verdicts.append(IN_PART if less == HOLDS and not hidden else less)
             told = told_by_gradients(entries, evidence.records)
             figure += f"; with all else of an update known, gradients tell {rank_one(told)}"
         figures.append(figure)
+    setting = experiment.setting
     rule = (
         f"rank 1 of all attacks, in brackets with {FAR} pixels of room where recorded; an update "
-        "counts once. What these attacks do not find, others may"
+        f"counts once. Told of {setting.model} on {setting.data} alone, and of these attacks: what "
+        "they do not find, others may"
     )
     notes = (rule,) if figures else ()
     return Decision("clients", experiment.claim, together(verdicts), (*figures, *notes))
@@ -501,7 +509,7 @@ def training_lowers(evidence: Evidence) -> Decision:
     rule = (
         "rank 1 is given before training, then at the end of each of two trainings, in brackets "
         f"with {FAR} pixels of room where recorded; the stronger of two attacks at each stage is "
-        "compared; before training one seed was attacked"
+        "compared; before training one seed was attacked; updates of one image, eval mode"
     )
     notes = (rule,) if figures else ()
     return Decision("training", experiment.claim, together(verdicts), (*figures, *notes))

@@ -67,10 +67,11 @@ class Experiment(ABC):
     """An experiment of a document: paper, replication or precode; or one beyond them.
 
     `agrees` says in words what counts as agreeing with it. `tabled` says that its figures were
-    published, as a table of this id.
+    published, as a table of this id; `distanced` that its tables show how far each search ended.
     """
 
     tabled: ClassVar[bool] = False
+    distanced: ClassVar[bool] = False
 
     id: str
     documents: tuple[str, ...]

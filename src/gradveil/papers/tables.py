@@ -2,8 +2,12 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import inf, isfinite
+from statistics import median
 
-from gradveil.audits.records import Record
+from gradveil.attacks import find
+from gradveil.attacks.distances import Cosine
+from gradveil.audits.records import Record, by_update
 from gradveil.audits.results import CaseResult, Row, make_row
 from gradveil.audits.stage import GRADIENTS
 from gradveil.papers.cells import Audited, Trained
@@ -196,7 +200,7 @@ def _lineups(ways: Mapping[str, Part], records: Records) -> list[Table]:
             [name, attack, *cells]
             for name in _names({way: part})
             for attack in attacks_of(rows_of(part, name))
-            if (cells := _attacked(rows_of(part, name), records, attack))
+            if (cells := _attacked(rows_of(part, name), records, attack, part.experiment.distanced))
         ]
         for way, part in ways.items()
     }
@@ -214,7 +218,7 @@ def _lineups(ways: Mapping[str, Part], records: Records) -> list[Table]:
 def _lineup_table(way: str, body: list[list[str]], same: set[str]) -> Table:
     """Show the line-ups of a way; the attacks in `same` have the same cells in the other."""
     head = ["case", "attack", "chance", "n", "rank 1 (95%)", "sham", "guess", "bar"]
-    head += [f"rank 1, {FAR} px", f"sham, {FAR} px", "PSNR dB", "SSIM"]
+    head += [f"rank 1, {FAR} px", f"sham, {FAR} px", "PSNR dB", "SSIM", "distance (median)"]
     head += ["originals: rank 1 (95%)", "originals: PSNR dB"]
     title = f"Rank 1 in the line-up, and likeness to the image used, {way_words(way)}"
     if same:
@@ -227,7 +231,9 @@ def _lineup_table(way: str, body: list[list[str]], same: set[str]) -> Table:
     return _tidy(title, head, body)
 
 
-def _attacked(entries: Sequence[Entry], records: Records, attack: str) -> list[str]:
+def _attacked(
+    entries: Sequence[Entry], records: Records, attack: str, distanced: bool
+) -> list[str]:
     """Return the figures of an attack on some cells, by the head of `_lineup_table`."""
     made = attack_records(entries, records, attack)
     if not made:
@@ -242,6 +248,7 @@ def _attacked(entries: Sequence[Entry], records: Records, attack: str) -> list[s
         *(_first(some, FAR_RANK) for some in (made, shams)),
         _level(row.psnr),
         _ssim(row),
+        median_distance(made) if distanced else "",
         rank_one(original) if apart and original.candidates else "",
         f"{original.psnr.mean:.2f}" if apart else "",
     ]
@@ -261,6 +268,19 @@ def _guesses(
             guesses += case.of("blind", case.settings["guess"]["used"])
             bars += case.of("bar")
     return guesses, bars
+
+
+def median_distance(found: Sequence[Record]) -> str:
+    """Write the median over updates of the cosine distance at which an attack ended.
+
+    Empty where it minimizes another distance, or diverged on half of the updates or more.
+    """
+    distance = getattr(find(found[0].attack), "distance", None)
+    if type(distance) is not Cosine:  # some kinds of it add to it
+        return ""
+    ended = [update[0].distance for update in by_update(found)]
+    middle = median(inf if distance is None else distance for distance in ended)
+    return f"{middle:.3f}" if isfinite(middle) else ""
 
 
 def rank_one(row: Row) -> str:
