@@ -126,6 +126,29 @@ def test_of_the_restarts_the_one_nearest_in_gradient_is_kept_and_a_diverged_one_
     assert bool(lost.images.isfinite().all())
 
 
+class Brittle(nn.Module):
+    """Hands images on, multiplied by a number that overflows where neighboring pixels differ."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (4_000 * x.diff(dim=-1).square().mean((1, 2, 3), keepdim=True)).exp()
+
+
+def test_a_search_that_starts_where_the_model_overflows_goes_toward_gray_at_first() -> None:
+    batch = fashion(3)
+    smooth = torch.full_like(batch.images, 0.4) + 0.1 * batch.images
+    model = nn.Sequential(Brittle(), leaky())
+    seen = observe_each(model, replace(batch, images=smooth))
+    noise = torch.randn(3, 1, 1, 12, 12, generator=generator(3), dtype=torch.double)
+    starts = torch.stack([noise[0], smooth[:1].flip(-1), noise[2]])
+    attack = GradientMatching(cosine, Adam(0.01), start=Given(starts), boxed=False, frames=0)
+    at_once = replace(attack, steps=1)(seen, generator(1))
+    assert [one.distance < 1 for one in at_once] == [False, True, False]
+    later = replace(attack, steps=80)(seen, generator(1))
+    assert all(one.status == "ok" and one.distance < 0.5 for one in later)
+    alone = replace(attack, steps=80, start=Given(starts[1:2]))(seen[1:2], generator(1))
+    torch.testing.assert_close(later[1].images, alone[0].images)
+
+
 def test_a_victim_does_not_depend_on_those_beside_it() -> None:
     batch = fashion(3)
     attack = GradientMatching(cosine, Adam(0.1), steps=5, signed=True, frames=0)

@@ -13,6 +13,9 @@ from torch import Tensor
 from gradveil.core.schedule import count_decays
 from gradveil.engine.device import Replayed
 
+TOWARD_GRAY = 0.8
+"""What is left of an image in a step without a finite slope; 0 is the mean color there."""
+
 Slopes = list[Tensor]
 """The slope of the loss by each variable, in the shape of the variable."""
 
@@ -57,7 +60,8 @@ class FirstOrder(Optimizer):
     """An elementwise method: one step for all rows is the step of each row alone.
 
     The numbers that a step needs lie in a table on the device, so that a replayed graph reads those
-    of the present step.
+    of the present step. A row whose loss or slope is not finite has left what the model can bear,
+    as noise does where a client's local steps diverge on it: its images move toward gray instead.
     """
 
     lr: float
@@ -70,10 +74,14 @@ class FirstOrder(Optimizer):
         state = [[torch.zeros_like(v) for _ in range(self.slots)] for v in search.variables]
 
         def step() -> None:
-            _, slopes = search.losses_and_slopes()
+            losses, slopes = search.losses_and_slopes()
+            borne = _finite_rows(losses, *slopes)
             numbers = table.index_select(0, number).squeeze(0).unbind()
             for variable, slope, slots in zip(search.variables, slopes, state, strict=True):
-                self.update(variable, slope, slots, numbers)
+                kept = torch.where(_spread(borne, slope), slope, 0.0)
+                self.update(variable, kept, slots, numbers)
+            images = search.variables[0]
+            images.mul_(torch.where(_spread(borne, images), 1.0, TOWARD_GRAY))
             search.confine()
             number.add_(1)
 
@@ -150,3 +158,13 @@ class SGD(FirstOrder):
         (velocity,) = state
         velocity.mul_(self.momentum).add_(slope)
         variable.sub_((slope + self.momentum * velocity) * numbers[0])
+
+
+def _finite_rows(*values: Tensor) -> Tensor:
+    """Return which rows are finite in all of these, (rows,)."""
+    return torch.stack([value.isfinite().reshape(len(value), -1).all(1) for value in values]).all(0)
+
+
+def _spread(rows: Tensor, like: Tensor) -> Tensor:
+    """Return a view of (rows,) that meets each row of another tensor."""
+    return rows.view(-1, *(1,) * (like.dim() - 1))
