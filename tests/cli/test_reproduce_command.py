@@ -59,6 +59,8 @@ def test_without_records_or_data_all_is_missing(gradveil: Any) -> None:
     found = gradveil("reproduce --status --json").result
     assert not found["done"] and not found["missing"]
     assert all(each["data_absent"] for each in found["experiments"])
+    assert all(each["absent"] == each["cells"] for each in found["experiments"])
+    assert "cifar10: 12" in gradveil("reproduce precode-acc --status").shown
     said = gradveil("reproduce precode-acc --device cpu --json").said
     assert "36 cells need cifar10, cifar100, medical-mnist, not there" in said
 

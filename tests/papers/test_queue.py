@@ -4,8 +4,9 @@ import tarfile
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from shutil import rmtree
 from typing import Any, ClassVar
 
 import pytest
@@ -16,7 +17,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.locks import held
 from gradveil.papers.cells import Audited, Cell, Trained, Training, Workspace
 from gradveil.papers.experiments import Entry, Experiment, Size
-from gradveil.papers.plan import Plan, estimate, make_parts, make_plan
+from gradveil.papers.plan import Plan, estimate, make_parts, make_plan, whole
 from gradveil.papers.queue import Clock, Outcome, Worker, run_queue, work_through
 from gradveil.papers.records import Records
 from gradveil.papers.switches import OURS, Switches
@@ -184,6 +185,98 @@ def test_the_clock_learns_that_a_machine_is_slower_than_the_estimates() -> None:
     assert clock.pace == 1 and Clock(None).fits(1e9)
 
 
+def test_beside_others_things_are_expected_to_take_longer_until_it_is_measured() -> None:
+    clock = Clock(10, at_once=3)
+    assert clock.pace == 2 and clock.fits(290) and not clock.fits(310)
+    for _ in range(100):
+        clock.learn(10, 12)
+    assert clock.pace == pytest.approx(1.2, abs=0.1)
+
+
+@dataclass
+class Day:
+    """A day of one process in seconds that nobody waits for: its trainings and cells take time."""
+
+    now: float = 0.0
+    slower: float = 1.0
+    done: list[str] = field(default_factory=list)
+
+    def pass_by(self, seconds: float) -> None:
+        self.now += seconds
+
+    def train(self, training: Training, workspace: Workspace) -> None:
+        self.now += training.seconds * self.slower
+        self.done.append(f"training {training.seed}")
+        path = training.checkpoint(workspace)
+        assert path is not None
+        path.parent.mkdir(parents=True)
+        path.touch()
+
+    def measure(self, cell: Noted, workspace: Workspace) -> dict[str, Any]:
+        self.now += cell.seconds * self.slower
+        self.done.append(f"{cell.number}")
+        return {"number": cell.number}
+
+
+@pytest.fixture
+def day(monkeypatch: pytest.MonkeyPatch) -> Day:
+    day = Day()
+    monkeypatch.setattr("time.monotonic", lambda: day.now)
+    monkeypatch.setattr("time.sleep", day.pass_by)
+    monkeypatch.setattr(Training, "seconds", 100.0)
+    monkeypatch.setattr(Training, "run", lambda training, workspace: day.train(training, workspace))
+    monkeypatch.setattr(Noted, "measure", lambda cell, workspace: day.measure(cell, workspace))
+    return day
+
+
+def trained(seed: int, number: int, cost: float) -> Noted:
+    """A cell of a model that takes 100 seconds to train: another seed is another model."""
+    return Noted(replace(UNTRAINED, epochs=1, seed=seed), number, cost)
+
+
+def test_cells_of_a_trained_model_come_before_another_training(queue: Queue, day: Day) -> None:
+    """Another process trained the second model meanwhile, and these weights may be lost."""
+    plan = queue.plan(given("cheap", trained(1, 1, 20)), given("dear", trained(2, 2, 50)))
+    day.train(replace(UNTRAINED, epochs=1, seed=2), queue.workspace)
+    queue.run(plan)
+    assert day.done == ["training 2", "2", "training 1", "1"]
+
+
+@pytest.mark.parametrize(("minutes", "order"), [(10, "0231"), (5, "01")])
+def test_one_of_several_processes_begins_with_the_longest_cell_where_the_group_ends_in_time(
+    queue: Queue, day: Day, minutes: float, order: str
+) -> None:
+    cells = [trained(1, number, cost) for number, cost in enumerate((0, 20, 60, 40))]
+    groups = queue.plan(given("one", *cells)).groups
+    day.slower = 2
+    work_through(groups, queue.records, queue.workspace, minutes=minutes, at_once=3)
+    assert day.done == ["training 1", *order]
+
+
+def test_no_cell_is_begun_that_does_not_end_in_time(queue: Queue, day: Day) -> None:
+    cells = [trained(1, number, cost) for number, cost in enumerate((90, 20, 60, 40))]
+    queue.run(queue.plan(given("one", *cells)), minutes=4)
+    assert day.done == ["training 1", "1", "3", "2"] and day.now == 220
+
+
+def test_a_training_that_leaves_no_time_for_a_cell_is_not_begun(queue: Queue, day: Day) -> None:
+    queue.run(queue.plan(given("one", trained(1, 1, 30))), minutes=2)
+    assert not day.done
+    queue.run(queue.plan(given("one", trained(1, 1, 20))), minutes=2)
+    assert day.done == ["training 1", "1"]
+
+
+def test_what_is_too_long_for_one_process_is_begun_by_three(queue: Queue, day: Day) -> None:
+    one = given("one model", *(trained(1, number, 90) for number in range(20)))
+    many = given("many models", *(seeded(number, number, 1000) for number in range(20, 23)))
+    plan = queue.plan(one, many)
+    for at_once in (1, 3):
+        day.now, day.done = 0.0, []
+        rmtree(queue.folder)
+        work_through(plan.groups, queue.records, queue.workspace, minutes=25, at_once=at_once)
+        assert (day.done[0] == "training 1") == (at_once == 3)
+
+
 @dataclass(frozen=True)
 class Begun(Noted):
     """A cell of which little is left, as an earlier run may have left it."""
@@ -318,6 +411,7 @@ def test_a_training_counts_once_and_only_while_its_weights_are_absent(queue: Que
     path.parent.mkdir(parents=True)
     path.touch()
     assert estimate(cells, queue.workspace) == 5
+    assert whole(cells) == pytest.approx(5 + training.seconds)
 
 
 @pytest.mark.slow
@@ -335,6 +429,27 @@ def test_processes_side_by_side_share_the_queue(queue: Queue, how: dict[str, Any
     outcome = queue.run(plan, **how)
     assert sorted(outcome.done) == sorted(cell.key for cell in cells) and not outcome.left
     assert list(outcome.failed) == [bad.key] and "steps 1" in outcome.failed[bad.key]
+
+
+def test_the_minutes_begin_before_the_process_that_works(queue: Queue) -> None:
+    plan = queue.plan(given("one", seeded(1, 1, 20), seeded(1, 2, 5)))
+    Worker(plan.groups, queue.records, queue.workspace, 1.0, None, began=time.time() - 50)()
+    assert queue.order == [2]
+
+
+def test_a_gpu_that_is_lost_ends_the_process_before_all_other_cells_fail(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost() -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", lost)
+    bad = seeded(1, 1, fails=True)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        queue.run(queue.plan(given("one", bad, seeded(1, 2))))
+    notes = [path.stem for path in (queue.workspace.work / "failed").iterdir()]
+    assert notes == [bad.key] and not queue.order
 
 
 def test_processes_side_by_side_share_the_processors(
@@ -390,6 +505,23 @@ def test_a_training_and_an_audit_go_through_the_queue_into_a_table(queue: Queue)
     assert facts is not None and facts["device"] == "cpu" and facts["seconds"] >= 0
     assert len(facts["result"]["history"]) == 1 and facts["result"]["test_images"] == 500
     _check_tables(compare({"ours": plan.parts[0]}, queue.records), facts["result"]["accuracy"])
+
+
+def test_a_cell_that_was_begun_with_weights_that_were_lost_is_begun_anew(queue: Queue) -> None:
+    training = Training(
+        "fashion-mnist-mini", "mlp", epochs=1, lr=0.01, fraction=0.05, augment=False
+    )
+    cell = Audited(training, attack="closed-form", images=2, controls=False)
+    plan = queue.plan(given("one", cell))
+    assert queue.run(plan).done
+    rmtree(queue.records.folders[0])
+    rmtree(queue.workspace.weights(training))
+    replace(training, seed=1).run(queue.workspace)
+    queue.workspace.weights(replace(training, seed=1)).rename(queue.workspace.weights(training))
+    said: list[str] = []
+    outcome = run_queue(plan, queue.records, queue.workspace, say=said.append)
+    assert outcome.done == [cell.key] and not outcome.failed
+    assert said[0] == f"begun anew: {cell.key}, whose model was trained again"
 
 
 def _check_tables(found: Sequence[Table], accuracy: float) -> None:

@@ -23,7 +23,7 @@ from gradveil.papers.experiments import (
     Size,
 )
 from gradveil.papers.figures import Stages, draw_figures, find_drawing, find_stages
-from gradveil.papers.plan import Part, make_parts
+from gradveil.papers.plan import Part, make_parts, whole
 from gradveil.papers.precode import PrecodeAccuracy, PrecodeGrid
 from gradveil.papers.published import table_title
 from gradveil.papers.records import Records
@@ -499,8 +499,7 @@ def missing() -> str:
             told[part.way] = f"{len(some)} of {len(cells)}" if some else "-"
             left |= some
         if left:
-            trainings = {cell.training.key: cell.training.seconds for cell in left.values()}
-            seconds = sum(trainings.values()) + sum(cell.seconds for cell in left.values())
+            seconds = whole([*left.values()])
             ways = (told.get(way, "-") for way in VARIANTS)
             body.append([experiment.id, experiment.claim, *ways, f"{seconds / 60:.0f}"])
     head = ["experiment", "claim", *(f"cells {way_words(way)}" for way in VARIANTS)]

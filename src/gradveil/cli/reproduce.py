@@ -1,6 +1,7 @@
 """gradveil reproduce: run the papers' experiments again, over several sittings."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -148,7 +149,7 @@ def reproduce_command(
     parts = make_parts(chosen, ways, size, workspace)
     plan = make_plan(parts, kept, workspace)
     if list_all:
-        _show_list(chosen, parts, workspace, size, as_json)
+        _show_list(chosen, parts, size, as_json)
         return
     if status:
         _draw(parts, kept, figures)
@@ -198,17 +199,16 @@ def _minutes(seconds: float) -> str:
 def _show_list(
     chosen: "Sequence[Experiment]",
     parts: "Sequence[Part]",
-    workspace: "Workspace",
     size: "Size",
     as_json: bool,
 ) -> None:
-    from gradveil.papers.plan import estimate
+    from gradveil.papers.plan import whole
 
     rows, plain = [], []
     for experiment in chosen:
         theirs = [part for part in parts if part.experiment is experiment]
         every = {entry.cell.key: entry.cell for part in theirs for entry in part.entries}
-        seconds = estimate([*every.values()], workspace)
+        seconds = whole([*every.values()])
         plain.append(
             {
                 "id": experiment.id,
@@ -245,7 +245,7 @@ def _show_status(
     for part in plan.parts:
         every = {entry.cell.key: entry.cell for entry in part.entries}
         left = plan.left(part)
-        absent = sorted({cell.data for key, cell in every.items() if key in plan.absent})
+        absent = Counter(sorted(every[key].data for key in every if key in plan.absent))
         done = len([key for key in every if key in plan.done])
         seconds = estimate(left, workspace)
         plain.append(
@@ -255,7 +255,8 @@ def _show_status(
                 "done": done,
                 "cells": len(every),
                 "minutes_left": round(seconds / 60, 1),
-                "data_absent": absent,
+                "absent": absent.total(),
+                "data_absent": [*absent],
                 "missing": [cell.key for cell in left],
             }
         )
@@ -264,8 +265,9 @@ def _show_status(
                 part.experiment.id,
                 part.way,
                 f"{done} of {len(every)}",
+                str(len(left)) if left else "",
                 _minutes(seconds) if left else "",
-                f"needs {', '.join(absent)}" if absent else "",
+                ", ".join(f"{data}: {count}" for data, count in absent.items()),
             )
         )
     total = plan.seconds(workspace)
@@ -278,8 +280,8 @@ def _show_status(
         f"{_minutes(total)} {unit} on {machine}",
     ]
     if plan.absent:
-        lines.append(f"{len(plan.absent)} cells need data that is not there")
-    columns = ("id", "way", "cells done", "minutes left", "")
+        lines.append(f"{len(plan.absent)} more cells need data that is not there")
+    columns = ("id", "way", "cells done", "missing", "minutes left", "no data")
     result = {
         "experiments": plain,
         "done": len(plan.done),

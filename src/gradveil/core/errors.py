@@ -22,6 +22,10 @@ class GradveilError(ValueError):
     """Bad input: the message names the value received and the choices."""
 
 
+class OtherSettingsError(GradveilError):
+    """A folder or a study holds the same kind of job with other settings."""
+
+
 class GradveilWarning(UserWarning):
     """A result that is not as good or as fast as it could be; the message says why."""
 

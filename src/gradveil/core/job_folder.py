@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import GradveilError, OtherSettingsError
 from gradveil.core.files import (
     MissingFileError,
     check_writable,
@@ -87,7 +87,7 @@ class Kind:
         if found and asked and found != asked:
             raise GradveilError(f"{out} holds {found}, not {asked}: choose another --out")
         if changes := differences(there, wanted):
-            raise GradveilError(
+            raise OtherSettingsError(
                 f"{out} holds {self.name} with other settings ({changes}): choose another --out"
             )
 

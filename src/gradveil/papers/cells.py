@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from shutil import rmtree
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 import torch
@@ -244,6 +245,14 @@ class Cell(ABC):
     def left(self, workspace: Workspace) -> float:
         """Return the time of what is left, estimated as `seconds` are: all that cannot be told."""
         return self.seconds
+
+    def begun(self, workspace: Workspace) -> bool:
+        """Tell whether an earlier run left a part of it."""
+        return workspace.folder(self).exists()
+
+    def forget(self, workspace: Workspace) -> None:
+        """Remove what an earlier run left of it."""
+        rmtree(workspace.folder(self), ignore_errors=True)
 
     @property
     def n(self) -> int:

@@ -1,7 +1,10 @@
-"""How long the parts of an experiment take on one H200, estimated beforehand.
+"""How long the parts of an experiment take on one H200 by a process alone, estimated beforehand.
 
 Measured with resnet20-4 on images of 32 x 32: 60 epochs of CIFAR-100 take 84 s; an iteration of an
 attack takes 3.9 ms with 32 rows, 5.3 ms with 64 and 27.6 ms with 512. All else is scaled.
+
+`OWN_WEIGHTS` and `FEATURES` are fitted to 12 cells of clients that ran beside other processes. Nine
+cells of one step took 1.8 times as long there as is estimated here, and so do these.
 """
 
 from gradveil.attacks import GradientMatching, find
@@ -14,8 +17,9 @@ ITERATION, ROW = 2.2e-3, 0.0497e-3  # seconds: of an iteration, and of each of i
 SLOW = 1.5  # how much longer full precision takes
 SHAM = 32  # images at most of the sham of an attack
 MODE = 1.5  # batch norm in train mode beside eval mode, batches of 8: 39.9 and 25.8 ms
-FOLLOWING = 1.7  # a local step with weights for each client beside one with shared weights
-FEATURES = 1 / 3  # an iteration that matches features alone, whatever steps a client makes; a guess
+OWN_WEIGHTS = {False: 6.0, True: 2.8}
+"""A local step of several, with weights for each client, beside a single one, by train mode."""
+FEATURES = 0.6  # an iteration that matches features alone, whatever steps a client makes
 
 MODELS = {"resnet20-4": 1.0, "convnet": 1.5, "convnet-9": 1.7, "lenet": 0.15, "mlp": 0.2}
 """Time of a pass beside that of resnet20-4 (a training step: 5.4 and 3.5 ms); others are rough."""
@@ -57,23 +61,30 @@ def attack_seconds(
     chosen = find(attack)
     if not isinstance(chosen, GradientMatching):
         return 1.0
-    weight = MODELS.get(model, 1.0) * scale
     inner, slow = 1, 1.0
     if isinstance(chosen.optimizer, LBFGS):
         inner, slow = chosen.optimizer.inner, SLOW
     stages = chosen.race.stages(restarts or chosen.restarts, steps or chosen.steps)
     return sum(
-        some * inner * slow * (ITERATION * max(0.5, weight) + ROW * rows * victims * weight)
+        some * inner * slow * iteration_seconds(rows * victims, model, scale)
         for rows, some in stages
     )
 
 
+def iteration_seconds(rows: int, model: str, scale: float = 1.0) -> float:
+    """Estimate an iteration of so many rows; what it takes by itself is independent of `scale`."""
+    weight = MODELS.get(model, 1.0)
+    return ITERATION * max(0.5, weight) + ROW * rows * weight * scale
+
+
 def client_factor(attack: str, local_steps: int, train_mode: bool) -> float:
     """Return how many times longer an attack takes than on a client's one step in eval mode."""
-    chosen, mode = find(attack), MODE if train_mode else 1.0
+    chosen = find(attack)
     if isinstance(chosen, GradientMatching) and isinstance(chosen.distance, MatchedFeatures):
-        return FEATURES * mode
-    return local_steps * (FOLLOWING if local_steps > 1 else 1.0) * mode
+        return FEATURES
+    if local_steps > 1:
+        return local_steps * OWN_WEIGHTS[train_mode]
+    return MODE if train_mode else 1.0
 
 
 def score_seconds(policies: int, images: int, rules: int, scale: float = 1.0) -> float:

@@ -72,6 +72,12 @@ def estimate(cells: Sequence[Cell], workspace: Workspace) -> float:
     )
 
 
+def whole(cells: Sequence[Cell]) -> float:
+    """Return the time for some cells and their trainings from the start, estimated."""
+    trainings = {cell.training.key: cell.training for cell in cells}
+    return sum(each.seconds for each in trainings.values()) + sum(cell.seconds for cell in cells)
+
+
 def make_parts(
     experiments: Sequence[Experiment], ways: dict[str, Switches], size: Size, workspace: Workspace
 ) -> tuple[Part, ...]:

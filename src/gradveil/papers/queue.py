@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from gradveil.core.cell_files import CELL
-from gradveil.core.errors import GradveilError, one_line
+from gradveil.core.errors import GradveilError, OtherSettingsError, one_line
 from gradveil.core.files import (
     MissingFileError,
     check_writable,
@@ -34,6 +34,9 @@ from gradveil.training.job import FINAL, RESUME
 
 HELD = "held"  # the folder of locks, one for each training and each cell
 LONGEST = 10_000  # bytes of a note on why a cell failed
+POLL = 0.5  # seconds between two looks at a model that another process trains
+BESIDE = 0.5  # how much longer a process takes for each that shares its GPU, until it is measured
+EXPECTED = 30.0  # estimated seconds, for each of the others, that this counts as
 
 Say = Callable[[str], None]
 
@@ -53,9 +56,13 @@ class _Busy(Exception):  # noqa: N818  # no error: another process does it
 
 @dataclass
 class Clock:
-    """The time left, and how this machine compares with the estimates, which are an H200's."""
+    """The time left, and how this machine compares with the estimates, which are an H200's.
+
+    The estimates are of a process alone; of `at_once` that share a GPU each takes longer.
+    """
 
     minutes: float | None
+    at_once: int = 1
     began: float = field(default_factory=time.monotonic)
     estimated: float = 0.0
     taken: float = 0.0
@@ -63,7 +70,10 @@ class Clock:
     @property
     def pace(self) -> float:
         """How many times longer than estimated things took so far; at least 1."""
-        return max(1.0, self.taken / self.estimated) if self.estimated else 1.0
+        others = self.at_once - 1
+        estimated = self.estimated + EXPECTED * others
+        taken = self.taken + EXPECTED * others * (1 + BESIDE * others)
+        return max(1.0, taken / estimated) if estimated else 1.0
 
     @property
     def left(self) -> float:
@@ -89,28 +99,22 @@ def work_through(
     *,
     minutes: float | None = None,
     archive: Path | None = None,
+    at_once: int = 1,
     say: Say | None = None,
 ) -> Outcome:
-    """Do the groups in order until all are done or the time is up.
+    """Do the groups until all are done or the time is up, as one of `at_once` processes.
 
-    Groups that are likely to end in time come first, since the weights may be lost afterwards; then
-    parts of the others that are. At last, cells of models that another process was training then.
-    A cell that fails is told of and left; the others go on. Each cell's records are written as it
-    ends.
+    Cells of models that were trained come before another training, since weights may be lost
+    afterwards; then groups that are likely to end in time by one process, by all, and parts of
+    others. While other processes train all models that are left, it waits. A cell that fails is
+    told of and left; the others go on. Each cell's records are written as it ends.
     """
-    clock, outcome = Clock(minutes), Outcome()
-    later = []
+    clock, outcome = Clock(minutes, at_once, time.monotonic()), Outcome()
     _clear(workspace.work)
-    job = _Job(records, workspace, clock, outcome, archive, say or _to_stderr)
-    for group in groups:
-        if clock.fits(group.seconds(workspace)):
-            job.claim(group)
-        else:
-            later.append(group)
-    for group in later:
-        job.claim(group)
-    for group in groups:
-        job.claim(group, waits=True)
+    job = _Job(groups, records, workspace, clock, outcome, archive, say or _to_stderr)
+    while job.step() or job.waits:
+        if job.waits:
+            time.sleep(POLL)
     every = [cell.key for group in groups for cell in group.cells]
     outcome.left = [key for key in every if key not in {*outcome.done, *outcome.failed}]
     return outcome
@@ -120,53 +124,88 @@ def _refuse(holder: str) -> None:
     raise _Busy(holder)
 
 
-def _wait(_: str) -> None:
-    """Wait for the other process."""
-
-
 @dataclass
 class _Job:
     """The work of one process on the queue."""
 
+    groups: Sequence[Group]
     records: Records
     workspace: Workspace
     clock: Clock
     outcome: Outcome
     archive: Path | None
     tell: Say
+    waits: bool = False
+    """Whether the last step found nothing to do but for a model that another process trains."""
 
-    def claim(self, group: Group, *, waits: bool = False) -> None:
-        """Train, and do the cells that no other process does.
+    def step(self) -> bool:
+        """Do the next training or cell, and tell whether there was one."""
+        self.waits = False
+        found = (self._open(group) for group in self.groups)
+        ready = sorted((group for group in found if self._begins(group)), key=self._order)
+        done = any(map(self._claim, ready))
+        self.waits = self.waits and not done
+        return done
 
-        Where another process trains this model, it `waits` for it, or leaves the group.
+    def _open(self, group: Group) -> Group:
+        """Return the group with the cells that are neither done nor failed."""
+        return replace(group, cells=tuple(cell for cell in group.cells if not self._over(cell)))
+
+    def _begins(self, group: Group) -> bool:
+        """Tell whether the training and the shortest cell are likely to end in time."""
+        times = [cell.left(self.workspace) for cell in group.cells]
+        training = training_left(group.training, self.workspace)
+        return bool(times) and self.clock.fits(training + min(times))
+
+    def _order(self, group: Group) -> tuple[bool, bool, bool]:
+        """Sort models that were trained first, then groups that end in time by one process."""
+        trained = bool(group.training.epochs) and group.training.there(self.workspace)
+        return not trained, not self._ends(group, 1), not self._ends(group, self.clock.at_once)
+
+    def _ends(self, group: Group, processes: int) -> bool:
+        """Tell whether so many processes are likely to end the group in time."""
+        training = training_left(group.training, self.workspace)
+        cells = [cell.left(self.workspace) for cell in group.cells]
+        return self.clock.fits(training + max(sum(cells) / processes, *cells))
+
+    def _claim(self, group: Group) -> bool:
+        """Train the model, or do a cell, unless other processes do; tell whether it did.
+
+        Several processes begin with the longest cell of a group that ends in time, so that none is
+        left with it. Else they take the cells as the plan has them.
         """
-        cells = [cell for cell in group.cells if not self._over(cell)]
-        if not cells or not self._begins(group.training, cells):
-            return
         if not group.training.there(self.workspace):
-            with suppress(_Busy), self._held(group.training.key, _wait if waits else _refuse):
-                self._train(group.training, cells)
-            if not group.training.there(self.workspace):
-                return
-        for cell in cells:
-            with suppress(_Busy), self._held(cell.key, _refuse):
-                if self.clock.fits(cell.left(self.workspace)) and not self._over(cell):
-                    self._measure(cell)
+            try:
+                with self._held(group.training.key):
+                    self._train(group.training, group.cells)
+                    return True
+            except _Busy:
+                self.waits = True
+                return False
+        cells = group.cells
+        if self.clock.at_once > 1 and self._ends(group, self.clock.at_once):
+            cells = tuple(sorted(cells, key=lambda cell: (cell.seconds > 0, -cell.seconds)))
+        return any(map(self._measures, cells))
 
-    def _held(self, key: str, busy: Callable[[str], None]) -> AbstractContextManager[None]:
-        return held(self.workspace.work / HELD / key, busy)
+    def _measures(self, cell: Cell) -> bool:
+        """Do a cell that ends in time, unless another process does; tell whether it did."""
+        if not self.clock.fits(cell.left(self.workspace)):
+            return False
+        with suppress(_Busy), self._held(cell.key):
+            if not self._over(cell):
+                self._measure(cell)
+                return True
+        return False
+
+    def _held(self, key: str) -> AbstractContextManager[None]:
+        return held(self.workspace.work / HELD / key, _refuse)
 
     def _over(self, cell: Cell) -> bool:
         """Tell whether a cell is done, or was tried and failed, in this process or another."""
         return self.records.done(cell) or _read_note(self.workspace, cell.key) is not None
 
-    def _begins(self, training: Training, cells: Sequence[Cell]) -> bool:
-        """Tell whether the training and the shortest cell are likely to end in time."""
-        shortest = min(cell.left(self.workspace) for cell in cells)
-        return self.clock.fits(training_left(training, self.workspace) + shortest)
-
     def _train(self, training: Training, cells: Sequence[Cell]) -> None:
-        """Train, unless another process did while this one waited for it."""
+        """Train, unless another process did just now."""
         began = time.monotonic()
         new = not self.workspace.weights(training).exists()
         if all(map(self._over, cells)) or training.there(self.workspace):
@@ -176,10 +215,15 @@ class _Job:
 
     def _measure(self, cell: Cell) -> None:
         began = time.monotonic()
-        new = not self.workspace.folder(cell).exists()
+        new = not cell.begun(self.workspace)
 
         def measure() -> None:
-            result = cell.measure(self.workspace)
+            try:
+                result = cell.measure(self.workspace)
+            except OtherSettingsError:  # it was begun with weights that were lost since
+                self.tell(f"begun anew: {cell.key}, whose model was trained again")
+                cell.forget(self.workspace)
+                result = cell.measure(self.workspace)
             self.records.write(cell, self.workspace, result, time.monotonic() - began)
 
         if not self._tried(measure, cell.key, [cell]):
@@ -216,6 +260,7 @@ class _Job:
         finally:
             if torch.cuda.is_available():
                 gc.collect()
+                torch.cuda.synchronize()  # of a GPU that is lost all other cells would fail too
                 torch.cuda.empty_cache()
         return True
 
@@ -312,14 +357,23 @@ class Worker:
     workspace: Workspace
     minutes: float | None
     archive: Path | None
+    at_once: int = 1
     threads: int | None = None
     """Processor threads of torch; None leaves them as they are."""
+    began: float = field(default_factory=time.time)
+    """When the minutes begin: a process takes some until it can work."""
 
     def __call__(self, progress: bool = False) -> None:
         if self.threads is not None:
             torch.set_num_threads(self.threads)
+        passed = (time.time() - self.began) / 60
         work_through(
-            self.groups, self.records, self.workspace, minutes=self.minutes, archive=self.archive
+            self.groups,
+            self.records,
+            self.workspace,
+            minutes=None if self.minutes is None else self.minutes - passed,
+            archive=self.archive,
+            at_once=self.at_once,
         )
 
 
@@ -331,7 +385,7 @@ def _side_by_side(task: Worker, count: int) -> None:
     """
     import multiprocessing
 
-    task = replace(task, threads=max(1, torch.get_num_threads() // count))
+    task = replace(task, at_once=count, threads=max(1, torch.get_num_threads() // count))
 
     context = multiprocessing.get_context("spawn")  # a fork may not use the GPU
     processes = [context.Process(target=task, daemon=False) for _ in range(count)]

@@ -3,6 +3,7 @@
 import gzip
 from collections import Counter
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -11,13 +12,11 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.files import write_bytes
 from gradveil.papers.cells import QUICK_STEPS, QUICK_VICTIMS, Cell, Workspace, keep_case
 from gradveil.papers.costs import (
-    ITERATION,
-    MODELS,
-    ROW,
     SHAM,
     STARTING,
     area,
     attack_seconds,
+    iteration_seconds,
     score_seconds,
 )
 from gradveil.search.confirm import CONFIRM
@@ -31,6 +30,23 @@ RACE = 1.0  # share of the probes' work that a race of 20 images leaves: it drop
 ROWS = 512  # victims of the probe that are attacked together
 FEW_TRIALS = 6
 ANY = -1e6  # an accuracy score that all policies have
+
+
+def trials_ended(folder: Path) -> int:
+    """Count the trials that have ended of the study in a folder; 0 where nothing can be told."""
+    try:
+        there = (folder / JOURNAL).stat()
+        return _count(folder / JOURNAL, (there.st_size, there.st_mtime_ns))
+    except (OSError, ImportError, GradveilError):  # the search itself says what is wrong
+        return 0
+
+
+@cache
+def _count(journal: Path, _state: tuple[int, int]) -> int:
+    """Count the trials of a journal of this state: a queue asks many times."""
+    from gradveil.search.journal import count_ended
+
+    return count_ended(journal)
 
 
 @dataclass(frozen=True)
@@ -63,16 +79,7 @@ class Searched(Cell):
 
     def left(self, workspace: Workspace) -> float:
         """Return the time of the trials that its study lacks, and of the audits, estimated."""
-        journal = workspace.folder(self) / JOURNAL
-        if not journal.is_file():
-            return self.seconds
-        try:
-            from gradveil.search.journal import count_ended
-
-            done = count_ended(journal)
-        except (ImportError, GradveilError):  # the search itself says what is wrong
-            return self.seconds
-        return self._seconds(max(0, self.trials - done))
+        return self._seconds(max(0, self.trials - trials_ended(workspace.folder(self))))
 
     def _seconds(self, trials: int) -> float:
         """Return the time of so many trials, and of the audits, estimated."""
@@ -83,8 +90,7 @@ class Searched(Cell):
         )
         if self.score == "privacy":
             return score_seconds(trials, self.scored, 1, scale) + 2 * AUDITS * each
-        weight = MODELS.get(model, 1.0) * scale
-        at_once = ITERATION * max(0.5, weight) + ROW * ROWS * weight
+        at_once = iteration_seconds(ROWS, model, scale)
         probed = trials * self.scored / ROWS * self.probe_steps * at_once
         return STARTING + RACE * probed + 2 * AUDITS * each
 

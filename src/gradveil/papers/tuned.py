@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shutil import rmtree
 from typing import Any, ClassVar, Self
 
 from gradveil.attacks import GradientMatching, raced
@@ -9,6 +10,7 @@ from gradveil.audits.job import AuditJob
 from gradveil.core.files import write_bytes
 from gradveil.papers.cells import QUICK_STEPS, QUICK_VICTIMS, Audited, Workspace
 from gradveil.papers.costs import STARTING, area, attack_seconds
+from gradveil.papers.searched import trials_ended
 from gradveil.tuning.job import ATTACK, RESULT, TuningJob
 from gradveil.tuning.results import TuningResult
 from gradveil.tuning.run import run_tuning
@@ -39,11 +41,26 @@ class TunedAttack(Audited):
 
     @property
     def seconds(self) -> float:
+        return self._seconds(self.trials)
+
+    def left(self, workspace: Workspace) -> float:
+        """Return the time of the trials that its study lacks, and of what follows, estimated."""
+        return self._seconds(max(0, self.trials - trials_ended(self._folder(workspace))))
+
+    def begun(self, workspace: Workspace) -> bool:
+        return self._folder(workspace).exists()
+
+    def forget(self, workspace: Workspace) -> None:
+        super().forget(workspace)
+        rmtree(self._folder(workspace), ignore_errors=True)
+
+    def _seconds(self, trials: int) -> float:
+        """Return the time of so many trials, of their test and of the audit, estimated."""
         model, scale = self.training.model, area(self.data, self.training.image_size)
         trial = attack_seconds("adam-cosine", self.tuned_on, model, scale, self.trial_work)
         test = attack_seconds("adam-cosine", self.held_out, model, scale, self.trial_work)
         proper = attack_seconds("raced", self.images, model, scale)
-        return 2 * STARTING + self.trials * trial + 2 * test + proper
+        return 2 * STARTING + trials * trial + 2 * test + proper
 
     def tuning(self, workspace: Workspace) -> TuningJob:
         """Return the job that tunes it."""

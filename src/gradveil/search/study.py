@@ -19,7 +19,7 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.samplers import BaseSampler, NSGAIISampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from gradveil.core.errors import GradveilError, unknown
+from gradveil.core.errors import GradveilError, OtherSettingsError, unknown
 from gradveil.core.files import shown
 from gradveil.core.formats import TrialAttributes
 from gradveil.core.job_folder import differences
@@ -414,7 +414,7 @@ def _settle(study: optuna.Study, wanted: Mapping[str, Any], storage: str, job: s
     if kept is None:
         study.set_user_attr(SETTINGS, dict(wanted))
     elif changes := differences(kept, wanted):
-        raise GradveilError(
+        raise OtherSettingsError(
             f"study {study.study_name!r} in {storage!r} is a {job} with other settings "
             f"({changes}): use those, or another storage"
         )
