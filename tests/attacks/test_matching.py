@@ -18,7 +18,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
 from gradveil.core.types import Protocol
 from gradveil.scores import assign, psnr
-from toys import batch, fashion, fused_attention, leaky, observe, observe_each
+from toys import Brittle, batch, fashion, fused_attention, leaky, observe, observe_each
 
 
 def test_every_row_does_what_a_plain_loop_does_alone() -> None:
@@ -124,13 +124,6 @@ def test_of_the_restarts_the_one_nearest_in_gradient_is_kept_and_a_diverged_one_
     assert lost.status.startswith("failed")
     assert lost.distance == float("inf")
     assert bool(lost.images.isfinite().all())
-
-
-class Brittle(nn.Module):
-    """Hands images on, multiplied by a number that overflows where neighboring pixels differ."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * (4_000 * x.diff(dim=-1).square().mean((1, 2, 3), keepdim=True)).exp()
 
 
 def test_a_search_that_starts_where_the_model_overflows_goes_toward_gray_at_first() -> None:

@@ -16,7 +16,7 @@ from gradveil.core.types import Gradients, Protocol
 from gradveil.engine import convolutions
 from gradveil.engine import each as engine_each
 from gradveil.engine.convolutions import convolve_each
-from gradveil.engine.gradients import cross_entropy, in_mode
+from gradveil.engine.gradients import are_finite, cross_entropy, in_mode
 from gradveil.engine.local import loop_updates
 from gradveil.engine.norms import Running
 from gradveil.engine.products import multiply
@@ -195,6 +195,15 @@ def test_statistics_can_be_differentiated_through_the_steps() -> None:
     slopes = [torch.autograd.grad(summed(kept), guess)[0] for kept in (found, plain)]
     assert slopes[1].norm() > 0
     assert apart(*slopes) < 1e-9
+
+
+def test_victims_are_batched_where_the_local_steps_on_noise_are_not_finite() -> None:
+    model, protocol = nn.Sequential(toys.Brittle(), NETS["lenet"]()), PROTOCOLS["steps"]
+    images, labels = victims(2, 4)
+    assert not are_finite([*looped(model, protocol)(images, labels).values()])
+    shares = Shares(model, cross_entropy, protocol)
+    assert_near(shares(images / 3, labels), looped(model, protocol)(images / 3, labels))
+    assert shares.why_not is None
 
 
 def test_a_mini_batch_as_large_as_the_batch_shares_its_gradient() -> None:

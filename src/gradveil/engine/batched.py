@@ -7,19 +7,26 @@ each. `BatchedGradients` makes it, after a trial against plain autograd.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 
 import torch
-from torch import Generator, Tensor, nn
+from torch import Tensor, nn
 
 from gradveil.core.errors import GradveilError, one_line
 from gradveil.core.types import Gradients, Loss
 from gradveil.engine.convolutions import is_short, shortened
 from gradveil.engine.draws import DROPOUTS, Draws, given, is_dropping
 from gradveil.engine.fused import suits
-from gradveil.engine.gradients import check_victims, copied_buffers, gradient, trainable
+from gradveil.engine.gradients import (
+    check_victims,
+    copied_buffers,
+    first_finite,
+    gradient,
+    trainable,
+)
 from gradveil.engine.layers import FORWARDS, RULES, SHORT_TWICE
 from gradveil.engine.norms import BATCH_NORMS, Running, is_normalized, takes_statistics
-from gradveil.engine.passes import Pass, collect, compare, forward
+from gradveil.engine.passes import Forwards, Pass, collect, compare, forward
 from gradveil.engine.products import Aim, DotAndSquare
 
 ALIKE = 0.9  # cosine below which bf16 is no rounding but a mistake
@@ -275,20 +282,25 @@ def _trial(model: nn.Module, loss: Loss, images: Tensor, labels: Tensor) -> str 
     Plain autograd differentiates each victim's loss in the same pass, so a model that draws random
     numbers can be tried too.
     """
-    first = torch.rand((2, *images.shape[1:]), generator=Generator().manual_seed(0)).to(images)
-    ends = labels.detach()[[0, -1]]
+    ends, made = labels.detach()[[0, -1]], list[tuple[Pass, dict[str, Tensor]]]()
+
+    def passed(guess: Tensor) -> tuple[Tensor]:
+        buffers = copied_buffers(model)
+        parameters: dict[str, Tensor] = dict(model.named_parameters())
+        made.append((forward(model, loss, guess, ends, parameters, buffers=buffers), buffers))
+        return (made[-1][0].losses,)
+
     try:
         with torch.enable_grad(), torch.autocast(images.device.type, enabled=False):
-            buffers = copied_buffers(model)
-            done = forward(
-                model, loss, first, ends, dict(model.named_parameters()), buffers=buffers
-            )
+            first_finite(passed, images.new_empty(2, *images.shape[1:]))
+            done, buffers = made[-1]
             for name, was in model.named_buffers():
                 if name in buffers and not torch.equal(buffers[name], was):
                     return f"a pass changes its buffer {name!r}, which all rows would share"
             return _disagreement(model, done, collect(model, done, 2, differentiable=True))
     except Exception as error:
-        gradient(model, loss, first[0], ends[0])  # shows a mistake in the input, not in batching
+        # This shows a mistake in the input, not in batching.
+        gradient(model, loss, images.detach()[0], ends[0])
         return f"a trial pass failed with {one_line(error)}"
 
 
@@ -299,20 +311,23 @@ def _can_be_short(
 
     `frozen` are the parameters of the short pass. A model's own code may not take that format.
     """
-    first = torch.rand((2, *images.shape[1:]), generator=Generator().manual_seed(0)).to(images)
-    found = []
+    like = images.new_empty(2, *images.shape[1:])
+
+    def tried(first: Tensor, forwards: Forwards, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        with torch.enable_grad():
+            guess = first.clone().requires_grad_()
+            done = forward(model, loss, guess, labels.detach()[[0, -1]], given, forwards)
+            gradients = collect(model, done, 2, differentiable=True, short=True)
+            flat = torch.cat([part.float().flatten(1) for part in gradients.values()], dim=1)
+            (slope,) = torch.autograd.grad(flat.square().sum(), guess)
+        return flat.detach(), slope.flatten(1)
+
     try:
-        for forwards, parameters in ((FORWARDS, detached(model)), (SHORT_TWICE, frozen)):
-            with torch.enable_grad():
-                guess = first.clone().requires_grad_()
-                done = forward(model, loss, guess, labels.detach()[[0, -1]], parameters, forwards)
-                gradients = collect(model, done, 2, differentiable=True, short=True)
-                flat = torch.cat([part.float().flatten(1) for part in gradients.values()], dim=1)
-                (slope,) = torch.autograd.grad(flat.square().sum(), guess)
-            found.append((flat.detach(), slope.flatten(1)))
+        plain = partial(tried, forwards=FORWARDS, given=detached(model))
+        exact, first = first_finite(plain, like)
+        return are_alike(exact, tried(first, SHORT_TWICE, frozen))
     except Exception:
         return False
-    return are_alike(*found)
 
 
 def are_alike(plain: Sequence[Tensor], short: Sequence[Tensor]) -> bool:

@@ -4,12 +4,12 @@ The loop is the slow way that every faster one is tested against. Around them: c
 arguments, the model's mode for a while, and the normalization inside a model.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -21,6 +21,9 @@ from gradveil.engine.norms import Running
 
 Frame = tuple[Tensor, Tensor]
 """(mean, std) of a model's normalization, each (C, 1, 1)."""
+
+CONTRASTS = 1.0, 0.3, 0.1
+"""Of the random images of a trial; on the first a trained model's local steps may overflow."""
 
 
 def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
@@ -281,3 +284,24 @@ def copied_buffers(model: nn.Module) -> dict[str, Tensor]:
         for prefix, module in training
         for name, buffer in module.named_buffers(recurse=False)
     }
+
+
+def first_finite(
+    tried: Callable[[Tensor], tuple[Tensor, ...]], like: Tensor
+) -> tuple[tuple[Tensor, ...], Tensor]:
+    """Return what a trial gives on random images of the shape of `like`, and these images.
+
+    They are of the first of `CONTRASTS` on which all that it gives is finite, else of the last.
+    """
+    noise = torch.rand(like.shape, generator=Generator().manual_seed(0)).to(like)
+    for contrast in CONTRASTS:
+        guess = noise if contrast == 1 else 0.5 + contrast * (noise - 0.5)
+        found = tried(guess)
+        if are_finite(found):
+            break
+    return found, guess
+
+
+def are_finite(parts: Sequence[Tensor]) -> bool:
+    """Tell whether all numbers of these tensors are finite."""
+    return all(bool(part.isfinite().all()) for part in parts)

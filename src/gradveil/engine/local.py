@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,8 +23,10 @@ from gradveil.core.types import Gradients, Loss, Protocol
 from gradveil.engine.batched import BatchedGradients, NotBatchableError, are_alike, detached
 from gradveil.engine.fused import suits
 from gradveil.engine.gradients import (
+    are_finite,
     check_victims,
     copied_buffers,
+    first_finite,
     per_sample,
     plain_attention,
     trainable,
@@ -309,25 +312,27 @@ def _trial(
     name = "torch.vmap" if way is vmapped_updates else "weights for each victim"
     target = labels.detach()[:1, :2]
     target = target.double() if target.is_floating_point() else target
-    guess = torch.rand(images[:1, :2].shape, generator=Generator().manual_seed(0))
-    guess = guess.to(images.device, torch.float64).requires_grad_()
-    found: list[tuple[Tensor, ...]] = []
+    few = replace(protocol, local_steps=2, local_epochs=1, local_batch_size=None)
+
+    def tried(each: Way, guess: Tensor) -> tuple[Tensor, ...]:
+        leaf = guess.double().requires_grad_()
+        with forked(), torch.enable_grad(), plain_attention():
+            torch.manual_seed(0)
+            updates = each(copied, loss, few, leaf, target, differentiable=True)
+            values = torch.cat([value.flatten() for value in updates.values()])
+            return values.detach(), *torch.autograd.grad(values.square().sum(), leaf)
+
     try:
         copied = copy.deepcopy(model).double()
-        few = replace(protocol, local_steps=2, local_epochs=1, local_batch_size=None)
-        for each in (loop_updates, way):
-            with forked(), torch.enable_grad(), plain_attention():
-                torch.manual_seed(0)
-                updates = each(copied, loss, few, guess, target, differentiable=True)
-                values = torch.cat([value.flatten() for value in updates.values()])
-                found.append((values.detach(), *torch.autograd.grad(values.square().sum(), guess)))
+        expected, guess = first_finite(partial(tried, loop_updates), images[:1, :2])
+        found = tried(way, guess)
     except Exception as error:
         return f"a trial by {name} failed with {one_line(error, 200)}"
-    if not all(bool(part.isfinite().all()) for part in found[0]):
+    if not are_finite(expected):
         return "a trial gave values that are not finite"
     in_values, in_slopes = (
         float((batched - plain).norm() / plain.norm().clamp_min(1e-30))
-        for plain, batched in zip(*found, strict=True)
+        for plain, batched in zip(expected, found, strict=True)
     )
     if max(in_values, in_slopes) < 1e-7:
         return None
@@ -350,29 +355,30 @@ def _can_be_short(
         local_epochs=1,
         local_batch_size=None,
     )
-    size, rng = min(IMAGES_TRIED, images.shape[1]), Generator().manual_seed(0)
-    guess = torch.rand((VICTIMS_TRIED, size, *images.shape[2:]), generator=rng).to(images)
+    like = images.new_empty(VICTIMS_TRIED, min(IMAGES_TRIED, images.shape[1]), *images.shape[2:])
     chosen = torch.linspace(0, len(labels) - 1, VICTIMS_TRIED).long().to(labels.device)
-    target = labels.detach()[chosen, :size]
-    found: list[tuple[Tensor, ...]] = []
+    target = labels.detach()[chosen, : like.shape[1]]
+
+    def tried(guess: Tensor, short: bool = False) -> tuple[Tensor, ...]:
+        leaf = guess.clone().requires_grad_()
+        with forked(), torch.enable_grad(), plain_attention():
+            torch.manual_seed(0)
+            updates = batched_updates(
+                model, loss, few, leaf, target, differentiable=True, short=short
+            )
+            flat = torch.cat([part.float().flatten(1) for part in updates.values()], dim=1)
+            weights = torch.randn(flat.shape, generator=Generator().manual_seed(1)).to(flat)
+            slopes = [
+                torch.autograd.grad(made.sum(), leaf, retain_graph=True)[0].flatten(1)
+                for made in (flat.square(), flat * weights)
+            ]
+        return flat.detach(), *slopes
+
     try:
-        for short in (False, True):
-            leaf = guess.clone().requires_grad_()
-            with forked(), torch.enable_grad(), plain_attention():
-                torch.manual_seed(0)
-                updates = batched_updates(
-                    model, loss, few, leaf, target, differentiable=True, short=short
-                )
-                flat = torch.cat([part.float().flatten(1) for part in updates.values()], dim=1)
-                weights = torch.randn(flat.shape, generator=Generator().manual_seed(1)).to(flat)
-                slopes = [
-                    torch.autograd.grad(made.sum(), leaf, retain_graph=True)[0].flatten(1)
-                    for made in (flat.square(), flat * weights)
-                ]
-            found.append((flat.detach(), *slopes))
+        plain, guess = first_finite(tried, like)
+        return are_alike(plain, tried(guess, short=True))
     except Exception:
         return False
-    return are_alike(*found)
 
 
 def _batch_statistics(model: nn.Module) -> str | None:
