@@ -312,7 +312,7 @@ def test_an_audit_killed_between_its_cases_goes_on_to_the_same_records(
         (
             "prune:0.5",
             {"attacks": {"masked-rounds": find("masked-rounds")}, "auto": False},
-            "no attack suits it",
+            "no attack suits it: masked-rounds: it needs to know the earlier",
         ),
         ("prune:0.5", {"images": 501}, "has 500"),
     ],

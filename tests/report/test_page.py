@@ -404,10 +404,12 @@ def test_code_in_a_sentence_of_a_page_is_shown_as_code(tmp_path: Path) -> None:
     for case in ("none", "prune-0.5"):
         path = folder / case / "settings.json"
         settings = json.loads(path.read_text())
-        settings["left_out"] = {"peeling": "give `train_mode`"}
+        settings["left_out"] = {"peeling": "give `train_mode`", "masked": "attack masked needs it"}
         path.write_text(json.dumps(settings))
     text = write_report(folder).page.read_text(encoding="utf-8")
     assert text.count("give <code>train_mode</code>") == 2  # what was not tested, and the notes
+    assert text.count("masked was left out: it needs it.") == 1
+    assert text.count("left out: masked: it needs it.") == 1
     assert "`" not in Parsed(text).words
 
 

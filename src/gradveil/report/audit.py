@@ -6,6 +6,7 @@ from rich.table import Table
 
 from gradveil.attacks import PRESETS
 from gradveil.audits import AuditResult, CaseResult, Row
+from gradveil.audits.attackers import without_name
 from gradveil.audits.results import NO_BETTER, TESTED, TOO_FEW
 from gradveil.audits.stage import CLIENTS, GRADIENTS
 from gradveil.controls import TRUTHS
@@ -375,7 +376,7 @@ def _search_words(case: CaseResult) -> list[str]:
 def _left_out(case: CaseResult) -> list[str]:
     """Return the attacks that do not suit the case, each with the reason."""
     reasons: dict[str, str] = case.settings.get("left_out", {})
-    return [f"{attack}: {reason.removeprefix('attack ')}." for attack, reason in reasons.items()]
+    return [f"{attack}: {without_name(attack, reason)}." for attack, reason in reasons.items()]
 
 
 # Several cases

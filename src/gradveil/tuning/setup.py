@@ -13,7 +13,7 @@ from torch import Tensor
 from gradveil import __version__
 from gradveil.attacks import GradientMatching, adam_cosine
 from gradveil.attacks.attack_files import image_digest
-from gradveil.audits.attackers import check_told
+from gradveil.audits.attackers import check_told, without_name
 from gradveil.audits.job import AuditJob
 from gradveil.audits.outcomes import Outcome, outcomes, ranked
 from gradveil.audits.stage import Stage, Victim, make_stage, run_attack
@@ -154,9 +154,9 @@ class Setup:
                 check_told(name, attack, seen)
                 run_attack(attack, seen, generator(self.job.seed, "trial", name))
             except GradveilError as error:
+                unfit[name] = without_name(name, str(error))
                 if strict:
-                    raise GradveilError(f"setting {name}: {error}") from None
-                unfit[name] = str(error)
+                    raise GradveilError(f"setting {name}: {unfit[name]}") from None
         notes = tuple(f"left out, {name}: {why}" for name, why in unfit.items())
         return replace(self, space=self.space.without(unfit), notes=notes)
 
