@@ -150,8 +150,7 @@ class Costs:
         if whole <= given:
             return 1.0
         if once > given:
-            least = min(once + fixed, once / LEAST_SHARE) / 60
-            raise TooFewMinutesError(minutes, least)
+            raise TooFewMinutesError(minutes, self.least(stages))
         share = given / whole
         for each in searches:
             if share * each.steps >= 1:
@@ -159,6 +158,13 @@ class Costs:
             given, whole = given - each.once, whole - each.whole
             share = min(share, given / whole) if whole > 0 else share
         return share
+
+    def least(self, stages: Iterable[Stage]) -> float:
+        """Return the minutes of the smallest budget in which each attack makes an iteration."""
+        stages = list(stages)
+        fixed = sum(map(self.ceiling, stages))
+        once = sum(search.once for stage in stages for search in self._searches(stage))
+        return min(once + fixed, once / LEAST_SHARE) / 60
 
     def _searches(self, stage: Stage) -> list["_Search"]:
         """Return what each attack takes, those that take no time left out, and the sham."""
