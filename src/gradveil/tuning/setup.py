@@ -195,20 +195,25 @@ class Setup:
         }
 
     @cached_property
-    def iteration(self) -> float:
-        """The seconds of an iteration of the standard attack, on all images of all trials."""
-        job = self.job
-        each = time_iteration(self.stage, "standard", replace(adam_cosine, frames=0))
-        return each * (job.trials * job.images + 2 * job.held_out)
+    def _of_an_image(self) -> float:
+        return time_iteration(self.stage, "standard", replace(adam_cosine, frames=0))
+
+    def iteration(self, trials: int) -> float:
+        """Return the seconds of an iteration of the standard attack on all images.
+
+        These are those of so many trials, and those held out, which two attacks are tested on.
+        """
+        return self._of_an_image * (trials * self.job.images + 2 * self.job.held_out)
 
     def work_within(self, minutes: float) -> int:
         """Return the work of each attack with which all trials fit into so many minutes."""
-        work = min(self.job.work, int(60 * minutes / max(self.iteration, 1e-12)))
+        iteration = self.iteration(self.job.trials)
+        work = min(self.job.work, int(60 * minutes / max(iteration, 1e-12)))
         least = self.space.least_work
         if work < least:
             raise GradveilError(
                 f"budget {minutes:g}: these minutes are too few for one iteration of every attack; "
-                f"give at least {least * self.iteration / 60:.2g}, fewer images or fewer trials"
+                f"give at least {least * iteration / 60:.2g}, fewer images or fewer trials"
             )
         return work
 
