@@ -174,6 +174,34 @@ def test_defenses_are_tried_that_declare_a_setting_for_it() -> None:
     assert AssessJob("lenet", "fashion-mnist-mini").tried == assessed_defenses()
 
 
+def test_a_budget_that_is_too_small_is_refused_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As if an iteration of an image took a second.
+    monkeypatch.setattr("gradveil.audits.timing.time_iteration", lambda *_: 1.0)
+    monkeypatch.setattr("gradveil.audits.timing._tried", lambda *_: False)
+    monkeypatch.setattr("gradveil.assessment.run._diagnose", lambda *_: NOTHING)
+    trained: list[Any] = []
+
+    def train(*given: Any, **_: Any) -> None:
+        trained.append(given)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gradveil.assessment.run.train", train)
+    data = toys.split(60, 1, 8, 2, part="train"), toys.split(80, 1, 8, 2, seed=1)
+    job = AssessJob(toys.lenet(1, 8, 2).float(), data, None, (Pruning(0.99),), 4, epochs=1)
+    with pytest.raises(TooFewMinutesError, match=r"^budget 0\.5: .* give at least ") as caught:
+        run_assessment(replace(job, budget=0.5), tmp_path / "a", progress=False)
+    assert not trained and not (tmp_path / "a").exists()
+    (line,) = str(caught.value).splitlines()
+    least = float(line.partition("at least ")[2].partition(",")[0])
+    with pytest.raises(KeyboardInterrupt):
+        run_assessment(replace(job, budget=least), tmp_path / "a", progress=False)
+    assert trained
+    with pytest.raises(TooFewMinutesError):
+        run_assessment(replace(job, budget=0.95 * least), tmp_path / "b", progress=False)
+
+
 @pytest.mark.slow
 def test_an_assessment_goes_from_the_doctor_to_the_page_and_is_read_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -183,9 +211,9 @@ def test_an_assessment_goes_from_the_doctor_to_the_page_and_is_read_back(
     monkeypatch.setattr("gradveil.audits.timing._tried", lambda *_: False)
     train, test = toys.split(60, 1, 8, 2, part="train"), toys.split(80, 1, 8, 2, seed=1)
     model = toys.lenet(1, 8, 2).float()
-    job = AssessJob(model, (train, test), None, (Pruning(0.99),), 4, epochs=1, budget=40.0)
+    job = AssessJob(model, (train, test), None, (Pruning(0.99),), 4, epochs=1, budget=60.0)
     found = run_assessment(job, tmp_path / "a", progress=True)
-    assert ", in about 28 min, after each attack was tried and timed" in capsys.readouterr().err
+    assert ", in about 42 min, after each attack was tried and timed" in capsys.readouterr().err
     assert [each.defense for each in found.defenses] == ["prune:0.99"]
     assert found.report.page == tmp_path / "a" / "index.html" and found.report.page.is_file()
     written = json.loads((tmp_path / "a" / RESULT).read_text())
@@ -200,8 +228,3 @@ def test_an_assessment_goes_from_the_doctor_to_the_page_and_is_read_back(
     assert again.advice == found.advice
     with pytest.raises(GradveilError, match="an assessment with other settings"):
         run_assessment(replace(job, images=5), tmp_path / "a", progress=False)
-    with pytest.raises(TooFewMinutesError, match=r"^budget 0\.01: .* give at least ") as caught:
-        run_assessment(replace(job, budget=0.01), tmp_path / "b", progress=False)
-    of_the_audit = caught.value.__context__
-    assert isinstance(of_the_audit, TooFewMinutesError)
-    assert caught.value.least == pytest.approx(of_the_audit.least / 0.7)  # the rest is training's

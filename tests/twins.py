@@ -55,6 +55,29 @@ class Twice(nn.Module):
         return logits
 
 
+class ByName(nn.Sequential):
+    """Gives each layer its input by name, not by position."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        for layer in self:
+            images = layer(input=images)
+        return images
+
+
+def by_name(classes: int = CLASSES) -> nn.Module:
+    return ByName(
+        nn.Conv2d(3, 4, 3, stride=2),
+        nn.BatchNorm2d(4),
+        nn.Tanh(),
+        nn.GroupNorm(2, 4),
+        nn.Flatten(),
+        nn.LayerNorm(100),
+        nn.Linear(100, 8),
+        nn.BatchNorm1d(8),
+        nn.Linear(8, classes),
+    )
+
+
 def zoo(name: str) -> nn.Module:
     return toys.narrow(partial(toys.built, name, 3, SIZE, CLASSES))
 
@@ -66,6 +89,7 @@ NETS |= {
     "transformer": partial(toys.transformer, 3, SIZE, CLASSES),
     "instances": lambda: toys.seeded(instances).double(),
     "twice": lambda: toys.seeded(Twice).double(),
+    "by name": lambda: toys.seeded(by_name).double(),
 }
 
 

@@ -266,7 +266,7 @@ def reconstruct(
         image_shape=image_shape,
         classes=classes,
         size=size,
-        protocol=as_one_client(protocol, network, size),
+        protocol=as_one_client(protocol, network, size, image_shape),
         defense=known,
     )
 

@@ -17,6 +17,7 @@ from gradveil.audits.attackers import (
     in_words,
     rounds,
     unbroken,
+    without_name,
 )
 from gradveil.audits.job import AuditJob, Case
 from gradveil.clients import Client
@@ -311,3 +312,10 @@ def test_an_audit_s_steps_and_restarts_are_those_of_all_attacks_of_auto() -> Non
     few = replace(job, restarts=2, steps=5).attacks_on(Case(parse("3-1-7")))
     assert {getattr(a, "steps", 5) for a in few.values()} == {5}
     assert {getattr(a, "restarts", 2) for a in few.values()} == {2}
+
+
+@pytest.mark.parametrize("name", ["masked", "features"])
+def test_a_reason_without_the_name_says_the_rest_and_any_other_reason_stays(name: str) -> None:
+    assert without_name(name, f"attack {name} needs the labels") == "it needs the labels"
+    for reason in ("features need the labels", "the first layer is no attack masked features"):
+        assert without_name(name, reason) == reason

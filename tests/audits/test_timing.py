@@ -1,17 +1,20 @@
 """How long an audit takes, and audits that are fitted to a budget."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from gradveil.attacks import GradientMatching, find
-from gradveil.audits import AuditJob, Case, run_audit
+from gradveil.audits import AuditJob, Case, case_run, run_audit
 from gradveil.audits.job import shorter
 from gradveil.audits.prepare import fitted_to, foreseen_seconds, prepare
-from gradveil.audits.timing import Costs, work
+from gradveil.audits.timing import Clock, Costs, Pace, work
 from gradveil.core.errors import GradveilError
+from gradveil.core.progress import Bar
 from gradveil.core.types import Protocol
 from gradveil.defenses import as_defense
 
@@ -174,3 +177,76 @@ def test_cases_that_are_run_apart_are_each_prepared_and_attacked_and_one_has_the
     out = tmp_path / "run"
     assert foreseen_seconds(several, out, None, CPU) == 3 * 100 + 3 * 2 * each + 2 * each
     assert not out.exists()
+
+
+class Followed(Bar):
+    """A bar that keeps what it is told of the time left."""
+
+    def __init__(self) -> None:
+        super().__init__(shown=False)
+        self.shown = True
+        self.told: list[tuple[float, float]] = []
+
+    def update(self, done: float | None = None, **more: Any) -> None:
+        if done is not None:
+            self.told.append((done, more["left"]))
+
+    def start(self, what: str, total: float, done: float = 0) -> None:
+        """Show nothing."""
+
+
+def test_the_time_left_is_that_of_the_iterations_that_were_made_not_of_those_foreseen(
+    job: AuditJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second half of an attack's iterations takes ten times as long, as of L-BFGS it may."""
+    now = 0.0
+    monkeypatch.setattr("gradveil.audits.timing.time.perf_counter", lambda: now)
+    attack, costs, bar = job.attacks["adam-cosine"], Costs({("attack", "a"): 1.0}), Followed()
+    after = 400.0  # seconds of what follows
+    clock = Clock(bar, lambda: costs("attack", "a", attack, 1) + after)
+    clock.start()
+    pace = Pace()
+    for done in range(1, 41):
+        now += 1.0 if done <= 20 else 10.0
+        if (whole := pace.whole(done, 40)) is not None:
+            costs.learn("attack", "a", attack, 1, whole)
+        clock.step(min(pace.over, costs("attack", "a", attack, 1)))
+        if done == 20:
+            assert bar.told[-1][1] == pytest.approx(20 + after)
+    lefts = dict(zip(range(1, 41), (left for _, left in bar.told), strict=True))
+    assert lefts[30] == pytest.approx(100 + after) and lefts[40] == pytest.approx(after)
+    assert bar.told[-1][0] == pytest.approx(440 * 220 / 620)  # the share of the time that is over
+    assert costs("attack", "a", attack, 2) == pytest.approx(2 * 220)  # so others are foreseen
+
+
+def test_an_audit_that_goes_on_foresees_what_is_left_by_the_time_its_attacks_took(
+    job: AuditJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = replace(job, victims_at_once=1)
+    plain, chunks = case_run.CaseRun.chunk, 0
+
+    def one_chunk(self: case_run.CaseRun, stage: Any, number: int) -> None:
+        nonlocal chunks
+        if chunks:
+            raise KeyboardInterrupt
+        chunks += 1
+        plain(self, stage, number)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(case_run.CaseRun, "chunk", one_chunk)
+        run_audit(job, tmp_path / "run", progress=False)
+    path = tmp_path / "run" / "none" / "records.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    took = {"adam-cosine": 100.0, "raced": 3_000.0}
+    for line in lines:
+        line["seconds"] = took.get(line["attack"], 0.0)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def timed(*_: Any) -> float:
+        raise AssertionError("an attack is timed that was measured")
+
+    said: list[str] = []
+    monkeypatch.setattr("gradveil.audits.timing.time_iteration", timed)
+    monkeypatch.setattr("gradveil.core.progress.Bar.say", lambda _, text: said.append(text))
+    run_audit(job, tmp_path / "run", progress=True)
+    assert [each for each in said if "on this machine" in each] == ["about 52 min on this machine"]

@@ -69,9 +69,9 @@ def test_a_signal_whose_error_was_caught_ends_the_job_at_its_next_step() -> None
         except Stopped:
             """As a library might."""
         with pytest.raises(Stopped):
-            bar.advance(1)
+            bar.update(1)
         assert exit_status() == 128 + signal.SIGTERM
-    bar.advance(1)
+    bar.update(1)
 
 
 @pytest.mark.slow

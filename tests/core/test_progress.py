@@ -41,3 +41,13 @@ def test_an_attack_that_takes_minutes_says_so_once(
             monkeypatch.setattr(time, "perf_counter", lambda now=done * pace: now)
             watch(done, 300)
     assert bar.lines == ["about 5 min on this machine; --steps 30: 30 s"] * lines
+
+
+def test_the_time_left_is_what_the_job_says_whatever_the_bar_s_speed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bar = Bar(shown=True)
+    bar.start("audit", 100.0)
+    bar.update(1.0, left=3_723.4)
+    bar.stop()
+    assert "left 1:02:03" in capsys.readouterr().err

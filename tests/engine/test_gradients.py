@@ -21,6 +21,7 @@ from gradveil.engine.layers import RULES
 from gradveil.engine.products import Aim, DotAndSquare
 from gradveil.engine.shares import Shares
 from gradveil.models import build, names
+from twins import by_name
 
 CLASSES = 10
 SIZE = 12
@@ -120,7 +121,11 @@ def norms() -> nn.Module:
 
 
 NETS: dict[str, Callable[[], nn.Module]] = {name: partial(built, name) for name in names()}
-NETS |= {"norms": lambda: ready(norms()), "odd": lambda: ready(Odd())}
+NETS |= {
+    "norms": lambda: ready(norms()),
+    "odd": lambda: ready(Odd()),
+    "by name": lambda: ready(toys.seeded(partial(by_name, CLASSES))),
+}
 
 
 @pytest.mark.parametrize("name", NETS)

@@ -21,7 +21,7 @@ from gradveil.engine.local import loop_updates
 from gradveil.engine.norms import Running
 from gradveil.engine.products import multiply
 from gradveil.engine.shares import Shares, as_one_client
-from twins import NETS, apart, assert_near, slope, victims
+from twins import CLASSES, NETS, SIZE, apart, assert_near, slope, victims
 
 EVERYTHING = Protocol(
     local_lr=0.05,
@@ -161,11 +161,46 @@ def test_an_average_of_clients_is_the_mean_of_their_own_runs(
 @pytest.mark.parametrize("train", MODES)
 def test_an_average_is_one_clients_gradient_where_batches_do_not_matter(train: bool) -> None:
     averaged = Protocol(train_mode=train, averaged_clients=2)
-    assert as_one_client(averaged, NETS["lenet"](), 8).averaged_clients == 1
-    assert as_one_client(averaged, NETS["twice"](), 8).averaged_clients == (2 if train else 1)
+    shape = (3, SIZE, SIZE)
+    assert as_one_client(averaged, NETS["lenet"](), 8, shape).averaged_clients == 1
+    twice = as_one_client(averaged, NETS["twice"](), 8, shape)
+    assert twice.averaged_clients == (2 if train else 1)
     several = replace(averaged, local_batch_size=2)
-    assert as_one_client(several, NETS["lenet"](), 8) == several
-    assert as_one_client(several, NETS["lenet"](), 4).averaged_clients == 1
+    assert as_one_client(several, NETS["lenet"](), 8, shape) == several
+    assert as_one_client(several, NETS["lenet"](), 4, shape).averaged_clients == 1
+
+
+class Centered(nn.Module):
+    """A user's layer that takes the mean over the batch off, in training mode."""
+
+    def __init__(self, detached: bool) -> None:
+        super().__init__()
+        self.detached = detached
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.mean(0, keepdim=True)
+        return x - (mean.detach() if self.detached else mean) if self.training else x
+
+
+@pytest.mark.parametrize("train", MODES)
+@pytest.mark.parametrize("detached", [False, True])
+def test_images_that_a_user_s_layer_mixes_stay_with_their_clients(
+    detached: bool, train: bool
+) -> None:
+    def make() -> nn.Module:
+        return nn.Sequential(
+            nn.Flatten(), Centered(detached), nn.Linear(3 * SIZE**2, CLASSES), nn.Dropout(0.5)
+        )
+
+    model, before = toys.seeded(make).double().eval(), torch.get_rng_state()
+    averaged = Protocol(train_mode=train, averaged_clients=2)
+    found = as_one_client(averaged, model, 8, (3, SIZE, SIZE))
+    assert found.averaged_clients == (2 if train else 1)
+    assert torch.equal(before, torch.get_rng_state()) and not model.training
+    layers = [layer for layer in model.children() if not isinstance(layer, Centered)]
+    found = as_one_client(averaged, nn.Sequential(*layers), 8, (3, SIZE, SIZE))
+    assert found.averaged_clients == 1  # though dropout draws
+    assert as_one_client(averaged, model, 8, (1, 2, 2)) == averaged  # images that do not fit
 
 
 @pytest.mark.parametrize("train", MODES)

@@ -21,8 +21,9 @@ from gradveil.audits import AuditResult, Threshold
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
 from gradveil.report.answer import given_words, make_answer, untested_words
+from gradveil.report.audit import audit_in_words
 from gradveil.report.certificates import certificates_in_words, certify_cases
-from gradveil.report.markup import Html, data_block, element
+from gradveil.report.markup import Html, data_block, element, prose
 from gradveil.report.provenance import command
 from gradveil.report.write import write_files, write_report
 from gradveil.stats import upper_bound
@@ -381,6 +382,35 @@ def test_the_notes_of_a_search_name_the_model_of_each_case(tmp_path: Path) -> No
     _, parsed = page(make_search(tmp_path / "search"))
     (untrained,) = (words for words in parsed.texts if words.endswith("the model is untrained."))
     assert "none on the untrained model" in untrained and "semi-trained" not in untrained
+
+
+def test_notes_of_a_page_speak_of_the_page_and_those_of_a_terminal_of_its_table(
+    five: Path,
+) -> None:
+    words, run = page(five)[1].words, AuditResult.read(five)
+    assert 'what else it is told stands under "What the attacker was given".' in words
+    assert "the guess among each defense's controls that was chosen on public images" in words
+    assert "below its name" not in words and "≤" not in words
+    said = " ".join(audit_in_words(run))
+    assert "stands below its name. ≤: no better than blind, at 5%" in said
+    assert "What the attacker was given" not in said
+
+
+def test_code_in_a_sentence_of_a_page_is_shown_as_code(tmp_path: Path) -> None:
+    assert prose("run `a <b>` or `c`; ` alone") == (
+        "run <code>a &lt;b&gt;</code> or <code>c</code>; ` alone"
+    )
+    folder = make_audit(tmp_path / "run", {"none": {"dlg": 4}, "prune:0.5": {"dlg": 2}})
+    for case in ("none", "prune-0.5"):
+        path = folder / case / "settings.json"
+        settings = json.loads(path.read_text())
+        settings["left_out"] = {"peeling": "give `train_mode`", "masked": "attack masked needs it"}
+        path.write_text(json.dumps(settings))
+    text = write_report(folder).page.read_text(encoding="utf-8")
+    assert text.count("give <code>train_mode</code>") == 2  # what was not tested, and the notes
+    assert text.count("masked was left out: it needs it.") == 1
+    assert text.count("left out: masked: it needs it.") == 1
+    assert "`" not in Parsed(text).words
 
 
 def test_breakers_that_were_not_run_are_named(five: Path) -> None:

@@ -34,6 +34,7 @@ from gradveil.models import build
 from gradveil.models.accuracy import measure_accuracy
 from gradveil.models.checkpoints import load_checkpoint, save_checkpoint
 from gradveil.papers.records import read_case
+from gradveil.report.markup import prose
 from gradveil.report.search import confirmation_table, search_in_words, search_tables
 from gradveil.report.write import write_report
 from gradveil.search import SearchJob, SearchResult, run_search, search_policies, setup
@@ -839,7 +840,11 @@ def test_a_search_whose_attack_does_not_know_the_policy_says_so_with_the_command
     assert note in json.loads((whole.out / "search.json").read_text())["notes"]
     page = html.unescape(write_report(whole.out, out=tmp_path / "page").page.read_text())
     controls = [line for line in whole.words if "controls with rank 1 (none, random, " in line]
-    assert note in page and len(controls) == 2 and all(line in page for line in controls)
+    assert (
+        html.unescape(prose(note)) in page
+        and len(controls) == 2
+        and all(line in page for line in controls)
+    )
     assert knowledge_note(replace(job, attack=find("transform-known"))) == ()
     assert knowledge_note(replace(job, attack=find("transform-guessed"))) == ()
 

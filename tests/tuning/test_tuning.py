@@ -254,15 +254,28 @@ def test_a_model_of_a_user_is_tuned_behind_its_normalization_on_images_it_can_ta
     assert said == "channels 3: only named data sets are converted; convert your own images first"
 
 
-def test_a_long_tuning_says_beforehand_how_long_it_takes(
+def test_a_long_tuning_says_beforehand_how_long_it_takes_and_one_that_goes_on_what_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("gradveil.tuning.setup.time_iteration", lambda *_: 0.5)
-    monkeypatch.setattr("gradveil.search.study.Study.open", lambda *_: pytest.fail("it begins"))
-    with pytest.raises(pytest.fail.Exception, match="it begins"):
-        run_tuning(JOB, tmp_path / "run")
+    calls, plain = [], LocalEngine.score_units
+
+    def stopped(self: LocalEngine, *arguments: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) == 3:  # two trials are done
+            raise KeyboardInterrupt
+        return plain(self, *arguments)
+
+    said = []
+    for _ in range(2):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(LocalEngine, "score_units", stopped)
+            run_tuning(JOB, tmp_path / "run")
+        said.append(capsys.readouterr().err.splitlines()[0])
+        calls[:] = [(), ()]
     # 6 iterations of half a second, on 12 images of 6 trials and twice on 3 held out
-    assert capsys.readouterr().err == "about 4 min on this machine; --work 1: 39 s\n"
+    assert said[0] == "about 4 min on this machine; --work 1: 39 s"
+    assert said[1] == "about 3 min on this machine"  # of 4 trials
 
 
 def test_gains_are_tested_update_by_update() -> None:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,12 @@ class AssessJob:
             channels=self.channels,
             seed=self.seed,
         )
+
+    def audit_before(self) -> AuditJob:
+        """Return the same audit with the weights that are given in place of trained ones."""
+        cases = [Case(Defense(), self.checkpoint, step=NOW)]
+        cases += [Case(each, self.checkpoint, step=THEN) for each in (Defense(), *self.tried)]
+        return replace(self.audit(()), cases=tuple(cases))
 
     def settings(self) -> dict[str, Any]:
         """Return plain values for settings.json."""

@@ -1,23 +1,25 @@
 """The assessment: doctor, trainings and audit one after the other, into one folder."""
 
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from gradveil.assessment.conclusions import Assessment, conclude
 from gradveil.assessment.job import ASSESSMENT, AssessJob
 from gradveil.audits import run_audit
 from gradveil.audits.job import data_name, slug
-from gradveil.audits.prepare import refuse_too_few
+from gradveil.audits.prepare import least_minutes, refuse_too_few
 from gradveil.audits.timing import TooFewMinutesError
 from gradveil.checks import Diagnosis
 from gradveil.checks.doctor import doctor
 from gradveil.core.boundary import public
-from gradveil.core.errors import GradveilError
+from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.files import shown, write_text
 from gradveil.core.job_folder import SETTINGS, claim
 from gradveil.core.locks import alone, refuse_held
@@ -26,7 +28,7 @@ from gradveil.core.types import Protocol
 from gradveil.data.images import as_images, divided
 from gradveil.defenses import Defense, as_defense
 from gradveil.defenses.applied import protected_model
-from gradveil.engine.device import find_device
+from gradveil.engine.device import find_device, sharing_cores
 from gradveil.models import NormalizedName
 from gradveil.models.normalized import plain_name
 from gradveil.report.write import ADVICE, ASSESSED, Report, write_files
@@ -41,6 +43,7 @@ TRAINED = "trained"
 ASSESSING = "assessing into"  # for who finds the folder held
 
 FOR_TRAINING = 0.3  # share of the budget
+SPARE = 1.5  # times what attacks need at least, lest they be refused after the trainings
 LEAST_STEPS = 20  # of each training, whatever the budget
 
 
@@ -126,6 +129,7 @@ def run_assessment(
     defenses = (Defense(), *job.tried)
     refuse_too_few(job.audit([(defense, out) for defense in defenses]), root)
     if settings["fraction"] is None:
+        _refuse_too_short(job, out, root, where)
         settings["fraction"] = _fitting_fraction(job, root, where)
     fraction = float(settings["fraction"])
     with alone(out, ASSESSING):
@@ -201,6 +205,21 @@ def _diagnose(job: AssessJob, root: Path | None, device: str) -> Diagnosis:
         **settings,
         **asdict(job.protocol),
     )
+
+
+def _refuse_too_short(job: AssessJob, out: Path, root: Path | None, device: torch.device) -> None:
+    """Refuse a budget in which not every attack can make one iteration, before any training.
+
+    Attacks on the weights that are given take as long as those on trained ones.
+    """
+    minutes = job.budget * (1 - FOR_TRAINING)
+    with (
+        warnings.catch_warnings(action="ignore", category=GradveilWarning),  # the audit warns
+        sharing_cores(device),
+    ):
+        least = least_minutes(job.audit_before(), out / ASSESSED, root, device, minutes)
+    if minutes < SPARE * least:
+        raise TooFewMinutesError(job.budget, SPARE * least / (1 - FOR_TRAINING))
 
 
 def _fitting_fraction(job: AssessJob, root: Path | None, device: Any) -> float:

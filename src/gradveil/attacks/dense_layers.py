@@ -20,6 +20,7 @@ from torch import Generator, Tensor, nn
 
 from gradveil.attacks.labels import last_layer, predict
 from gradveil.core.types import Loss, Observation
+from gradveil.engine.calls import after_use
 
 PROBES = 4  # random images on which layers are seen to follow each other
 EXPLAINED = 1e-5  # relative error at most of a gradient that the inputs found explain
@@ -114,12 +115,12 @@ def passed(victim: Observation) -> dict[nn.Linear, tuple[Tensor, Tensor]]:
     """
     model, seen = victim.model, list[tuple[nn.Linear, Tensor, Tensor]]()
 
-    def keep(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def keep(layer: nn.Module, inputs: Tensor, output: Tensor) -> None:
         assert isinstance(layer, nn.Linear)
-        seen.append((layer, inputs[0], output))
+        seen.append((layer, inputs, output))
 
     layers = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    handles = [layer.register_forward_hook(keep) for layer in layers]
+    handles = [after_use(layer, keep) for layer in layers]
     images = torch.rand(PROBES, *victim.image_shape, generator=Generator().manual_seed(0))
     try:
         with torch.no_grad():

@@ -18,6 +18,7 @@ from torch.func import functional_call
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import following
 from gradveil.core.types import Gradients, Observation
+from gradveil.engine.calls import before_use
 from gradveil.engine.gradients import in_mode, per_sample, with_slope
 
 
@@ -186,7 +187,7 @@ def _expect(victim: Observation, layer: nn.Linear, count: int, rng: Generator) -
     noise = torch.rand(count, *victim.image_shape, generator=rng, device=rng.device)
     noise = noise.to(layer.weight)
     features: list[Tensor] = []
-    hook = layer.register_forward_pre_hook(lambda _, inputs: features.append(inputs[0]))
+    hook = before_use(layer, lambda _, inputs: features.append(inputs))
     train_mode = victim.protocol.train_mode
     try:
         with torch.no_grad(), following(rng):

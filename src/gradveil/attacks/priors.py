@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from gradveil.attacks.labels import predict
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Statistics
+from gradveil.engine.calls import before_use
 from gradveil.engine.norms import share_of_updates
 from gradveil.engine.shares import Shares
 
@@ -223,18 +224,16 @@ def _mismatch(state: PriorState, norms: list[BatchNorm], images: Tensor) -> Tens
     parts: list[Tensor] = []
     kept = {norm: (norm.running_mean, norm.running_var) for norm in norms}
 
-    def record(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def record(norm: nn.Module, inputs: Tensor) -> None:
         assert isinstance(norm, BatchNorm)
         mean, variance = kept[norm]
         assert mean is not None and variance is not None
-        values = inputs[0].reshape(
-            len(images), -1, inputs[0].shape[1], math.prod(inputs[0].shape[2:])
-        )
+        values = inputs.reshape(len(images), -1, inputs.shape[1], math.prod(inputs.shape[2:]))
         found_variance, found_mean = torch.var_mean(values, dim=(1, 3), correction=0)
         parts.append(((found_mean - mean).square() + (found_variance - variance).square()).mean(1))
 
     with ExitStack() as hooks:
         for norm in norms:
-            hooks.callback(norm.register_forward_pre_hook(record).remove)
+            hooks.callback(before_use(norm, record).remove)
         _predict(state, images)
     return torch.stack(parts).sum(0)

@@ -267,6 +267,12 @@ def _drawing_like(model: nn.Module, train_mode: bool) -> list[type[Defense]]:
     return kinds
 
 
+def without_name(name: str, reason: str) -> str:
+    """Return why an attack does not suit, for a line that begins with the attack's name."""
+    start = f"attack {name} "
+    return f"it {reason.removeprefix(start)}" if reason.startswith(start) else reason
+
+
 def check_told(name: str, attack: Attack, seen: Sequence[Observation]) -> None:
     """Refuse an attack, by its name, that needs what is not known under this defense."""
     for need in attack.needs:

@@ -43,13 +43,12 @@ from gradveil.audits.stage import (
     Victim,
     run_attack,
 )
-from gradveil.audits.timing import Costs
+from gradveil.audits.timing import Clock, Costs, Pace
 from gradveil.core.errors import GradveilError
 from gradveil.core.files import digest
 from gradveil.core.importing import RAISED
 from gradveil.core.job_folder import claim
 from gradveil.core.locks import alone, held
-from gradveil.core.progress import Bar
 from gradveil.core.seeds import generator
 from gradveil.core.types import Observation, Reconstruction
 
@@ -66,17 +65,26 @@ class CaseRun:
     """
 
     def __init__(
-        self, prepared: Prepared, case: PreparedCase, out: Path, bar: Bar, waits: bool
+        self, prepared: Prepared, case: PreparedCase, out: Path, clock: Clock, waits: bool
     ) -> None:
-        self.prepared, self.case, self.out, self.bar, self.waits = prepared, case, out, bar, waits
+        self.prepared, self.case, self.out, self.waits = prepared, case, out, waits
+        self.clock = clock
         self.experiment = experiment_id(case.settings)
         easy = prepared.positives if case is prepared.cases[0] else []
         self.stages = [*easy, case.stage]
         self.sizes = {key: size for stage in self.stages for key, size in stage.sizes().items()}
         if easy:
             self.sizes = _any_positive(prepared, easy[0]) | self.sizes
-        self.done = {record.key for record in whole_chunks(out / RECORDS, self.sizes)}
+        records = whole_chunks(out / RECORDS, self.sizes)
+        self.done = {record.key for record in records}
         self.costs = Costs()
+        attacks = {
+            key: a for s in self.stages for n in range(len(s.chunks)) for key, a in s.rows(n)
+        }
+        for record in records:
+            if record.kind != "blind" and record.key in attacks:
+                kind, name, _ = record.key
+                self.costs.learn(kind, name, attacks[record.key], 1, record.seconds)
 
     @property
     def unfinished(self) -> list[Stage]:
@@ -93,7 +101,7 @@ class CaseRun:
 
     @property
     def left(self) -> float:
-        """The seconds of what is missing, of the sham and of the ceilings."""
+        """The seconds of what is missing, of the sham and of the ceilings, as far as known."""
         missing = sum(
             self._seconds(key, attack)
             for stage in self.stages
@@ -165,10 +173,11 @@ class CaseRun:
                 plain = kind == "positive" and not stage.client.acting.parts()
                 run = remembered if plain else _timed
                 found, seconds = run(attack, seen, rng, self._step(key, attack))
+                self.costs.learn(kind, name, attack, self.sizes[key], seconds)
             lot = generator(stage.seed, "lot", *key)
             made = ranked(outcomes(victims, found), lot, far=kind == "attack")
             self._write(stage, key, made, guesses, seconds)
-            self.bar.advance(self._seconds(key, attack))
+            self.clock.show()
         for key in stage.bars(number):
             if key not in self.done:
                 made = outcomes(victims, [_under_draws(stage, v) for v in victims if v.seen])
@@ -189,7 +198,7 @@ class CaseRun:
             started = time.perf_counter()
             lot = generator(stage.seed, "lot", *key)
             if kind == "sham":
-                self.bar.update(what=f"sham of {strongest.attack}")
+                self.clock.bar.update(what=f"sham of {strongest.attack}")
                 attack = stage.attacks[strongest.attack]
                 shams = stage.shams(victims)
                 seen = stage.seen_by(attack, shams)
@@ -202,11 +211,11 @@ class CaseRun:
                 made = ranked(_noisy(stage, victims, records, truth), lot, far=True)
             else:
                 assert name == GRADIENTS
-                self.bar.update(what=name)
+                self.clock.bar.update(what=name)
                 lineup = GradientLineup(stage)
                 made = [_nearest(lineup, victim, lot) for victim in victims]
-            self.bar.advance(self._closing_seconds(key))
             self._write(stage, key, made, guesses, time.perf_counter() - started)
+            self.clock.show()
 
     def _guesses(
         self, stage: Stage, victims: Sequence[Victim], number: int
@@ -231,16 +240,21 @@ class CaseRun:
         save_images(images_path(self.out, *key), tensors, facts)
         size = count_candidates(stage.victims)
         append(self.out / RECORDS, make_records(made, guesses, size, self.experiment, key, seconds))
+        self.done.add(key)
 
     def _step(self, key: Key, attack: Attack) -> Any:
         kind, name, chunk = key
         said = f"positive control {name}" if kind == "positive" else f"{name}, chunk {chunk + 1}"
         defense = str(self.case.case.defense)
-        self.bar.update(what=said, news=defense if len(defense) <= SHOWN else f"{defense[:SHOWN]}…")
-        whole = self._seconds(key, attack)
+        news = defense if len(defense) <= SHOWN else f"{defense[:SHOWN]}…"
+        self.clock.bar.update(what=said, news=news)
+        pace = Pace()
 
         def step(done: int, of: int) -> None:
-            self.bar.preview(whole * done / max(of, 1))
+            whole = pace.whole(done, of)
+            if whole is not None:
+                self.costs.learn(kind, name, attack, self.sizes[key], whole)
+            self.clock.step(min(pace.over, self._seconds(key, attack)))
 
         return step
 

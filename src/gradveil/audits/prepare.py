@@ -46,6 +46,8 @@ KEPT = (
 """Settings of a case that are taken from its folder: the first four are known only after its
 attacks were tried out, and folders of older versions lack the others."""
 
+NEAR = 4.0  # times what one case makes think an audit takes: defenses have attacks of their own
+
 
 @dataclass(frozen=True, eq=False)
 class PreparedCase:
@@ -232,6 +234,25 @@ def foreseen_seconds(job: AuditJob, out: Path, root: Path | None, device: torch.
     preparing = time.perf_counter() - began
     stages = prepared.positives + [prepared.cases[0].stage] * len(job.cases)
     return preparing * len(job.cases) + Costs.of(stages, {}).total(stages)
+
+
+def least_minutes(
+    job: AuditJob, out: Path, root: Path | None, device: torch.device, minutes: float
+) -> float:
+    """Return about the smallest budget in which each attack makes an iteration.
+
+    The first case is prepared, and the others are taken to be like it. Where that comes near the
+    `minutes` there are, each of them is prepared.
+    """
+    prepared = prepare(job, out, root, device, only=0)
+    stages = prepared.positives + [prepared.cases[0].stage] * len(job.cases)
+    costs = Costs.of(stages, {})
+    least = costs.least(stages)
+    if NEAR * least < minutes or len(job.cases) == 1:
+        return least
+    prepared = prepare(job, out, root, device)
+    stages = [*prepared.positives, *(case.stage for case in prepared.cases)]
+    return Costs.of(stages, costs.seconds).least(stages)
 
 
 def _splits(job: AuditJob, root: Path | None) -> tuple[Images, Images | None, Images]:

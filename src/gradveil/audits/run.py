@@ -26,7 +26,7 @@ from gradveil.audits.records import (
     RECORDS,
 )
 from gradveil.audits.results import AUDIT, AuditResult
-from gradveil.audits.timing import Costs
+from gradveil.audits.timing import Clock, Costs
 from gradveil.audits.victims import count_public, passed_over_words
 from gradveil.checks.doctor import before_audit
 from gradveil.checks.weights import look_at_weights
@@ -219,20 +219,29 @@ def _run(
     # Machines that share the cases hold only the folder of theirs.
     with alone(out, AUDITING) if only is None else nullcontext():
         refuse_other(out, prepared.settings)  # another process may have been faster
+        begun = (out / SETTINGS).is_file()
         claim(out, prepared.settings, parts=(".*.part",))  # cases belong to their processes
         bar = Bar(progress)
         try:
             waits = only is not None
-            runs = [CaseRun(prepared, p, out / p.case.folder, bar, waits) for p in prepared.cases]
+            runs: list[CaseRun] = []
+            clock = Clock(bar, lambda: sum(run.left for run in runs))
+            runs += [
+                CaseRun(prepared, p, out / p.case.folder, clock, waits) for p in prepared.cases
+            ]
+            costs = Costs(dict(prepared.costs.seconds))
+            for run in runs:
+                costs.seconds |= run.costs.seconds
             if progress:  # the bar alone needs to know them, and to measure them takes a while
-                left = (stage for run in runs for stage in run.unfinished)
-                costs = Costs.of(left, prepared.costs.seconds)
-                for run in runs:
-                    run.costs = costs
+                left = [stage for run in runs for stage in run.unfinished]
+                costs = Costs.of(left, costs.seconds)
+            for run in runs:
+                run.costs = costs
             total = sum(run.left for run in runs)
             if total > LONG and only is None:
-                bar.say(foretold(total, costs.cheaper(job, total)))
-            bar.start("audit", total)
+                # The settings of an audit that goes on are what they were.
+                bar.say(foretold(total, {} if begun else costs.cheaper(job, total)))
+            clock.start()
             for run in runs:
                 with naming(run.case.case, len(job.cases)):
                     run.go()

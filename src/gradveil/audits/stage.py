@@ -13,7 +13,14 @@ from torch import Generator, Tensor
 
 from gradveil.attacks import Attack
 from gradveil.attacks.labels import Counted, SingleLabel
-from gradveil.audits.attackers import PUBLIC, check_told, granted, in_words, rounds
+from gradveil.audits.attackers import (
+    PUBLIC,
+    check_told,
+    granted,
+    in_words,
+    rounds,
+    without_name,
+)
 from gradveil.audits.job import AuditJob, Case, shortened
 from gradveil.audits.model import find_model, plain_model
 from gradveil.audits.records import Key
@@ -318,7 +325,7 @@ class Stage:
                     raise
                 left_out[name] = str(error)
         if len(left_out) == len(self.attacks):
-            reasons = "; ".join(f"{name}: {reason}" for name, reason in left_out.items())
+            reasons = "; ".join(f"{n}: {without_name(n, why)}" for n, why in left_out.items())
             raise GradveilError(f"defense {self.client.defense}: no attack suits it: {reasons}")
         return self.without(left_out, trials), left_out
 

@@ -7,7 +7,7 @@ the same share of its own.
 
 import math
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -17,7 +17,7 @@ from gradveil.attacks import Attack, GradientMatching
 from gradveil.audits.job import AuditJob, shortened, shorter
 from gradveil.audits.stage import Stage, run_attack
 from gradveil.core.errors import GradveilError
-from gradveil.core.progress import LONG
+from gradveil.core.progress import LONG, Bar
 from gradveil.core.seeds import generator
 
 VICTIMS = 4  # timed on a CPU where one is slow, so that others beside it cost as much again
@@ -30,6 +30,8 @@ LONGEST = 4_800  # iterations of the longest attack of `auto`
 LEAST_STEPS, MOST_STEPS = 2, 20  # timed, after one that does not count
 AGAIN = 0.5  # an update that is made again beside an iteration, which differentiates it too
 LEAST_SHARE = 0.25  # of a budget that attacks have, however long the ceilings take
+SURE = 3  # iterations of an attack, after the first, from which on they tell what the rest takes
+OFTEN = 0.2  # seconds after which the time left is reckoned anew
 ENOUGH = 0.5  # seconds that they shall take, so that the clock and other programs matter little
 
 
@@ -85,6 +87,11 @@ class Costs:
         for name, attack in stage.attacks.items():
             once = work(shortened(attack), stage.batch_size)
             self.seconds.setdefault((stage.kind, name), stage.trials.get(name, 0.0) / once)
+
+    def learn(self, kind: str, name: str, attack: Attack, images: int, seconds: float) -> None:
+        """Take over what an attack on so many images took."""
+        if isinstance(attack, GradientMatching):
+            self.seconds[kind, name] = seconds / work(attack, images)
 
     def __call__(self, kind: str, name: str, attack: Attack, images: int) -> float:
         """Return the seconds of an attack on so many images."""
@@ -150,8 +157,7 @@ class Costs:
         if whole <= given:
             return 1.0
         if once > given:
-            least = min(once + fixed, once / LEAST_SHARE) / 60
-            raise TooFewMinutesError(minutes, least)
+            raise TooFewMinutesError(minutes, self.least(stages))
         share = given / whole
         for each in searches:
             if share * each.steps >= 1:
@@ -159,6 +165,13 @@ class Costs:
             given, whole = given - each.once, whole - each.whole
             share = min(share, given / whole) if whole > 0 else share
         return share
+
+    def least(self, stages: Iterable[Stage]) -> float:
+        """Return the minutes of the smallest budget in which each attack makes an iteration."""
+        stages = list(stages)
+        fixed = sum(map(self.ceiling, stages))
+        once = sum(search.once for stage in stages for search in self._searches(stage))
+        return min(once + fixed, once / LEAST_SHARE) / 60
 
     def _searches(self, stage: Stage) -> list["_Search"]:
         """Return what each attack takes, those that take no time left out, and the sham."""
@@ -172,6 +185,60 @@ class Costs:
         if longest is not None and (sham := self.sham(stage)):
             found.append(_Search(longest.steps, sham, sham * longest.once / longest.whole))
         return found
+
+
+class Clock:
+    """The bar of an audit: what is over by the clock, and what is left by what things cost.
+
+    `left` returns the seconds of all that is not done yet; they change as costs are learned, which
+    matters where iterations grow slower on the way, as those of L-BFGS do.
+    """
+
+    def __init__(self, bar: Bar, left: Callable[[], float]) -> None:
+        self.bar, self._left = bar, left
+        self._began = self._shown = 0.0
+        self._total = 0.0
+
+    def start(self) -> None:
+        """Show the bar, where anything is left."""
+        self._began, self._total = time.perf_counter(), self._left()
+        self.bar.start("audit", self._total)
+        self.bar.update(left=self._total)
+
+    def step(self, within: float) -> None:
+        """Move the bar now and then; of what is not done yet, so many seconds are over."""
+        if self.bar.shown and time.perf_counter() - self._shown >= OFTEN:
+            self.show(within)
+        else:
+            self.bar.update()  # it ends here after a signal
+
+    def show(self, within: float = 0.0) -> None:
+        """Move the bar at once."""
+        self._shown = time.perf_counter()
+        over, left = self._shown - self._began, max(self._left() - within, 0.0)
+        self.bar.update(self._total * over / max(over + left, 1e-9), left=left)
+
+
+class Pace:
+    """The seconds of an attack that runs, as its progress tells them."""
+
+    def __init__(self) -> None:
+        self._began = time.perf_counter()
+        self._times: list[float] = []
+
+    @property
+    def over(self) -> float:
+        """The seconds since it began."""
+        return time.perf_counter() - self._began
+
+    def whole(self, done: int, of: int) -> float | None:
+        """Return the seconds of all iterations, by the last quarter of those done; None so far."""
+        self._times.append(self.over)
+        few = max(SURE, len(self._times) // 4)
+        if len(self._times) <= few:
+            return None
+        last = self._times[-1]
+        return last + (of - done) * (last - self._times[-1 - few]) / few
 
 
 class _Search(NamedTuple):

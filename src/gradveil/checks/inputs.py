@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +11,7 @@ from gradveil.checks.weights import look_at_weights
 from gradveil.clients import check_batch
 from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import forked
+from gradveil.engine.calls import before_use
 from gradveil.engine.gradients import in_mode
 from gradveil.engine.shares import Shares
 from gradveil.models.bottleneck import at_rest, penalties
@@ -59,9 +59,7 @@ def normalized_twice(subject: Subject) -> Finding | None:
     seen: dict[str, Range] = {}
     with ExitStack() as hooks:
         for name, module in _normalizing(model).items():
-            hooks.callback(
-                module.register_forward_pre_hook(_record(seen, name, images.shape)).remove
-            )
+            hooks.callback(before_use(module, _record(seen, name, images.shape)).remove)
         with in_mode(model, False), forked():
             subject.answers(images, model)
     wrong = {name: ends for name, ends in seen.items() if ends[0] < -SLACK or ends[1] > 1 + SLACK}
@@ -142,10 +140,10 @@ def _constants(module: nn.Module) -> tuple[tuple[float, ...], tuple[float, ...]]
 
 def _record(
     seen: dict[str, Range], name: str, shape: torch.Size
-) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-    def record(_: nn.Module, inputs: tuple[Any, ...]) -> None:
-        if inputs and isinstance(inputs[0], Tensor) and inputs[0].shape == shape:
-            seen[name] = float(inputs[0].min()), float(inputs[0].max())
+) -> Callable[[nn.Module, object], None]:
+    def record(_: nn.Module, inputs: object) -> None:
+        if isinstance(inputs, Tensor) and inputs.shape == shape:
+            seen[name] = float(inputs.min()), float(inputs.max())
 
     return record
 

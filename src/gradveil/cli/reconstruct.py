@@ -301,6 +301,8 @@ def _compared(made: dict[str, dict[str, Any]], tried: "Tried") -> dict[str, Any]
 
 
 def _comparison(facts: dict[str, Any]) -> list[str]:
+    from gradveil.audits.attackers import without_name
+
     lines = [
         f"nearest by {each['measured_by']}: {each['attack']}, of {', '.join(each['among'])}"
         for each in facts["nearest"]
@@ -309,4 +311,6 @@ def _comparison(facts: dict[str, Any]) -> list[str]:
         lines.append(
             "the distance is that of the update, not of the images; others cannot be compared"
         )
-    return lines + [f"left out: {name}: {why}" for name, why in facts["left_out"].items()]
+    return lines + [
+        f"left out: {name}: {without_name(name, why)}" for name, why in facts["left_out"].items()
+    ]

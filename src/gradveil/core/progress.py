@@ -2,17 +2,20 @@
 
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
+    Task,
     TaskProgressColumn,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+from rich.text import Text
 
 from gradveil.core.stopping import stop_if_signaled
 from gradveil.core.text import SafeConsole
@@ -34,16 +37,27 @@ def foretold(seconds: float, cheaper: Mapping[str, float]) -> str:
     return "; ".join([f"about {spoken(seconds)} on this machine", *others])
 
 
+class _TimeLeft(TimeRemainingColumn):
+    """The seconds that the job says are left, or else what rich makes of the bar's speed."""
+
+    def render(self, task: Task) -> Text:
+        left: float | None = task.fields["left"]
+        if left is None or task.finished:
+            return super().render(task)
+        minutes, seconds = divmod(round(left), 60)
+        return Text(f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}", style="progress.remaining")
+
+
 class Bar:
     """Show how much of `total` is done; print nothing unless `shown`.
 
-    `counted` shows "12/50" in place of a percentage. The time left is reckoned from the speed of
-    the last `calm` seconds.
+    `counted` shows "12/50" in place of a percentage. The time left is what the job says, or else
+    reckoned from the speed of the last `calm` seconds.
     """
 
     def __init__(self, shown: bool, *, counted: bool = False, calm: float = 30.0) -> None:
         amount: ProgressColumn = MofNCompleteColumn() if counted else TaskProgressColumn()
-        self.shown, self._done = shown, 0.0
+        self.shown = shown
         self._console = SafeConsole(stderr=True)
         self._progress = Progress(
             TextColumn("{task.description}", markup=False),
@@ -51,18 +65,17 @@ class Bar:
             amount,
             TimeElapsedColumn(),
             TextColumn("left"),
-            TimeRemainingColumn(),
+            _TimeLeft(),
             TextColumn("{task.fields[news]}", markup=False),
             console=self._console,
             disable=not shown,
             speed_estimate_period=calm,
             refresh_per_second=4,
         )
-        self._task = self._progress.add_task("", total=None, news="")
+        self._task = self._progress.add_task("", total=None, news="", left=None)
 
     def start(self, what: str, total: float, done: float = 0) -> None:
         """Begin with `done` of `total`; where nothing is left to do, no bar is shown."""
-        self._done = done
         self._progress.reset(self._task, total=total, completed=int(done), description=what)
         if done < total and not self._progress.live.is_started:
             self._progress.start()
@@ -74,24 +87,21 @@ class Bar:
         total: float | None = None,
         what: str | None = None,
         news: str | None = None,
+        left: float | None = None,
     ) -> None:
         """Move the bar; arguments that are None change nothing. `news` stands at its end.
+
+        `left` are the seconds that the job will still take.
 
         A job that moves its bar ends here after a signal, whoever may have caught its error.
         """
         stop_if_signaled()
         task = self._progress.tasks[0]
-        said = task.fields["news"] if news is None else news
-        self._progress.update(self._task, completed=done, total=total, description=what, news=said)
-
-    def advance(self, amount: float) -> None:
-        """Count so much more as done."""
-        self._done += amount
-        self.update(self._done)
-
-    def preview(self, amount: float) -> None:
-        """Show so much more than what is done, until the next `advance`."""
-        self.update(self._done + amount)
+        said: dict[str, Any] = {
+            "news": task.fields["news"] if news is None else news,
+            "left": task.fields["left"] if left is None else left,
+        }
+        self._progress.update(self._task, completed=done, total=total, description=what, **said)
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from gradveil.core.errors import GradveilError, kind_of, one_line, unknown
 from gradveil.core.seeds import forked
 from gradveil.core.types import ImageShape
+from gradveil.engine.calls import after_use, before_use, only_input
 from gradveil.engine.gradients import in_mode
 from gradveil.models.bottleneck import AlwaysDropout, Bottleneck, Penalized
 
@@ -42,7 +43,8 @@ class Placed(nn.Module):
         else:
             self.inner, self.added = inner, added
 
-    def forward(self, values: Tensor) -> Tensor:
+    def forward(self, *given: Tensor, **named: Tensor) -> Tensor:
+        values: Tensor = only_input(given, named)
         for module in (self.added, self.inner) if self.before else (self.inner, self.added):
             output: Tensor | tuple[Tensor, Tensor] = module(values)
             values = output[0] if isinstance(output, tuple) else output
@@ -223,9 +225,9 @@ def _width(
         return module.in_features if before else module.out_features
     sizes: list[int] = []
     hook = (
-        module.register_forward_pre_hook(lambda _, inputs: sizes.append(inputs[0].numel()))
+        before_use(module, lambda _, inputs: sizes.append(inputs.numel()))
         if before
-        else module.register_forward_hook(lambda _, __, output: sizes.append(output.numel()))
+        else after_use(module, lambda _, __, output: sizes.append(output.numel()))
     )
     example = next(model.parameters())
     try:

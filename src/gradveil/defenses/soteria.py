@@ -14,6 +14,7 @@ from gradveil.core.types import Gradients, Knowledge
 from gradveil.defenses.base import Defense, Moment, Seam, State
 from gradveil.defenses.insertion import last_linear
 from gradveil.defenses.pruning import check_share, kept
+from gradveil.engine.calls import before_use
 from gradveil.engine.draws import given
 
 AT_ONCE = 32  # features whose slopes are taken in one pass
@@ -117,7 +118,7 @@ def sensitivities(moment: Moment, layer: nn.Linear) -> Tensor:
 @contextmanager
 def _received(layer: nn.Linear) -> Iterator[list[Tensor]]:
     inputs: list[Tensor] = []
-    hook = layer.register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+    hook = before_use(layer, lambda _, given: inputs.append(given))
     try:
         yield inputs
     finally:

@@ -87,7 +87,7 @@ def _numbers(model: nn.Module, image: Tensor) -> tuple[int, int]:
     """
     outputs, largest = 0, 0
 
-    def record(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+    def record(layer: nn.Module, _: object, output: Tensor) -> None:
         nonlocal outputs, largest
         if not isinstance(output, Tensor):
             return
@@ -95,7 +95,7 @@ def _numbers(model: nn.Module, image: Tensor) -> tuple[int, int]:
         held = sum(parameter.numel() for parameter in layer.parameters(recurse=False))
         if isinstance(layer, nn.Conv2d):
             area = layer.kernel_size[0] * layer.kernel_size[1]
-            held += output[0, 0].numel() * area * inputs[0].shape[1]
+            held += output[0, 0].numel() * area * layer.in_channels
         largest = max(largest, held)
 
     handles = [

@@ -13,6 +13,7 @@ from torch import Generator, Tensor, nn
 from torch.func import functional_call
 
 from gradveil.core.errors import GradveilError
+from gradveil.engine.calls import before_use, run_instead, run_itself
 
 Draws = Mapping[str, Tensor]
 """By the name of the module that would draw them: numbers for a `Draw`, 1 or 0 (kept or not) for
@@ -68,13 +69,13 @@ def given(model: nn.Module, values: Draws) -> Iterator[None]:
     try:
         for name, module in modules.items():
             if is_dropping(module):
-                module.forward = partial(_kept, module, values[name])
+                run_instead(module, partial(_kept, module, values[name]))
             else:
-                module.forward = partial(_told, values[name])
+                run_instead(module, partial(_told, values[name]))
         yield
     finally:
         for module in modules.values():
-            module.__dict__.pop("forward", None)
+            run_itself(module)
 
 
 def draw_shapes(
@@ -88,17 +89,15 @@ def draw_shapes(
     buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
     with ExitStack() as hooks:
         for name, module in _found(model, names).items():
-            hooks.callback(module.register_forward_pre_hook(_record(shapes, name)).remove)
+            hooks.callback(before_use(module, _record(shapes, name)).remove)
         with torch.no_grad():
             functional_call(model, buffers, (images,))
     return shapes
 
 
-def _record(
-    shapes: dict[str, tuple[int, ...]], name: str
-) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
-    def record(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        shape = tuple(inputs[0].shape[1:])
+def _record(shapes: dict[str, tuple[int, ...]], name: str) -> Callable[[nn.Module, Tensor], None]:
+    def record(module: nn.Module, inputs: Tensor) -> None:
+        shape = tuple(inputs.shape[1:])
         if isinstance(module, DROPOUTS) and not isinstance(module, nn.Dropout):
             shape = (*shape[:1], *(1,) * (len(shape) - 1))  # these keep or drop whole channels
         shapes[name] = shape

@@ -16,6 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from gradveil.core.errors import GradveilError, kind_of
 from gradveil.core.importing import RAISED, user_code
 from gradveil.core.types import Gradients, Loss
+from gradveil.engine.calls import before_use
 from gradveil.engine.draws import Draws, given
 from gradveil.engine.norms import Running
 
@@ -171,12 +172,7 @@ def loop_inputs(model: nn.Module, images: Tensor, layers: Sequence[nn.Module]) -
     for victim in images:
         made: dict[nn.Module, Tensor] = {}
 
-        def keep(
-            layer: nn.Module, inputs: tuple[Tensor, ...], made: dict[nn.Module, Tensor] = made
-        ) -> None:
-            made[layer] = inputs[0]
-
-        handles = [layer.register_forward_pre_hook(keep) for layer in layers]
+        handles = [before_use(layer, made.__setitem__) for layer in layers]
         try:
             functional_call(model, copied_buffers(model), (victim,))
         finally:

@@ -14,6 +14,7 @@ from torch.autograd.function import once_differentiable
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Statistics
+from gradveil.engine.calls import before_use
 from gradveil.engine.fused import load_norm_kernels, suits, suits_short
 
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -326,7 +327,7 @@ class Running:
         """Update the statistics by each use of a layer, for a while."""
         with ExitStack() as hooks:
             for layer in self._names:
-                hooks.callback(layer.register_forward_pre_hook(self._update).remove)
+                hooks.callback(before_use(layer, self._update).remove)
             yield
 
     def values(self) -> Statistics:
@@ -343,10 +344,10 @@ class Running:
             parts = zip(*(other._kept[layer] for other in each), strict=True)
             self._kept[layer] = tuple(torch.cat(part) for part in parts)
 
-    def _update(self, layer: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    def _update(self, layer: nn.Module, inputs: Tensor) -> None:
         self._updates[layer] += 1
         rate = update_rate(layer, self._updates[layer])
-        values = _wide(_grouped(layer, inputs[0], self._victims))
+        values = _wide(_grouped(layer, inputs, self._victims))
         mean, count = _mean(values), _count(values)
         variance = _mean((values - mean).square()) * (count / max(1, count - 1))
         self._kept[layer] = tuple(

@@ -17,6 +17,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.func import functional_call
 
 from gradveil.core.types import Gradients, Loss
+from gradveil.engine.calls import after_use, run_instead, run_itself
 from gradveil.engine.fused import suits
 from gradveil.engine.gradients import copied_buffers, per_sample, trainable, with_slope
 from gradveil.engine.layers import FORWARDS, RULES, Rule, linear_bias, outer_rows
@@ -174,8 +175,8 @@ def _taps(model: nn.Module, forwards: Forwards, victims: int) -> Iterator[list[T
     """Record each use of the layers with trainable parameters, and run `forwards`, for a while."""
     taps: list[Tap] = []
 
-    def record(layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
-        taps.append(Tap(layer, inputs[0], get_gradient_edge(output)))
+    def record(layer: nn.Module, inputs: Tensor, output: Tensor) -> None:
+        taps.append(Tap(layer, inputs, get_gradient_edge(output)))
 
     def run_norm(layer: Norm, inputs: Tensor) -> Tensor:
         weight, bias = (for_each(part, 1, victims) for part in (layer.weight, layer.bias))
@@ -191,16 +192,16 @@ def _taps(model: nn.Module, forwards: Forwards, victims: int) -> Iterator[list[T
     ]
     faster = {m: forwards[type(m)] for m in modules if type(m) in forwards}
     faster |= {m: run_norm for m in modules if is_normalized(m)}
-    handles = [layer.register_forward_hook(record) for layer in layers]
+    handles = [after_use(layer, record) for layer in layers]
     try:
         for layer, run in faster.items():
-            layer.forward = partial(run, layer)
+            run_instead(layer, partial(run, layer))
         yield taps
     finally:
         for handle in handles:
             handle.remove()
         for layer in faster:
-            layer.__dict__.pop("forward", None)
+            run_itself(layer)
 
 
 def _thin_weights(

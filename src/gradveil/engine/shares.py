@@ -12,13 +12,22 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Generator, Tensor, nn
+from torch.func import functional_call
 
 from gradveil.core.errors import GradveilError, GradveilWarning
-from gradveil.core.types import Gradients, Loss, Protocol, Statistics
+from gradveil.core.importing import RAISED
+from gradveil.core.seeds import forked
+from gradveil.core.types import Gradients, ImageShape, Loss, Protocol, Statistics
 from gradveil.engine.batched import BatchedGradients, NotBatchableError
 from gradveil.engine.draws import Draws
-from gradveil.engine.gradients import check_victims, in_mode, loop_gradients, loop_inputs, try_pass
+from gradveil.engine.gradients import (
+    check_victims,
+    in_mode,
+    loop_gradients,
+    loop_inputs,
+    try_pass,
+)
 from gradveil.engine.local import LocalUpdates, mean_of_clients
 from gradveil.engine.norms import Running, mixes_rows
 from gradveil.engine.products import Aim, DotAndSquare
@@ -270,16 +279,45 @@ class Shares:
             )
 
 
-def as_one_client(protocol: Protocol, model: nn.Module, size: int) -> Protocol:
+ROWS = 8  # images at most of a pass that shows whether they are mixed
+
+
+def as_one_client(
+    protocol: Protocol, model: nn.Module, size: int, image_shape: ImageShape
+) -> Protocol:
     """Return the protocol of one client with all images where that shares the same as several.
 
-    It does where each shares a gradient, and no layer normalizes by its own batch.
+    It does where each shares a gradient, and no layer mixes the images of a batch.
     """
-    one = replace(protocol, averaged_clients=1)
+    one, each = replace(protocol, averaged_clients=1), max(1, size // protocol.averaged_clients)
+    if protocol == one or one.moves(each):
+        return protocol
     with in_mode(model, protocol.train_mode):
-        mixed = mixes_rows(model)
-    each = max(1, size // protocol.averaged_clients)
-    return protocol if mixed or one.moves(each) else one
+        return protocol if _mixes(model, min(max(size, 2), ROWS), image_shape) else one
+
+
+def _mixes(model: nn.Module, rows: int, image_shape: ImageShape) -> bool:
+    """Tell whether the images of a batch are mixed in the model's present mode, by any layer.
+
+    Of random images all but the first are replaced by others, with the same draws: where its answer
+    changes, or no pass is possible, they count as mixed.
+    """
+    if mixes_rows(model):
+        return True
+    example, rng = next(model.parameters()), Generator().manual_seed(0)
+    try:
+        first, *others = torch.rand(2 * rows - 1, *image_shape, generator=rng).to(example)
+        answers: list[Tensor] = []
+        with torch.no_grad(), forked():
+            for some in (others[: rows - 1], others[rows - 1 :]):
+                torch.manual_seed(0)
+                batch = torch.stack([first, *some])
+                buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+                answers.append(functional_call(model, buffers, (batch,))[0])
+        here, there = answers
+        return not torch.allclose(here, there, rtol=1e-4, atol=1e-6 * float(here.abs().max()))
+    except RAISED:  # the model may be anyone's, and is refused where it is attacked
+        return True
 
 
 def _smallest(protocol: Protocol, size: int) -> int:

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from gradveil.core.types import Gradients, Loss
+from gradveil.engine.calls import run_instead, run_itself
 from gradveil.engine.convolutions import convolve_each, shortened
 from gradveil.engine.gradients import per_sample, with_slope
 from gradveil.engine.layers import rectify
@@ -169,8 +170,8 @@ def _runs(model: nn.Module, victims: int, short: bool) -> Iterator[None]:
     layers = [module for module in model.modules() if type(module) in runs]
     try:
         for layer in layers:
-            layer.forward = partial(runs[type(layer)], layer, victims)
+            run_instead(layer, partial(runs[type(layer)], layer, victims))
         yield
     finally:
         for layer in layers:
-            layer.__dict__.pop("forward", None)
+            run_itself(layer)

@@ -1,13 +1,14 @@
 """The model that a client received: does it have weights that no honest training gives?"""
 
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from gradveil.clients import check_weights
 from gradveil.core.errors import GradveilError
+from gradveil.engine.calls import after_use
 
 LAYERS = nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d
 ALIKE = 0.9999  # cosine of the weights of two units that are copies of each other
@@ -126,12 +127,12 @@ def _passed(model: nn.Module, images: Tensor) -> dict[str, Passed]:
             if not isinstance(layer, LAYERS):
                 continue
 
-            def look(_: nn.Module, given: Any, made: Tensor, name: str = name) -> None:
-                below, size = given[0].clamp(max=0).abs().sum(), given[0].abs().sum()
+            def look(_: nn.Module, given: Tensor, made: Tensor, name: str = name) -> None:
+                below, size = given.clamp(max=0).abs().sum(), given.abs().sum()
                 share = float(below / size) if size else 0.0
                 negative[name] = max(negative.get(name, 0.0), share)
                 shapes[name] = made.shape
 
-            hooks.callback(layer.register_forward_hook(look).remove)
+            hooks.callback(after_use(layer, look).remove)
         answers = model.eval()(images.to(example))
     return {name: Passed(share, shapes[name] == answers.shape) for name, share in negative.items()}

@@ -15,7 +15,7 @@ from gradveil.clients import Client, Shared
 from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.files import digest
 from gradveil.core.seeds import derived
-from gradveil.core.types import Batch, Gradients, Loss, Protocol, Statistics
+from gradveil.core.types import Batch, Gradients, ImageShape, Loss, Protocol, Statistics
 from gradveil.data import Images
 from gradveil.defenses import Defense
 from gradveil.engine.device import find_device
@@ -344,7 +344,8 @@ def _choose(
             [len(_images_of(job, member, number, shares)) for member in members_of(update)]
             for update in chosen
         ]
-        protocol, taken = as_mean(protocol, make_model(job, train), sizes)
+        shape = train.channels, train.size, train.size
+        protocol, taken = as_mean(protocol, make_model(job, train), sizes, shape)
     divided_by, note = protocol.local_lr, taken or ""
     if taken is not None:
         divided_by *= protocol.summed(len(_images_of(job, str(client), number, shares)))
@@ -415,7 +416,10 @@ APPROXIMATED += " find is not shown to be safe"
 
 
 def as_mean(
-    protocol: Protocol, model: nn.Module, sizes: Sequence[Sequence[int]]
+    protocol: Protocol,
+    model: nn.Module,
+    sizes: Sequence[Sequence[int]],
+    image_shape: ImageShape,
 ) -> tuple[Protocol, str | None]:
     """Return the protocol of averages of clients who each follow this one, and None.
 
@@ -424,7 +428,8 @@ def as_mean(
     as that.
     """
     clients = len(sizes[0])
-    found = as_one_client(replace(protocol, averaged_clients=clients), model, max(map(sum, sizes)))
+    averaged, most = replace(protocol, averaged_clients=clients), max(map(sum, sizes))
+    found = as_one_client(averaged, model, most, image_shape)
     even = len({size for each in sizes for size in each}) == len({*map(len, sizes)}) == 1
     if found.averaged_clients == 1 or even:
         return found, None

@@ -237,7 +237,8 @@ def _victims(
     sizes = [known[update.client].sizes for update in chosen]
     rate, note, first = protocol.local_lr, "", sizes[0][0]
     if any(update.members for update in chosen):
-        protocol, taken = as_mean(protocol, model, sizes)
+        channels, height, width = known[chosen[0].client].images.shape[1:]
+        protocol, taken = as_mean(protocol, model, sizes, (channels, height, width))
         if taken is not None:
             rate *= protocol.summed(first)
             protocol = Protocol(local_lr=protocol.local_lr, train_mode=protocol.train_mode)

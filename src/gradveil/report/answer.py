@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from gradveil.audits import AuditResult, CaseResult, Row
+from gradveil.audits.attackers import without_name
 from gradveil.audits.results import NO_BETTER, TOO_FEW
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Protocol
@@ -301,7 +302,7 @@ def untested_words(result: AuditResult) -> list[str]:
     left: dict[str, list[str]] = {}
     for case in cases:
         for attack, reason in case.settings.get("left_out", {}).items():
-            words = f"{attack} was left out: {str(reason).removeprefix('attack ')}"
+            words = f"{attack} was left out: {without_name(attack, str(reason))}"
             left.setdefault(words, []).append(case.name)
     for words, names in left.items():
         said.append(words + ("." if len(names) == len(cases) else f" ({'; '.join(names)})."))

@@ -6,6 +6,7 @@ from rich.table import Table
 
 from gradveil.attacks import PRESETS
 from gradveil.audits import AuditResult, CaseResult, Row
+from gradveil.audits.attackers import without_name
 from gradveil.audits.results import NO_BETTER, TESTED, TOO_FEW
 from gradveil.audits.stage import CLIENTS, GRADIENTS
 from gradveil.controls import TRUTHS
@@ -25,15 +26,19 @@ def audit_tables(result: AuditResult) -> list[Table]:
 
 
 def audit_in_words(
-    result: AuditResult, name_of: Callable[[CaseResult], str] | None = None
+    result: AuditResult,
+    name_of: Callable[[CaseResult], str] | None = None,
+    *,
+    on_page: bool = False,
 ) -> list[str]:
     """Return sentences on the controls and on everything that a reader would not expect.
 
-    `name_of` is what cases are called, where not by their names.
+    `name_of` is what cases are called, where not by their names. They stand below the tables of a
+    terminal, or `on_page`.
     """
     if len(result.cases) == 1:
         return case_in_words(result.cases[0])
-    return several_in_words(result, name_of)
+    return several_in_words(result, name_of, on_page=on_page)
 
 
 def spread(values: Summary, form: str = ".2f") -> str:
@@ -371,7 +376,7 @@ def _search_words(case: CaseResult) -> list[str]:
 def _left_out(case: CaseResult) -> list[str]:
     """Return the attacks that do not suit the case, each with the reason."""
     reasons: dict[str, str] = case.settings.get("left_out", {})
-    return [f"{attack}: {reason.removeprefix('attack ')}." for attack, reason in reasons.items()]
+    return [f"{attack}: {without_name(attack, reason)}." for attack, reason in reasons.items()]
 
 
 # Several cases
@@ -495,18 +500,28 @@ def _knows(case: CaseResult, attack: str) -> list[str]:
 
 
 def several_in_words(
-    result: AuditResult, name_of: Callable[[CaseResult], str] | None = None
+    result: AuditResult,
+    name_of: Callable[[CaseResult], str] | None = None,
+    *,
+    on_page: bool = False,
 ) -> list[str]:
     """Return sentences on the columns, on the positive controls, and on unusual cases."""
+    tests = f"at 5% over all {max(row.verdict.tests for row in result.cases[0].rows)} tests"
+    if on_page:
+        told = 'under "What the attacker was given"'
+        marks = f'"{NO_BETTER}": {tests} together (Holm).'
+        guess = "the guess among each defense's controls that was"
+    else:
+        told = "below its name"
+        marks = f"≤: {NO_BETTER}, {tests} together (Holm); ?: {TOO_FEW}."
+        guess = "the guess below each defense's attackers,"
     labels = {"known": "the labels", "inferred": "the labels it inferred"}
     lines = [
         *_victim_words(result.cases[0]),
         "Strongest: the attacker with most images of rank 1 in the line-up, of equal ones the one "
         "with the most dB over blind. Its 95% interval is not corrected for that choice.",
         f"Each attacker knows the model, what was shared and {labels[result.settings['labels']]}; "
-        f"what else it is told stands below its name. ≤: {NO_BETTER}, at 5% over all "
-        f"{max(row.verdict.tests for row in result.cases[0].rows)} tests together (Holm); ?: "
-        f"{TOO_FEW}. dB over blind are over the guess below each defense's attackers, chosen on "
+        f"what else it is told stands {told}. {marks} dB over blind are over {guess} chosen on "
         "public images.",
     ]
     for row in result.cases[0].rows:

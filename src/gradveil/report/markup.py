@@ -44,6 +44,12 @@ def breakable(text: object) -> Html:
     return joined(re.split(r"(?<=[,+:;/])", on_one_line(text)), "<wbr>")
 
 
+def prose(text: str) -> Html:
+    """Return a sentence whose `parts between backticks` are code."""
+    parts = re.split(r"`([^`]+)`", text)
+    return joined(element("code", part) if n % 2 else part for n, part in enumerate(parts))
+
+
 def joined(parts: Iterable[object], between: str = "") -> Html:
     """Return the parts one after another; None is left out."""
     return Html(between.join(escaped(part) for part in parts if part is not None))

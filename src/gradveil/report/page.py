@@ -25,7 +25,7 @@ from gradveil.report.certificates import certificate_section
 from gradveil.report.curves import Curves
 from gradveil.report.gallery import ALL_BYTES, Budget, films, gallery, slider
 from gradveil.report.glossary import glossary_section
-from gradveil.report.markup import Html, data_block, element, joined
+from gradveil.report.markup import Html, data_block, element, joined, prose
 from gradveil.report.page_settings import settings_section
 from gradveil.report.page_table import figure_table
 from gradveil.report.provenance import published
@@ -208,16 +208,19 @@ class Page:
         lines: list[tuple[str, list[Html]]] = []
         for line in self.advice:  # one that is set in belongs to the line before
             if line.startswith(" ") and lines:
-                lines[-1][1].append(element("li", line.strip()))
+                lines[-1][1].append(element("li", prose(line.strip())))
             else:
                 lines.append((line.strip(), []))
-        items = [element("li", text, element("ul", *more) if more else "") for text, more in lines]
+        items = [
+            element("li", prose(text), element("ul", *more) if more else "") for text, more in lines
+        ]
         return element("ul", *items, class_="lines") if items else None
 
     def _given(self) -> Html:
         lines = {pair: None for run in self.runs.values() for pair in given_words(run)}
         parts = [
-            joined([element("dt", name), element("dd", _sentence(words))]) for name, words in lines
+            joined([element("dt", name), element("dd", prose(_sentence(words)))])
+            for name, words in lines
         ]
         return element("dl", *parts, class_="facts")
 
@@ -312,7 +315,7 @@ class Page:
             for _, case in reversed(self.cases)
         }
         plot = plots.search_plot(self.search, shown)
-        words = [element("li", line) for line in search_in_words(self.search)]
+        words = [element("li", prose(line)) for line in search_in_words(self.search)]
         return joined([plot, element("ul", *words, class_="lines")])
 
     def _thresholds(self) -> Html | None:
@@ -329,12 +332,13 @@ class Page:
 
     def _untested(self) -> Html:
         lines = {line: None for run in self.runs.values() for line in untested_words(run)}
-        return element("ul", *(element("li", line) for line in lines), class_="lines")
+        return element("ul", *(element("li", prose(line)) for line in lines), class_="lines")
 
     def _notes(self) -> Html:
         parts = []
         for name, run in self.runs.items():
-            lines = [element("li", line) for line in audit_in_words(run, self.name_of)]
+            words = audit_in_words(run, self.name_of, on_page=True)
+            lines = [element("li", prose(line)) for line in words]
             parts.append(element("h3", name) if len(self.runs) > 1 else None)
             parts.append(element("ul", *lines, class_="lines"))
         return joined(parts)

@@ -135,13 +135,13 @@ def run_tuning(
     new = not (out / SETTINGS).is_file()
     with claimed(FOLDER, out, settings):
         bar = Bar(progress, counted=True, calm=CALM)
-        if progress and new and job.budget is None:
-            _foretell(setup, bar)
         facts = settings | setup.facts() | {"space": setup.space.plain()}
         del facts["checkpoint"], facts["budget"]
         kept = out / JOURNAL if storage is None else storage
         opened = Study.open(kept, study, facts, "tpe", job.seed, (OBJECTIVE,), setup.space)
         with closing(opened), make_engine(engine, setup.scorers(), ray_address) as made:
+            if progress and (job.budget is None or not new):
+                _foretell(setup, job.trials - len(opened.finished(job.trials)), bar, new)
             try:
                 done = Loop(job, setup.space, opened, made, bar).run()
             finally:
@@ -153,12 +153,16 @@ def run_tuning(
         return TuningResult.read(out)
 
 
-def _foretell(setup: Setup, bar: Bar) -> None:
-    """Say how long the tuning takes, were no trial dropped, where that is more than a minute."""
-    work = setup.job.work
-    if setup.iteration * work > LONG:
+def _foretell(setup: Setup, trials: int, bar: Bar, new: bool) -> None:
+    """Say how long so many trials take, were none dropped, where that is more than a minute.
+
+    The work of each is settled where the tuning is not `new`.
+    """
+    work, iteration = setup.job.work, setup.iteration(trials)
+    if iteration * work > LONG:
         fewer = max(work // 10, 1)
-        bar.say(foretold(setup.iteration * work, {f"--work {fewer}": setup.iteration * fewer}))
+        shorter = {f"--work {fewer}": iteration * fewer} if new else {}
+        bar.say(foretold(iteration * work, shorter))
 
 
 def _as_begun(job: TuningJob, out: Path) -> TuningJob:

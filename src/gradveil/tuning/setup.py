@@ -13,7 +13,7 @@ from torch import Tensor
 from gradveil import __version__
 from gradveil.attacks import GradientMatching, adam_cosine
 from gradveil.attacks.attack_files import image_digest
-from gradveil.audits.attackers import check_told
+from gradveil.audits.attackers import check_told, without_name
 from gradveil.audits.job import AuditJob
 from gradveil.audits.outcomes import Outcome, outcomes, ranked
 from gradveil.audits.stage import Stage, Victim, make_stage, run_attack
@@ -154,9 +154,9 @@ class Setup:
                 check_told(name, attack, seen)
                 run_attack(attack, seen, generator(self.job.seed, "trial", name))
             except GradveilError as error:
+                unfit[name] = without_name(name, str(error))
                 if strict:
-                    raise GradveilError(f"setting {name}: {error}") from None
-                unfit[name] = str(error)
+                    raise GradveilError(f"setting {name}: {unfit[name]}") from None
         notes = tuple(f"left out, {name}: {why}" for name, why in unfit.items())
         return replace(self, space=self.space.without(unfit), notes=notes)
 
@@ -195,20 +195,25 @@ class Setup:
         }
 
     @cached_property
-    def iteration(self) -> float:
-        """The seconds of an iteration of the standard attack, on all images of all trials."""
-        job = self.job
-        each = time_iteration(self.stage, "standard", replace(adam_cosine, frames=0))
-        return each * (job.trials * job.images + 2 * job.held_out)
+    def _of_an_image(self) -> float:
+        return time_iteration(self.stage, "standard", replace(adam_cosine, frames=0))
+
+    def iteration(self, trials: int) -> float:
+        """Return the seconds of an iteration of the standard attack on all images.
+
+        These are those of so many trials, and those held out, which two attacks are tested on.
+        """
+        return self._of_an_image * (trials * self.job.images + 2 * self.job.held_out)
 
     def work_within(self, minutes: float) -> int:
         """Return the work of each attack with which all trials fit into so many minutes."""
-        work = min(self.job.work, int(60 * minutes / max(self.iteration, 1e-12)))
+        iteration = self.iteration(self.job.trials)
+        work = min(self.job.work, int(60 * minutes / max(iteration, 1e-12)))
         least = self.space.least_work
         if work < least:
             raise GradveilError(
                 f"budget {minutes:g}: these minutes are too few for one iteration of every attack; "
-                f"give at least {least * self.iteration / 60:.2g}, fewer images or fewer trials"
+                f"give at least {least * iteration / 60:.2g}, fewer images or fewer trials"
             )
         return work
 
