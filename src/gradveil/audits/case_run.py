@@ -189,7 +189,7 @@ class CaseRun:
             started = time.perf_counter()
             lot = generator(stage.seed, "lot", *key)
             if kind == "sham":
-                self.bar.update(what=f"sham of {strongest.attack}")
+                self.bar.update(title=f"sham of {strongest.attack}")
                 attack = stage.attacks[strongest.attack]
                 shams = stage.shams(victims)
                 seen = stage.seen_by(attack, shams)
@@ -202,7 +202,7 @@ class CaseRun:
                 made = ranked(_noisy(stage, victims, records, truth), lot, far=True)
             else:
                 assert name == GRADIENTS
-                self.bar.update(what=name)
+                self.bar.update(title=name)
                 lineup = GradientLineup(stage)
                 made = [_nearest(lineup, victim, lot) for victim in victims]
             self.bar.advance(self._closing_seconds(key))
@@ -236,7 +236,9 @@ class CaseRun:
         kind, name, chunk = key
         said = f"positive control {name}" if kind == "positive" else f"{name}, chunk {chunk + 1}"
         defense = str(self.case.case.defense)
-        self.bar.update(what=said, news=defense if len(defense) <= SHOWN else f"{defense[:SHOWN]}…")
+        self.bar.update(
+            title=said, news=defense if len(defense) <= SHOWN else f"{defense[:SHOWN]}…"
+        )
         whole = self._seconds(key, attack)
 
         def step(done: int, of: int) -> None:

@@ -214,9 +214,9 @@ class FederationJob:
         Batches go through the client's share, which is shuffled anew after each pass.
         """
         size = min(self.batch_size, len(share))
-        passes, place = divmod(number - 1, len(share) // size)
+        passes, turn = divmod(number - 1, len(share) // size)
         order = torch.randperm(len(share), generator=generator(self.seed, "order", client, passes))
-        return share[order[place * size : (place + 1) * size]]
+        return share[order[turn * size : (turn + 1) * size]]
 
     def local_batches(self, share: Tensor, client: int, number: int) -> list[Tensor]:
         """Return the batches of a client's own training in this round, by the images' numbers."""

@@ -125,10 +125,10 @@ def federate(
     The clients train on the processor; `device` is that of the audits. `engine` runs the clients in
     another way than Flower's simulation.
     """
-    out, place = Path(out), None if root is None else Path(root)
+    out, root = Path(out), None if root is None else Path(root)
     FEDERATION.refuse_other(out, job.settings())
     refuse_held(out, FEDERATING)
-    splits = job.splits(place)
+    splits = job.splits(root)
     train, test = splits
     model = make_first_model(job, train)
     shares = make_shares(job, train)  # a division that cannot be is refused before anything starts
@@ -139,7 +139,7 @@ def federate(
         claim(out, job.settings(), PARTS)
         try:
             if not (out / FINAL).is_file():
-                _train(job, out, place, model, test, progress, engine or simulate)
+                _train(job, out, root, model, test, progress, engine or simulate)
             _clear(out)  # also where a run was killed just before
         except RAISED:
             remove_empty(out / STATES)
