@@ -175,8 +175,10 @@ def search_command(search: SearchResult) -> str | None:
         option = key.replace("_", "-")
         if key in FACTS:
             continue
-        if isinstance(value, bool):
-            words += [f"--{option}"] if value else ["--no-augment"] if key == "augment" else []
+        if value is True:
+            words.append(f"--{option}")
+        elif value is False:
+            words += ["--no-augment"] if key == "augment" else []
         elif value is not None:
             words += [f"--{option}", str(value)]
     return shlex.join((*words, "--out", FOLDER))
