@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import torch
 from msgspec import to_builtins
@@ -292,7 +293,12 @@ def _train(
                 )
     finally:
         bar.stop()
-    facts = {
+    save_checkpoint(out / FINAL, model, _facts(job, history))
+
+
+def _facts(job: FederationJob, history: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Return what is saved with the final weights."""
+    return {
         "model": job.training.model_name,
         "data": job.settings()["data"],
         "defense": str(job.defense),
@@ -300,10 +306,9 @@ def _train(
         "seed": job.seed,
         "step": job.rounds,
         "test_accuracy": history[-1]["test_accuracy"],
-        "history": history,
+        "history": list(history),
         **({} if job.start is None else {"start": str(job.start)}),
     }
-    save_checkpoint(out / FINAL, model, facts)
 
 
 def _clear(out: Path) -> None:

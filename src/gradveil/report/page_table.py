@@ -1,6 +1,6 @@
 """The page's table of every figure: sorted and filtered by the page's script."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradveil.audits import AuditResult
@@ -44,6 +44,9 @@ NUMBERS = (
     "accuracy",
 )
 
+Line = dict[str, tuple[str, Any]]
+"""The cells of a line: the words, and the value that they are sorted by."""
+
 
 def figure_table(results: Mapping[str, AuditResult], with_folders: bool) -> Html:
     """Return the table of every figure, with its filters and downloads.
@@ -62,39 +65,10 @@ def figure_table(results: Mapping[str, AuditResult], with_folders: bool) -> Html
         )
         for name in names
     ]
-    rows = [
-        element(
-            "tr",
-            *(
-                element(
-                    "td",
-                    line[name][0] if name in NUMBERS else breakable(line[name][0]),
-                    data_value=line[name][1],
-                    class_="number" if name in NUMBERS else None,
-                )
-                for name in names
-            ),
-            data_kind=line["kind"][0],
-            class_="strongest" if line["strongest"][0] else None,
-        )
-        for line in lines
-    ]
-    kinds = dict.fromkeys(line["kind"][0] for line in lines)
-    choices = [element("option", "all kinds", value="")]
-    choices += [element("option", kind, value=kind) for kind in kinds]
-    tools = element(
-        "div",
-        element("label", "Filter ", element("input", type="search", id="filter")),
-        element("label", "Kind ", element("select", *choices, id="kinds")),
-        element("button", "CSV", type="button", class_="save", data_file="audit.csv"),
-        element("button", "JSON", type="button", class_="save", data_file="rows.json"),
-        element("span", f"{len(lines)} rows", id="count", role="status"),
-        class_="tools",
-    )
     table = element(
         "table",
         element("thead", element("tr", *heads)),
-        element("tbody", *rows),
+        element("tbody", *(_row(line, names) for line in lines)),
         id="rows",
         class_="data",
     )
@@ -106,14 +80,43 @@ def figure_table(results: Mapping[str, AuditResult], with_folders: bool) -> Html
         role="region",
         aria_label="Table of figures",
     )
-    return joined([tools, region])
+    return joined([_tools(lines), region])
 
 
-def _table_line(line: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    """Return the cells of a line: the words, and the value that they are sorted by."""
-    made: dict[str, tuple[str, Any]] = {
-        key: ("" if value is None else str(value), value) for key, value in line.items()
-    }
+def _tools(lines: Sequence[Line]) -> Html:
+    """Return the filters and downloads above the table."""
+    kinds = dict.fromkeys(line["kind"][0] for line in lines)
+    choices = [element("option", "all kinds", value="")]
+    choices += [element("option", kind, value=kind) for kind in kinds]
+    return element(
+        "div",
+        element("label", "Filter ", element("input", type="search", id="filter")),
+        element("label", "Kind ", element("select", *choices, id="kinds")),
+        element("button", "CSV", type="button", class_="save", data_file="audit.csv"),
+        element("button", "JSON", type="button", class_="save", data_file="rows.json"),
+        element("span", f"{len(lines)} rows", id="count", role="status"),
+        class_="tools",
+    )
+
+
+def _row(line: Line, names: Sequence[str]) -> Html:
+    """Return a line as a row of the table."""
+    cells = [
+        element(
+            "td",
+            line[name][0] if name in NUMBERS else breakable(line[name][0]),
+            data_value=line[name][1],
+            class_="number" if name in NUMBERS else None,
+        )
+        for name in names
+    ]
+    marked = "strongest" if line["strongest"][0] else None
+    return element("tr", *cells, data_kind=line["kind"][0], class_=marked)
+
+
+def _table_line(line: Mapping[str, Any]) -> Line:
+    """Return the cells of a row of figures."""
+    made: Line = {key: ("" if value is None else str(value), value) for key, value in line.items()}
     made["defense"] = (f"{line['defense']}{', clean gradient' if line['clean'] else ''}",) * 2
     made["strongest"] = ("strongest" if line["strongest"] else "", line["strongest"])
     share = line["identified"] / line["n"]
