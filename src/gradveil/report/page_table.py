@@ -6,7 +6,7 @@ from typing import Any
 from gradveil.audits import AuditResult
 from gradveil.audits.results import TESTED
 from gradveil.report.audit import number
-from gradveil.report.markup import Html, breakable, element, joined
+from gradveil.report.markup import Html, breakable, element, joined, scrolled
 from gradveil.report.tables import flat_rows
 
 TABLE = {
@@ -72,15 +72,7 @@ def figure_table(results: Mapping[str, AuditResult], with_folders: bool) -> Html
         id="rows",
         class_="data",
     )
-    region = element(
-        "div",
-        table,
-        class_="scroll figures",
-        tabindex="0",
-        role="region",
-        aria_label="Table of figures",
-    )
-    return joined([_tools(lines), region])
+    return joined([_tools(lines), scrolled(table, "Table of figures", "scroll figures")])
 
 
 def _tools(lines: Sequence[Line]) -> Html:
