@@ -84,23 +84,6 @@ class Verdict:
     tests: int = 2
 
 
-def better_than_blind(
-    over_blind: Sequence[float], hits: int, n: int, candidates: int, *, chance: float | None = None
-) -> Verdict:
-    """Tell whether an attack beats blind guesses, by two tests at 2.5% each.
-
-    One is the signed-rank test of dB over blind above 0, the other the exact binomial test of
-    `hits` identified among n. An identification by chance happens once in `candidates`, or with
-    another `chance`.
-    """
-    _check_share(hits, n)
-    if candidates < 1:
-        raise GradveilError(f"{candidates} candidates: there must be at least 1")
-    likely = 1 / candidates if chance is None else chance
-    by_rank, by_hits = signed_rank(over_blind), above_chance(hits, n, likely)
-    return Verdict(min(by_rank, by_hits) < EACH, by_rank, by_hits, likely)
-
-
 def above_chance(hits: int, n: int, chance: float) -> float:
     """The exact p-value that `hits` of n are more than chance has."""
     from scipy.stats import binomtest
@@ -222,11 +205,6 @@ def clopper_pearson(hits: int, n: int, level: float = 0.95) -> tuple[float, floa
 def upper_bound(hits: int, n: int, level: float = 0.95) -> float:
     """An exact bound that the share is above in at most 1 - level of cases."""
     return clopper_pearson(hits, n, _two_sided(level))[1]
-
-
-def lower_bound(hits: int, n: int, level: float = 0.95) -> float:
-    """An exact bound that the share is below in at most 1 - level of cases."""
-    return clopper_pearson(hits, n, _two_sided(level))[0]
 
 
 @dataclass(frozen=True)

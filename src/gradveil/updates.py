@@ -242,7 +242,7 @@ def reconstruct(
     where, known = find_device(device), as_defense(defense)
     check_defense(known)
     _check_steps(steps)
-    one = None if attack == AUTO else _prepared(_find(attack), steps)
+    alone = None if attack == AUTO else _prepared(_find(attack), steps)
     if isinstance(images, str):
         root = None if data_root is None else Path(data_root)
         images = load(images, "test", root=root, image_size=image_size, channels=channels)
@@ -279,8 +279,8 @@ def reconstruct(
         (found,) = chosen([told], as_generator(seed, "reconstruct"), progress)
         return found
 
-    if one is not None:
-        return run(attack, one)
+    if alone is not None:
+        return run(attack, alone)
     chosen = automatic_attacks(known, made, size, train_mode)
     iterated = {name for name, each in chosen.items() if isinstance(each, GradientMatching)}
     return try_each(

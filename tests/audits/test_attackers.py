@@ -16,14 +16,13 @@ from gradveil.audits.attackers import (
     granted,
     in_words,
     rounds,
-    unbroken,
     without_name,
 )
 from gradveil.audits.job import AuditJob, Case
 from gradveil.clients import Client
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import MEANINGS, Batch, Gradients, Knowledge, Observation
-from gradveil.defenses import REGISTRY, Defense, Moment, Pruning, State, chain, parse
+from gradveil.defenses import REGISTRY, Defense, Moment, State, chain, parse
 from gradveil.models import build
 
 MEANS = torch.zeros(10, 1, 28, 28)
@@ -91,7 +90,6 @@ class Misspelled(Halved):
 
 def test_a_user_s_own_defense_meets_what_it_declares_alone_and_in_a_chain() -> None:
     assert automatic(Halved()) == ("adam-cosine", "raced", "closed-form")
-    assert unbroken(chain([Pruning(0.5), Halved()])) == (Halved(),)
     assert automatic(Broken()) == ("adam-cosine", "raced", "masked", "raced+masked", "closed-form")
     names = automatic(chain([parse("3-1-7"), Broken(), Halved()]))
     assert "transform-known+masked" in names and len(names) == 12

@@ -14,7 +14,7 @@ from gradveil.audits import AuditResult, CaseResult, Certificate, Record, Thresh
 from gradveil.audits.certificates import bound, level_of_each, percent
 from gradveil.audits.model import ModelFacts
 from gradveil.core.errors import GradveilError
-from gradveil.stats import lower_bound, share_of_updates, upper_bound
+from gradveil.stats import clopper_pearson, share_of_updates, upper_bound
 from report.folders import make_audit
 
 PSNR15 = Threshold("psnr", 15.0)
@@ -319,7 +319,8 @@ def test_the_strongest_is_chosen_after_looking_so_its_lower_bound_is_corrected()
     ]
     found = certify(made(attacks), PSNR15).strongest["used"]
     assert found.attack == "b" and found.bound.upper == upper_bound(7, 20, 0.975)
-    assert found.bound.lower == lower_bound(7, 20, 1 - 0.025 / 2) < lower_bound(7, 20, 0.975)
+    corrected, plain = clopper_pearson(7, 20, 0.975)[0], clopper_pearson(7, 20, 0.95)[0]
+    assert found.bound.lower == pytest.approx(corrected, abs=1e-12) and corrected < plain
 
 
 def test_the_bound_on_delta_is_too_low_in_at_most_one_case_of_twenty() -> None:
@@ -341,10 +342,7 @@ def test_images_that_are_shared_one_by_one_have_clopper_and_pearsons_bounds() ->
     for hits, n in ((0, 5), (2, 9), (31, 32), (7, 7)):
         found = bound([[image < hits] for image in range(n)], EACH)
         assert (found.n, found.hits, found.updates) == (n, hits, n)
-        assert (found.lower, found.upper) == (
-            lower_bound(hits, n, 0.975),
-            upper_bound(hits, n, 0.975),
-        )
+        assert (found.lower, found.upper) == clopper_pearson(hits, n, 0.95)
 
 
 def test_bounds_of_batches_are_those_of_the_table_beside_them() -> None:

@@ -14,7 +14,6 @@ from gradveil.audits.model import (
     ModelFacts,
     describe_model,
     facts_hold,
-    plain_model,
     read_facts,
     save_facts,
 )
@@ -254,18 +253,6 @@ def test_accuracy_is_measured_without_dropout_and_counts_logits_alone() -> None:
 
 def test_a_model_as_it_is_has_no_training_to_tell_of() -> None:
     assert describe(Case()) is None
-
-
-def test_a_module_is_copied_and_a_name_is_built_by_the_seed() -> None:
-    test = load("fashion-mnist-mini", "test")
-    given = build("lenet", channels=1, size=28, classes=10, seed=5)
-    copied = plain_model(given, test, seed=3)
-    assert copied is not given
-    for ours, theirs in zip(copied.parameters(), given.parameters(), strict=True):
-        assert ours is not theirs and torch.equal(ours, theirs)
-    first, again, other = (plain_model("lenet", test, seed) for seed in (3, 3, 4))
-    pairs = zip(first.parameters(), again.parameters(), other.parameters(), strict=True)
-    assert all(torch.equal(a, b) and (a.dim() < 2 or not torch.equal(a, c)) for a, b, c in pairs)
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"accuracy": 0.5}', "3"])

@@ -325,14 +325,3 @@ def values(kind: str, files: list[str]) -> tuple[str, ...]:
         "text": (*TEXTS, *folders),
         "url": (*URLS, *TEXTS),
     }[kind]
-
-
-def all_changes(files: list[str]) -> list[tuple[str, str, str]]:
-    """Every command with every option set to every hostile value: command, option, value."""
-    return [
-        (name, option, value)
-        for name, command in COMMANDS.items()
-        for option, (kind, _) in command.arguments.items()
-        for value in values(kind, files)
-        if "\0" not in value
-    ]

@@ -16,6 +16,7 @@ from gradveil.core.seeds import generator
 oracle: Any = skimage.metrics
 Score = Callable[[Tensor, Tensor], Tensor]
 SHAPES = [(3, 32, 32), (1, 28, 28), (3, 64, 64), (1, 11, 17), (4, 12, 12)]
+SMALL = (3, 8, 8)
 ALL: list[Score] = [scores.mse, scores.psnr, scores.ssim, scores.psnr_affine]
 
 
@@ -188,3 +189,60 @@ def test_images_of_the_wrong_kind_are_refused(score: Score) -> None:
         score((truth * 255).byte(), truth)
     with pytest.raises(GradveilError, match=r"truth is float64 of shape \(3, 16, 16\)"):
         score(truth, truth[0])
+
+
+def test_over_blind_subtracts_the_best_guess_of_each_image() -> None:
+    truth, found, guesses = images(SMALL, 3), images(SMALL, 3, "found"), images(SMALL, 5, "guesses")
+    expected = [
+        scores.psnr(found, truth)[i]
+        - max(scores.psnr(g[None], truth[i : i + 1])[0] for g in guesses)
+        for i in range(3)
+    ]
+    torch.testing.assert_close(scores.over_blind(found, truth, guesses), torch.stack(expected))
+
+
+def test_guesses_for_each_image_equal_the_same_guesses_for_all() -> None:
+    truth, found, guesses = images(SMALL, 3), images(SMALL, 3, "found"), images(SMALL, 5, "guesses")
+    shared = scores.over_blind(found, truth, guesses)
+    torch.testing.assert_close(
+        scores.over_blind(found, truth, guesses.expand(3, -1, -1, -1, -1)), shared
+    )
+    own = torch.stack([guesses, guesses.flip(0), truth.mean(0).expand_as(guesses)])
+    assert scores.over_blind(found, truth, own)[:2].equal(shared[:2]) and not torch.isclose(
+        scores.over_blind(found, truth, own)[2], shared[2]
+    )
+
+
+def test_a_guess_is_not_over_itself_and_more_guesses_never_help() -> None:
+    truth, guess, more = (
+        images(SMALL, 3),
+        torch.full((1, 3, 8, 8), 0.5, dtype=torch.float64),
+        images(SMALL, 4, "more"),
+    )
+    found = guess.expand_as(truth)
+    assert (scores.over_blind(found, truth, guess) == 0).all()
+    assert (scores.over_blind(found, truth, torch.cat([guess, more])) <= 0).all()
+
+
+def test_exact_and_broken_reconstructions_have_a_defined_score_over_blind() -> None:
+    truth = torch.full((4, 3, 8, 8), 0.5)
+    found = truth.clone()
+    found[1, 0, 0, 0], found[2, 0, 0, 0], found[3, 0, 0, 0] = 0.4, torch.nan, torch.inf
+    result = scores.over_blind(found, truth, truth[:1])
+    assert (
+        result[0] == 0 and result[1] == -torch.inf and result[2].isnan() and result[3] == -torch.inf
+    )
+
+
+def test_guesses_of_another_shape_are_refused() -> None:
+    truth = images(SMALL, 3)
+    for guesses in (
+        images(SMALL, 2)[:, :1],
+        images(SMALL, 2)[0],
+        images(SMALL, 2).expand(2, -1, -1, -1, -1),
+        images(SMALL, 0),
+    ):
+        with pytest.raises(
+            GradveilError, match=r"guesses has shape .*expected \(guesses, 3, 8, 8\)"
+        ):
+            scores.over_blind(truth, truth, guesses)

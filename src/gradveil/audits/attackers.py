@@ -153,11 +153,6 @@ def _mild(part: Defense | type[Defense]) -> object:
         return None
 
 
-def unbroken(defense: Defense) -> tuple[Defense, ...]:
-    """Return the parts of a defense for which no breaker is known."""
-    return tuple(part for part in defense.parts() if not part.breakers)
-
-
 def combinations(defense: Defense, parts: Sequence[Defense | type[Defense]]) -> list[str]:
     """Name the attacks that unite a breaker of each part in one search, as `A+B`.
 

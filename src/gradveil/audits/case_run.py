@@ -198,7 +198,7 @@ class CaseRun:
             started = time.perf_counter()
             lot = generator(stage.seed, "lot", *key)
             if kind == "sham":
-                self.clock.bar.update(what=f"sham of {strongest.attack}")
+                self.clock.bar.update(title=f"sham of {strongest.attack}")
                 attack = stage.attacks[strongest.attack]
                 shams = stage.shams(victims)
                 seen = stage.seen_by(attack, shams)
@@ -211,7 +211,7 @@ class CaseRun:
                 made = ranked(_noisy(stage, victims, records, truth), lot, far=True)
             else:
                 assert name == GRADIENTS
-                self.clock.bar.update(what=name)
+                self.clock.bar.update(title=name)
                 lineup = GradientLineup(stage)
                 made = [_nearest(lineup, victim, lot) for victim in victims]
             self._write(stage, key, made, guesses, time.perf_counter() - started)
@@ -247,7 +247,7 @@ class CaseRun:
         said = f"positive control {name}" if kind == "positive" else f"{name}, chunk {chunk + 1}"
         defense = str(self.case.case.defense)
         news = defense if len(defense) <= SHOWN else f"{defense[:SHOWN]}…"
-        self.clock.bar.update(what=said, news=news)
+        self.clock.bar.update(title=said, news=news)
         pace = Pace()
 
         def step(done: int, of: int) -> None:

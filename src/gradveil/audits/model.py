@@ -15,7 +15,7 @@ from gradveil.core.formats import TrainedModel
 from gradveil.core.reading import read_json
 from gradveil.data import Images
 from gradveil.defenses.weights import load_weights, trained_under
-from gradveil.models import NormalizedName, build_for
+from gradveil.models import build_for
 from gradveil.models.accuracy import measure_accuracy
 from gradveil.models.checkpoints import read_settings
 
@@ -51,15 +51,10 @@ def find_model(job: AuditJob, case: Case, split: Images) -> tuple[nn.Module, boo
     A checkpoint may be of the protected model, trained under the defense, or of the plain model,
     which is then protected with untrained parts.
     """
-    plain = plain_model(job.model, split, job.seed)
+    plain = build_for(job.model, split, job.seed, check=False)
     if case.weights is None:
         return plain, False
     return load_weights(case.weights, plain, case.acting, (split.channels, split.size, split.size))
-
-
-def plain_model(model: nn.Module | str | NormalizedName, split: Images, seed: int) -> nn.Module:
-    """Return a copy of the module, or a new model of this name for such images."""
-    return build_for(model, split, seed, check=False)
 
 
 def describe_model(

@@ -1,6 +1,5 @@
 """Results of an audit: its cases, their records, and a row for each attack and control."""
 
-import html
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,7 +27,7 @@ from gradveil.controls import TRUTHS
 from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.formats import AuditSettings, CaseSettings
 from gradveil.core.job_folder import Kind
-from gradveil.core.text import SafeConsole, on_one_line
+from gradveil.core.text import SafeConsole, html_table, on_one_line
 from gradveil.defenses import REGISTRY
 from gradveil.defenses.chain import THEN
 from gradveil.stats import (
@@ -483,14 +482,8 @@ class AuditResult:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        head = "".join(f"<th>{html.escape(name)}</th>" for name in COLUMNS)
-        lines = (
-            "<tr>"
-            + "".join(f"<td>{html.escape(on_one_line(cell))}</td>" for cell in cells)
-            + "</tr>"
-            for cells in self._cells()
-        )
-        return f"<table><tr>{head}</tr>{''.join(lines)}</table>"
+        """Return the same table for a notebook."""
+        return html_table(COLUMNS, self._cells())
 
 
 def _count_cases(out: Path) -> int:

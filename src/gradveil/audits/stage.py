@@ -22,7 +22,7 @@ from gradveil.audits.attackers import (
     without_name,
 )
 from gradveil.audits.job import AuditJob, Case, shortened
-from gradveil.audits.model import find_model, plain_model
+from gradveil.audits.model import find_model
 from gradveil.audits.records import Key
 from gradveil.audits.victims import Victims, drawn_again
 from gradveil.clients import Client, Shared
@@ -32,6 +32,7 @@ from gradveil.core.seeds import generator
 from gradveil.core.types import Batch, Gradients, Knowledge, Observation, Reconstruction
 from gradveil.data import Images
 from gradveil.defenses import Defense
+from gradveil.models import build_for
 from gradveil.scores import assign
 from gradveil.scores.lineup import Shown, is_replayed, replay
 
@@ -443,7 +444,7 @@ def positive_stages(
         places.setdefault((str(mild), positive_model(attack)), {})[key] = attack
     stages = []
     for (text, name), chosen in sorted(places.items(), key=_plain_first):
-        easy = plain_model(name, proper.split, job.seed).to(device)
+        easy = build_for(name, proper.split, job.seed, check=False).to(device)
         stage = replace(
             proper,
             kind="positive",

@@ -43,7 +43,7 @@ class Module:
 
 
 @dataclass(frozen=True, eq=False)
-class Place:
+class Site:
     """Where an expression stands: its module, and the scopes around it, the outermost first."""
 
     module: Module
@@ -55,14 +55,14 @@ class Value:
     """An expression, a function or a class that a name stands for, and where that is written."""
 
     node: ast.expr | ast.FunctionDef | ast.ClassDef
-    place: Place
+    site: Site
 
 
 class Expression(NamedTuple):
     """An expression, and where it stands."""
 
     node: ast.expr
-    place: Place
+    site: Site
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,12 +71,12 @@ class Call:
 
     name: str
     node: ast.Call
-    place: Place
+    site: Site
 
     @property
     def where(self) -> str:
         """The file and the line, for a reader."""
-        return f"{self.place.module.file}, line {self.node.lineno}"
+        return f"{self.site.module.file}, line {self.node.lineno}"
 
     def argument(self, position: int | None, keyword: str) -> ast.expr | None:
         """Return an argument; None where it is not given, or hidden in * or **."""
@@ -176,72 +176,72 @@ class App:
         self.too_deep: list[str] = []
         for module in self.modules:
             try:
-                self.calls += [*self._walk(module.tree.body, Place(module, (module.names,)))]
+                self.calls += [*self._walk(module.tree.body, Site(module, (module.names,)))]
             except RecursionError:
                 self.too_deep.append(module.file)
 
-    def _walk(self, nodes: Iterable[ast.AST], place: Place) -> Iterator[Call]:
+    def _walk(self, nodes: Iterable[ast.AST], site: Site) -> Iterator[Call]:
         for node in nodes:
             if isinstance(node, ast.Call):
-                yield Call(self._original(node.func, place), node, place)
+                yield Call(self._original(node.func, site), node, site)
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 outside = [*node.decorator_list, node.args]
-                yield from self._walk(outside, place)
-                scopes = (*place.scopes, _scope_of(node))
-                yield from self._walk(node.body, Place(place.module, scopes))
+                yield from self._walk(outside, site)
+                scopes = (*site.scopes, _scope_of(node))
+                yield from self._walk(node.body, Site(site.module, scopes))
             else:
-                yield from self._walk(ast.iter_child_nodes(node), place)
+                yield from self._walk(ast.iter_child_nodes(node), site)
 
-    def _original(self, node: ast.expr, place: Place) -> str:
+    def _original(self, node: ast.expr, site: Site) -> str:
         """Return the name that a function has where it comes from, which `as` may have changed."""
-        found = self.resolve(node, place)
+        found = self.resolve(node, site)
         if isinstance(found, Imported):
             return found.name or found.module.rpartition(".")[2]
         if isinstance(found, Value) and isinstance(found.node, ast.FunctionDef | ast.ClassDef):
             return found.node.name
         return last_name(node)
 
-    def resolve(self, node: ast.expr, place: Place) -> Value | Imported | None:
+    def resolve(self, node: ast.expr, site: Site) -> Value | Imported | None:
         """Follow names to an expression, function or class of the app, or a name from elsewhere.
 
         None where the files do not settle it.
         """
         for _ in range(DEEPEST):
             if isinstance(node, ast.Attribute):
-                return self._attribute(node, place)
+                return self._attribute(node, site)
             if not isinstance(node, ast.Name):
-                return Value(node, place)
-            held = self._lookup(node.id, place)
+                return Value(node, site)
+            held = self._lookup(node.id, site)
             if held is None:
                 return None
-            found, place = held
+            found, site = held
             if isinstance(found, Imported):
-                return self._followed(found, place.module)
+                return self._followed(found, site.module)
             if not isinstance(found, ast.expr):
-                return Value(found, place)
+                return Value(found, site)
             node = found
         return None
 
     def _lookup(
-        self, name: str, place: Place
-    ) -> tuple[ast.expr | ast.FunctionDef | ast.ClassDef | Imported, Place] | None:
-        for depth in range(len(place.scopes), 0, -1):
-            if name in place.scopes[depth - 1]:
-                found = place.scopes[depth - 1][name]
-                inner = Place(place.module, place.scopes[:depth])
+        self, name: str, site: Site
+    ) -> tuple[ast.expr | ast.FunctionDef | ast.ClassDef | Imported, Site] | None:
+        for depth in range(len(site.scopes), 0, -1):
+            if name in site.scopes[depth - 1]:
+                found = site.scopes[depth - 1][name]
+                inner = Site(site.module, site.scopes[:depth])
                 return None if found is None else (found, inner)
         return None
 
-    def _attribute(self, node: ast.Attribute, place: Place) -> Value | Imported | None:
+    def _attribute(self, node: ast.Attribute, site: Site) -> Value | Imported | None:
         """Resolve a name of a module, `module.name`; of other values nothing is known."""
         before = ast.unparse(node.value)
-        held = self._lookup(before.split(".")[0], place)
+        held = self._lookup(before.split(".")[0], site)
         if held is None or not isinstance(held[0], Imported):
             return None
         given = held[0]
         inner = before.split(".")[1:]
         path = ".".join(filter(None, [given.module, given.name or "", *inner]))
-        return self._followed(Imported(path, node.attr, given.level), place.module)
+        return self._followed(Imported(path, node.attr, given.level), site.module)
 
     def _followed(self, found: Imported, into: Module) -> Value | Imported | None:
         """Follow an import into the app's other files; a name from elsewhere stays as it is."""
@@ -255,10 +255,8 @@ class App:
             if held is None:
                 return None
             if not isinstance(held, Imported):
-                place = Place(home, (home.names,))
-                return (
-                    self.resolve(held, place) if isinstance(held, ast.expr) else Value(held, place)
-                )
+                site = Site(home, (home.names,))
+                return self.resolve(held, site) if isinstance(held, ast.expr) else Value(held, site)
             found, into = held, home
         return None
 
@@ -274,22 +272,22 @@ class App:
                 return module
         return None
 
-    def returned(self, call: ast.Call, place: Place) -> Expression | None:
+    def returned(self, call: ast.Call, site: Site) -> Expression | None:
         """Return the expression that a call of the app's own function gives back, if but one."""
-        found = self.resolve(call.func, place)
+        found = self.resolve(call.func, site)
         if not isinstance(found, Value) or not isinstance(found.node, ast.FunctionDef):
             return None
         given = [each for each in ast.walk(found.node) if isinstance(each, ast.Return)]
         if len(given) != 1 or given[0].value is None:
             return None
-        scopes = (*found.place.scopes, _scope_of(found.node))
-        return Expression(given[0].value, Place(found.place.module, scopes))
+        scopes = (*found.site.scopes, _scope_of(found.node))
+        return Expression(given[0].value, Site(found.site.module, scopes))
 
-    def number(self, node: ast.expr | None, place: Place, depth: int = 0) -> float | None:
+    def number(self, node: ast.expr | None, site: Site, depth: int = 0) -> float | None:
         """Return the number that an expression is; None where the files do not settle it."""
         if node is None or depth > DEEPEST:
             return None
-        found = self.resolve(node, place)
+        found = self.resolve(node, site)
         if not isinstance(found, Value):
             return None
         match found.node:
@@ -298,14 +296,14 @@ class App:
             case ast.Constant(value=int() | float() as value):
                 return _safely(float, value)
             case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=inner):
-                size = self.number(inner, found.place, depth + 1)
+                size = self.number(inner, found.site, depth + 1)
                 return -size if isinstance(sign, ast.USub) and size is not None else size
             case ast.BinOp(left=left, op=op, right=right) if type(op) in OPERATORS:
-                one = self.number(left, found.place, depth + 1)
-                other = self.number(right, found.place, depth + 1)
-                if one is None or other is None:
+                before = self.number(left, found.site, depth + 1)
+                after = self.number(right, found.site, depth + 1)
+                if before is None or after is None:
                     return None
-                return _safely(OPERATORS[type(op)], one, other)
+                return _safely(OPERATORS[type(op)], before, after)
         return None
 
 

@@ -51,13 +51,13 @@ class Started:
         """Give what a command starts, through containers and shells too."""
         if words and words[0] in TELLING:
             return
-        for place, word in enumerate(words):
+        for position, word in enumerate(words):
             kind = _program(word)
             if kind is not None:
-                yield cls._of(kind, words[place + 1 :], where)
+                yield cls._of(kind, words[position + 1 :], where)
                 return
-            if word == "-c" and place + 1 < len(words):
-                for inner in _split(words[place + 1]):
+            if word == "-c" and position + 1 < len(words):
+                for inner in _split(words[position + 1]):
                     yield from cls.commands(inner, where)
 
     @classmethod

@@ -21,7 +21,7 @@ from gradveil.clients import Client
 from gradveil.core.boundary import public
 from gradveil.core.errors import GradveilError, GradveilWarning
 from gradveil.core.seeds import following, generator
-from gradveil.core.types import Batch, Loss, Protocol
+from gradveil.core.types import Batch, Protocol
 from gradveil.data import Images, load
 from gradveil.data.images import as_images
 from gradveil.defenses import Defense, as_defense
@@ -231,14 +231,13 @@ def before_audit(
     batches: Sequence[Batch],
     *,
     labels: Literal["known", "inferred"] = "known",
-    attacker_loss: Loss | None = None,
     seed: int = 0,
 ) -> list[Finding]:
     """Make the checks that need no attack, no timing and no other images.
 
     Errors and warnings among the findings are warned of, and all findings returned.
     """
-    subject = Subject(client, batches, labels=labels, attacker_loss=attacker_loss, seed=seed)
+    subject = Subject(client, batches, labels=labels, seed=seed)
     checks = {**FIRST, **QUICK}
     findings = [found for _, found in examine(subject, checks) if found is not None]
     for found in findings:

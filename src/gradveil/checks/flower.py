@@ -16,7 +16,7 @@ from gradveil.checks.app_code import (
     Call,
     Imported,
     Module,
-    Place,
+    Site,
     Value,
     last_name,
     read_module,
@@ -179,7 +179,7 @@ def _local_dp(app: App) -> Iterator[Finding]:
             call.argument(position, keyword)
             for position, keyword in enumerate(("clipping_norm", "sensitivity", "epsilon", "delta"))
         ]
-        clip, sensitivity, epsilon, delta = (app.number(each, call.place) for each in given)
+        clip, sensitivity, epsilon, delta = (app.number(each, call.site) for each in given)
         if given[0] and given[1] and ast.dump(given[0]) == ast.dump(given[1]):
             continue  # one value for both, whatever it is
         if clip is None or sensitivity is None:
@@ -226,7 +226,7 @@ def _central(app: App) -> Iterator[Finding]:
 def _whole_app(app: App) -> Iterator[Finding]:
     for call in app.calls:
         value = _mods_of(call) if call.name == "ClientApp" else None
-        mods = [] if value is None else [*_leaves(app, value, call.place)]
+        mods = [] if value is None else [*_leaves(app, value, call.site)]
         if mods:
             yield Finding(
                 "note",
@@ -266,7 +266,7 @@ def _reached(app: App) -> Reached:
         value = _mods_of(call)
         if value is None:
             continue
-        leaves = [*_leaves(app, value, call.place)]
+        leaves = [*_leaves(app, value, call.site)]
         if call.name in ("train", "ClientApp"):
             found.trained.extend(leaves)
         elif call.name in ("evaluate", "query"):
@@ -369,7 +369,7 @@ def _unused_policies(app: App) -> Iterator[Finding]:
         for name, value in module.names.items():
             if not isinstance(value, ast.Call):
                 continue
-            made = app.resolve(value.func, Place(module, (module.names,)))
+            made = app.resolve(value.func, Site(module, (module.names,)))
             ours = isinstance(made, Imported) and made.module.split(".")[0] == "gradveil"
             if not ours or last_name(value.func) != "policy" or _read(app, name):
                 continue
@@ -400,10 +400,10 @@ def _mods_of(call: Call) -> ast.expr | None:
     return call.argument(1 if call.name == "ClientApp" else None, "mods")
 
 
-def _leaves(app: App, node: ast.expr, place: Place, depth: int = 0) -> Iterator[Leaf]:
+def _leaves(app: App, node: ast.expr, site: Site, depth: int = 0) -> Iterator[Leaf]:
     """Give the entries of a list of mods, through names, sums, * and functions that return them."""
     title = last_name(node.func if isinstance(node, ast.Call) else node)
-    found = app.resolve(node, place) if depth < 20 else None
+    found = app.resolve(node, site) if depth < 20 else None
     if found is None:
         yield Leaf(title, settled=False)
     elif isinstance(found, Imported):
@@ -422,35 +422,35 @@ def _parts(app: App, found: Value, title: str, depth: int) -> Iterator[Leaf]:
         case ast.BinOp(left=left, op=ast.Add(), right=right):
             nodes = [left, right]
         case ast.Call() as call:
-            made = app.returned(call, found.place)
+            made = app.returned(call, found.site)
             if made is not None:
-                yield from _leaves(app, made.node, made.place, depth)
+                yield from _leaves(app, made.node, made.site, depth)
             else:
-                yield Leaf(title, call, settled=_settled(app, call, found.place))
+                yield Leaf(title, call, settled=_settled(app, call, found.site))
         case ast.FunctionDef() as function:  # a mod of the app's own, which may hand on to another
-            yield Leaf(title, settled=not _mentions(app, function, found.place))
+            yield Leaf(title, settled=not _mentions(app, function, found.site))
         case ast.Constant(value=None):
             pass
         case _:
             yield Leaf(title, settled=False)
     for node in nodes:
-        yield from _leaves(app, node, found.place, depth)
+        yield from _leaves(app, node, found.site, depth)
 
 
-def _settled(app: App, call: ast.Call, place: Place) -> bool:
+def _settled(app: App, call: ast.Call, site: Site) -> bool:
     """Tell whether a call that makes a mod cannot hand on to a mod that is made elsewhere."""
-    made = app.resolve(call.func, place)
+    made = app.resolve(call.func, site)
     if isinstance(made, Value):
-        return not _mentions(app, made.node, made.place)
+        return not _mentions(app, made.node, made.site)
     every = [*call.args, *(each.value for each in call.keywords)]
     plain = made is not None and all(isinstance(each, ast.Constant) for each in every)
     return plain or last_name(call.func) in MADE
 
 
-def _mentions(app: App, value: ast.AST, place: Place) -> bool:
+def _mentions(app: App, value: ast.AST, site: Site) -> bool:
     """Tell whether a function or class names a mod that protects."""
     for node in ast.walk(value):
-        found = app.resolve(node, place) if isinstance(node, ast.Name) else None
+        found = app.resolve(node, site) if isinstance(node, ast.Name) else None
         if isinstance(found, Imported) and found.name in (*MADE, *READY):
             return True
         made = found.node if isinstance(found, Value) else None

@@ -248,10 +248,10 @@ def shares_differ(subject: Subject) -> Finding | None:
     )
 
 
-def relative_change(one: list[Shared], other: list[Shared]) -> float:
+def relative_change(shared: list[Shared], again: list[Shared]) -> float:
     """|g - g'| / |g| over all victims together."""
     difference = total = 0.0
-    for (first, _), (second, _) in zip(one, other, strict=True):
+    for (first, _), (second, _) in zip(shared, again, strict=True):
         for name, value in first.gradients.items():
             difference += float((second.gradients[name] - value).double().square().sum())
             total += float(value.double().square().sum())

@@ -14,13 +14,11 @@ import typer
 from gradveil import __version__
 from gradveil.cli import (
     assess,
-    attacks,
     audit,
     data,
-    defenses,
     doctor,
     federate,
-    policies,
+    listings,
     policy,
     reconstruct,
     report,
@@ -61,9 +59,9 @@ app = typer.Typer(
 )
 app.add_typer(data.app, name="data")
 app.add_typer(policy.app, name="policy")
-app.add_typer(policies.app, name="policies")
-app.add_typer(defenses.app, name="defenses")
-app.add_typer(attacks.app, name="attacks")
+app.add_typer(listings.policies, name="policies")
+app.add_typer(listings.defenses, name="defenses")
+app.add_typer(listings.attacks, name="attacks")
 app.command("assess", epilog=assess.EXAMPLES)(assess.assess_command)
 app.command("train", epilog=train.EXAMPLES)(train.train_command)
 app.command("audit", epilog=audit.EXAMPLES)(audit.audit_command)

@@ -11,7 +11,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.stopping import end, signaled
 
 if TYPE_CHECKING:
-    from gradveil.audits import Row
+    from gradveil.federated import FederationJob, FederationResult
 
 CONTROLS = ("blind", "sham")  # of each kind that with most images of rank 1
 EXAMPLES = examples(
@@ -111,8 +111,6 @@ def federate_command(
     from gradveil.audits import name_attacks
     from gradveil.federated import FederationJob, federate
     from gradveil.federated.partition import parse_graph, parse_partition
-    from gradveil.report.audit import lineup_head
-    from gradveil.report.write import write_report
 
     if spy is not None and graph is None:
         raise GradveilError(
@@ -153,11 +151,20 @@ def federate_command(
         if signaled():
             end()  # threads of Flower's engine would wait for its workers, which have ended
         raise
-    rows = [_row(number, found) for number in sorted(job.spy_rounds)] if auto or attacks else []
+    _show(job, found, f"{model} on {data}", as_json)
+
+
+def _show(job: "FederationJob", found: "FederationResult", subject: str, as_json: bool) -> None:
+    """Print the accuracy, and what the audits of spied rounds say; write their page."""
+    from gradveil.report.audit import lineup_head
+    from gradveil.report.write import write_report
+
+    attacked = sorted(job.spy_rounds) if job.auto or job.attacks else []
+    rows = [_row(number, found) for number in attacked]
     result: dict[str, Any] = {
         "accuracy": found.accuracy,
-        "rounds": rounds,
-        "clients": clients,
+        "rounds": job.rounds,
+        "clients": job.clients,
         "defense": str(job.defense),
         "out": found.out,
         "checkpoint": found.checkpoint,
@@ -165,8 +172,8 @@ def federate_command(
         "audits": rows,
     }
     lines = [
-        f"{model} on {data}: test accuracy {found.accuracy:.2%} after {rounds} "
-        f"round{'s' * (rounds > 1)} of {clients} clients"
+        f"{subject}: test accuracy {found.accuracy:.2%} after {job.rounds} "
+        f"round{'s' * (job.rounds > 1)} of {job.clients} clients"
     ]
     if job.defense.parts():
         lines.append(f"defense {job.defense}")
@@ -183,7 +190,7 @@ def federate_command(
     say(result, as_json, *shown)
 
 
-def _row(number: int, found: Any) -> dict[str, Any]:
+def _row(number: int, found: "FederationResult") -> dict[str, Any]:
     """Return what an audit of a round says, or why there is none."""
     if number not in found.audits:
         return {"round": number, "not_attacked": found.not_attacked[number]}
@@ -191,7 +198,11 @@ def _row(number: int, found: Any) -> dict[str, Any]:
     strongest = case.strongest
     beside = [row for row in case.rows if row.truth == strongest.truth]
     controls = {
-        kind: max((row for row in beside if row.kind == kind), key=_identified, default=None)
+        kind: max(
+            (row for row in beside if row.kind == kind),
+            key=lambda row: row.identified,
+            default=None,
+        )
         for kind in CONTROLS
     }
     return {
@@ -202,10 +213,6 @@ def _row(number: int, found: Any) -> dict[str, Any]:
         "lineup": strongest.lineup,
         **{kind: "-" if row is None else row.lineup for kind, row in controls.items()},
     }
-
-
-def _identified(row: "Row") -> int:
-    return row.identified
 
 
 def _cells(row: dict[str, Any]) -> tuple[object, ...]:

@@ -129,7 +129,7 @@ def reconstruct_command(
     from gradveil.core.progress import Bar, Iterations
     from gradveil.data import load
     from gradveil.defenses import parse
-    from gradveil.updates import reconstruct, score
+    from gradveil.updates import reconstruct
 
     refuse_held(out, "writing reconstructions into")
     known, given_loss = parse(defense), options.read_loss(loss)
@@ -174,17 +174,15 @@ def reconstruct_command(
     lines: list[str] = []
     with alone(out, "writing reconstructions into"):
         for name, attempts in tried.items():
-            made = {}
-            for called, found in attempts.found.items():
-                scores: dict[str, list[float]] = {}
-                if (images := true[name]) is not None:
-                    found, scores = score(found, images, f"client {name}" if name else str(truth))
-                folder = out / (f"client-{name}" if name else "") / (called if automatic else "")
-                made[called] = _write(found, scores, folder, split.classes, called, seed)
-            lines += [f"client {name}"] * bool(name)
-            lines += [line for fact in made.values() for line in _lines(fact, automatic)]
             key = f"client-{name}" if name else ""
-            facts[key] = made[attack] if not automatic else _compared(made, attempts)
+            scored = _scored(attempts, true[name], f"client {name}" if name else str(truth))
+            made = {}
+            for called, (found, scores) in scored.items():
+                folder = out / key / (called if automatic else "")
+                made[called] = _write(found, scores, folder, split.classes, called, seed)
+            lines += [f"client {name}"] if name else []
+            lines += [line for fact in made.values() for line in _lines(fact, automatic)]
+            facts[key] = _compared(made, attempts) if automatic else made[attack]
             lines += _comparison(facts[key]) if automatic else []
         written = facts.get("", facts)
         write_text(out / "found.json", json.dumps(written, indent=2) + "\n")
@@ -246,6 +244,20 @@ def _truth(
             "of them, or --size"
         )
     return images.float() / 255
+
+
+def _scored(
+    tried: "Tried", truth: "Tensor | None", name: str
+) -> "dict[str, tuple[Reconstruction, dict[str, list[float]]]]":
+    """Return what each attack found in the order of the true images, with scores where these are.
+
+    `name` is what an error calls the true images.
+    """
+    from gradveil.updates import score
+
+    if truth is None:
+        return {attack: (found, {}) for attack, found in tried.found.items()}
+    return {attack: score(found, truth, name) for attack, found in tried.found.items()}
 
 
 def _write(

@@ -180,18 +180,17 @@ def _in_words(option: Any, options: Sequence[Any]) -> str:
         return "its name"
     if option in SCALARS:
         return SCALARS[option]
-    if get_origin(option) is Literal:
-        return " or ".join(map(repr, get_args(option)))
-    if get_origin(option) is Mapping or (
-        get_origin(option) is tuple and get_args(option)[0] not in SCALARS
-    ):
-        kind = get_args(option)[get_origin(option) is Mapping]
-        holder = "a dict of names and" if get_origin(option) is Mapping else "a tuple, each"
-        return f"{holder} {_in_words(kind, (kind,))}"
-    if get_origin(option) in (tuple, Sequence, Iterable):
-        parts = [SCALARS[part] for part in get_args(option) if part in SCALARS]
-        return f"a list of {len(parts)} numbers" if len(parts) > 1 else f"a list, each {parts[0]}"
-    if get_origin(option) is Callable:
+    origin, parts = get_origin(option), get_args(option)
+    if origin is Literal:
+        return " or ".join(map(repr, parts))
+    if origin is Mapping:
+        return f"a dict of names and {_in_words(parts[1], parts[1:])}"
+    if origin is tuple and parts[0] not in SCALARS:
+        return f"a tuple, each {_in_words(parts[0], parts[:1])}"
+    if origin in (tuple, Sequence, Iterable):
+        kinds = [SCALARS[part] for part in parts if part in SCALARS]
+        return f"a list of {len(kinds)} numbers" if len(kinds) > 1 else f"a list, each {kinds[0]}"
+    if origin is Callable:
         return "a function"
     name = f"{option.__module__}.{option.__qualname__}"
     return WORDS.get(name, with_article(option.__name__))

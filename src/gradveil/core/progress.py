@@ -74,9 +74,9 @@ class Bar:
         )
         self._task = self._progress.add_task("", total=None, news="", left=None)
 
-    def start(self, what: str, total: float, done: float = 0) -> None:
+    def start(self, title: str, total: float, done: float = 0) -> None:
         """Begin with `done` of `total`; where nothing is left to do, no bar is shown."""
-        self._progress.reset(self._task, total=total, completed=int(done), description=what)
+        self._progress.reset(self._task, total=total, completed=int(done), description=title)
         if done < total and not self._progress.live.is_started:
             self._progress.start()
 
@@ -85,7 +85,7 @@ class Bar:
         done: float | None = None,
         *,
         total: float | None = None,
-        what: str | None = None,
+        title: str | None = None,
         news: str | None = None,
         left: float | None = None,
     ) -> None:
@@ -101,7 +101,7 @@ class Bar:
             "news": task.fields["news"] if news is None else news,
             "left": task.fields["left"] if left is None else left,
         }
-        self._progress.update(self._task, completed=done, total=total, description=what, **said)
+        self._progress.update(self._task, completed=done, total=total, description=title, **said)
 
     def say(self, text: str) -> None:
         """Print a line above the bar."""
@@ -122,8 +122,8 @@ class Iterations:
 
     TIMED = 3  # iterations, after the first, which has what is done but once
 
-    def __init__(self, bar: Bar, what: str, option: str) -> None:
-        self.bar, self.what, self.option = bar, what, option
+    def __init__(self, bar: Bar, title: str, option: str) -> None:
+        self.bar, self.title, self.option = bar, title, option
         self.began: tuple[int, float] | None = None
         self.said = False
 
@@ -131,7 +131,7 @@ class Iterations:
         now = time.perf_counter()
         if self.began is None or done <= self.began[0]:  # the next attack begins
             self.began = done, now
-            self.bar.start(self.what, total, done)
+            self.bar.start(self.title, total, done)
         first, since = self.began
         if not self.said and done >= first + self.TIMED:
             self.said = True

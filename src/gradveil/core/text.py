@@ -1,7 +1,8 @@
-"""Text from outside: made safe to print, and numbers read from it."""
+"""Text from outside: made safe to print or to show in a notebook, and numbers read from it."""
 
+import html
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -33,6 +34,22 @@ def shortened(text: str, longest: int) -> str:
     if len(text) <= longest:
         return text
     return f"{text[: longest // 2]}...{text[-(longest // 2) :]}"
+
+
+def as_html(text: str) -> str:
+    """Return the text on one line, so that HTML shows it as it is."""
+    return html.escape(on_one_line(text))
+
+
+def html_table(heads: Sequence[str], rows: Iterable[Sequence[str]], caption: str = "") -> str:
+    """Return a table for a notebook."""
+    named = f"<caption>{as_html(caption)}</caption>" if caption else ""
+    lines = [_html_row("th", heads), *(_html_row("td", cells) for cells in rows)]
+    return f"<table>{named}{''.join(lines)}</table>"
+
+
+def _html_row(tag: str, cells: Sequence[str]) -> str:
+    return "<tr>" + "".join(f"<{tag}>{as_html(cell)}</{tag}>" for cell in cells) + "</tr>"
 
 
 def read_number(text: str, kind: type[N]) -> N:

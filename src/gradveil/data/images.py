@@ -18,6 +18,9 @@ from gradveil.data.decode import in_test, statistics
 
 SPLITS = ("train", "test")
 CHANNELS = (1, 3)  # of gray and of color images
+MOST_CLASSES = 1_000_000  # each has a name, and so takes memory
+LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow converts to gray
+CONVERTED_AT_ONCE = 1_000
 BATCHES_AHEAD = 64  # prepared in one call: enough to keep a GPU busy, few enough for its memory
 
 
@@ -132,9 +135,6 @@ def _replaced(
             f"0 to {len(made.classes) - 1}"
         )
     return made
-
-
-MOST_CLASSES = 1_000_000  # each has a name, and so takes memory
 
 
 def _class_names(classes: int | Sequence[str], name: str) -> tuple[str, ...]:
@@ -274,9 +274,6 @@ def _item(item: object, number: int, name: str) -> tuple[Tensor, Tensor]:
     )
 
 
-LUMA = (0.299, 0.587, 0.114)  # ITU-R 601, as Pillow converts to gray
-
-
 def with_channels(images: Images, channels: int) -> Images:
     """Return gray images as color ones of three equal planes, or color ones as gray."""
     if channels not in CHANNELS:
@@ -299,9 +296,6 @@ def with_channels(images: Images, channels: int) -> Images:
     gray = torch.cat(parts)
     mean, std = statistics(gray.numpy())
     return replace(images, images=gray, mean=mean, std=std)
-
-
-CONVERTED_AT_ONCE = 1_000
 
 
 def divided(images: Images) -> tuple[Images, Images]:

@@ -118,7 +118,9 @@ class Chain(Defense):
         steps = [
             step for member in self.members if (step := member.reveal(images, rng)) is not None
         ]
-        return steps[0] if len(steps) == 1 else partial(_in_turn, steps) if steps else None
+        if len(steps) < 2:
+            return steps[0] if steps else None
+        return partial(_in_turn, steps)
 
     def parts(self) -> tuple[Defense, ...]:
         return self.members
@@ -136,7 +138,9 @@ class Chain(Defense):
 def chain(defenses: Sequence[Defense]) -> Defense:
     """Return one defense for a list: chains in it are opened, and a single one stays itself."""
     made = Chain(tuple(defenses))
-    return made if len(made.members) > 1 else made.members[0] if made.members else Defense()
+    if len(made.members) < 2:
+        return made.members[0] if made.members else Defense()
+    return made
 
 
 def check_length(parts: int) -> None:

@@ -1,6 +1,9 @@
 """Sharing the largest entries of a gradient: the rest is dropped, or fed back in later rounds."""
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -10,7 +13,8 @@ from gradveil.core.boundary import check_fields
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Gradients, Knowledge
 from gradveil.defenses.base import Defense, Moment, Seam, State
-from gradveil.defenses.selection import count_dropped, keep_largest
+
+ROUNDS = ((20, 11), (10, 10), (0, 10))  # bits below those counted, and how many are counted
 
 
 @dataclass(frozen=True)
@@ -144,6 +148,60 @@ def kept(values: Tensor, share: float) -> Tensor:
     equal, above = magnitudes == threshold, magnitudes > threshold
     first = dropped - (magnitudes.numel() - equal.sum() - above.sum())
     return (above | (equal & (equal.cumsum(0, dtype=torch.int32) > first))).view_as(values)
+
+
+def count_dropped(size: int, share: float) -> int:
+    """Return how many of `size` entries the share is, rounded down; at least one entry stays."""
+    return min(math.floor(round(share * size, 6)), size - 1)
+
+
+def keep_largest(values: Sequence[Tensor], share: float) -> list[Tensor]:
+    """Return the masks of `kept` for tensors of float32 on one device, by counting bits.
+
+    The bits of magnitudes, read as integers, have their order. A histogram of the first bits tells
+    in which bin a rank lies; histograms of the next bits, among the entries of that bin, tell the
+    rest. Each round serves all tensors, and none asks the device for a value. A NaN counts as
+    larger than any number.
+    """
+    sizes = tuple(value.numel() for value in values)
+    owner, starts, rank = _ranks(sizes, share, values[0].device)
+    bits = torch.cat([value.detach().flatten() for value in values]).abs().view(torch.int32)
+    prefix = torch.zeros_like(rank)
+    alive = torch.ones_like(bits)
+    for shift, wide in ROUNDS:
+        parts = bits >> shift
+        if shift + wide < 31:  # else all entries take part
+            alive = ((parts >> wide) == prefix[owner]).to(torch.int32)
+        bins = 1 << wide
+        index = (parts & (bins - 1)) + owner * bins
+        counts = torch.zeros(len(sizes) * bins, dtype=torch.int32, device=bits.device)
+        counts = counts.scatter_add_(0, index, alive).view(-1, bins)
+        reached = counts.cumsum(1)
+        chosen = (reached < rank[:, None]).sum(1, keepdim=True)
+        rank = rank - (reached - counts).gather(1, chosen)[:, 0]
+        prefix = prefix * bins + chosen[:, 0]
+    # `prefix` is now the threshold, and `rank` how many of the entries equal to it go.
+    limit = prefix[owner]
+    equal = bits == limit
+    order = equal.cumsum(0)
+    before = (order - equal.to(order.dtype))[starts]
+    mask = (bits > limit) | (equal & (order > (before + rank)[owner]))
+    return [part.view_as(value) for part, value in zip(mask.split(sizes), values, strict=True)]
+
+
+@lru_cache(maxsize=2)
+def _ranks(
+    sizes: tuple[int, ...], share: float, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the tensor of each entry, the first entry of each tensor, and how many of it go.
+
+    Kept, because copying them to a device waits for it.
+    """
+    counts = torch.tensor(sizes)
+    owner = torch.repeat_interleave(counts)
+    rank = torch.tensor([count_dropped(size, share) for size in sizes])
+    first = counts.cumsum(0) - counts
+    return owner.to(device), first.to(device), rank.to(device)
 
 
 def check_share(share: float, name: str) -> None:

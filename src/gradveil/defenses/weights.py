@@ -9,6 +9,7 @@ from torch import nn
 
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import ImageShape
+from gradveil.defenses.applied import protected_model
 from gradveil.defenses.base import Defense
 from gradveil.defenses.chain import THEN
 from gradveil.defenses.registry import REGISTRY
@@ -34,6 +35,16 @@ def load_weights(
             return load_checkpoint(path, model), False
         except GradveilError:
             raise error from None
+
+
+def first_model(
+    start: Path | None, model: nn.Module, defense: Defense, image_shape: ImageShape
+) -> nn.Module:
+    """Return the protected model before its training, with the weights that it starts from."""
+    protected = False
+    if start is not None:
+        model, protected = load_weights(start, model, defense, image_shape)
+    return model if protected else protected_model(defense, model, image_shape)
 
 
 def trained_under(facts: Mapping[str, Any]) -> str | None:

@@ -161,22 +161,24 @@ class _OtherPrograms:
 
     def __call__(self) -> float:
         now = self._times()
-        passed, spent, own = (after - before for after, before in zip(now, self._last, strict=True))
+        passed, spent, ours = (
+            after - before for after, before in zip(now, self._last, strict=True)
+        )
         if passed >= LOOK:
-            self._cores, self._last = max(0.0, (spent - own) / passed), now
+            self._cores, self._last = max(0.0, (spent - ours) / passed), now
         return self._cores
 
     @staticmethod
     def _times() -> tuple[float, float, float]:
         """Return the clock, and the seconds of the processor of all programs and of this one."""
-        own = time.process_time()
+        ours = time.process_time()
         try:
             first = Path("/proc/stat").read_text().split("\n", 1)[0]
             user, nice, system, _, _, *others = map(int, first.split()[1:9])
             spent = (user + nice + system + sum(others)) / os.sysconf("SC_CLK_TCK")
         except (OSError, ValueError):  # not on Linux
-            spent = own
-        return time.perf_counter(), spent, own
+            spent = ours
+        return time.perf_counter(), spent, ours
 
 
 _OTHERS = _OtherPrograms()

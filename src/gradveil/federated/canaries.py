@@ -85,8 +85,8 @@ class Lineup:
         images = found.images.detach().cpu().float().clamp(0, 1)
         moved = seen_from_everywhere(images).flatten(0, 1)
         transform = None if found.aims_at == "original" else planted.transform(defense)
-        own = torch.tensor([planted.number])
-        (likeness,) = self._likeness(moved, transform, planted, own).tolist()
+        itself = torch.tensor([planted.number])
+        (likeness,) = self._likeness(moved, transform, planted, itself).tolist()
         if not likeness > 0:  # a flat image resembles none
             return False
         return not any(

@@ -3,7 +3,7 @@
 import copy
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -110,23 +110,9 @@ def guard(
     check_batch(Batch(images, labels), classes, "canaries")
     if len(images) < max(count, 2):
         raise GradveilError(f"canaries: {len(images)} images; give at least {max(count, 2)}")
-    luck = 1 - (1 - 1 / len(images)) ** count
-    if luck > LUCK:
-        warnings.warn(
-            f"canaries: {len(images)} images make so short a line-up that one is picked out by "
-            f"luck in {luck:.0%} of rounds; give {math.ceil(count / LUCK):,} or more",
-            GradveilWarning,
-            stacklevel=3,
-        )
     acting = as_defense(defense)
-    for part in acting.parts():
-        if hasattr(part, "epsilon"):
-            warnings.warn(
-                f"defense {part}: withholding updates by what the data show voids its guarantee of "
-                "differential privacy",
-                GradveilWarning,
-                stacklevel=3,
-            )
+    for said in _doubts(len(images), count, acting):
+        warnings.warn(said, GradveilWarning, stacklevel=3)
     return Guard(
         Client(
             model,
@@ -151,6 +137,22 @@ def guard(
         seconds,
         drawn_seed(as_generator(seed, "guard")),
     )
+
+
+def _doubts(canaries: int, count: int, defense: Defense) -> Iterator[str]:
+    """Say what speaks against these settings: a line-up that luck wins, a void guarantee."""
+    luck = 1 - (1 - 1 / canaries) ** count
+    if luck > LUCK:
+        yield (
+            f"canaries: {canaries} images make so short a line-up that one is picked out by "
+            f"luck in {luck:.0%} of rounds; give {math.ceil(count / LUCK):,} or more"
+        )
+    for part in defense.parts():
+        if hasattr(part, "epsilon"):
+            yield (
+                f"defense {part}: withholding updates by what the data show voids its guarantee of "
+                "differential privacy"
+            )
 
 
 class Reason(NamedTuple):

@@ -10,7 +10,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from gradveil.attacks import Attack
-from gradveil.core.boundary import check_fields, check_shown
+from gradveil.core.boundary import check_fields, check_least, check_shown
 from gradveil.core.errors import GradveilError
 from gradveil.core.formats import FederationSettings
 from gradveil.core.job_folder import Kind
@@ -18,7 +18,7 @@ from gradveil.core.seeds import generator
 from gradveil.data import Images
 from gradveil.defenses import Defense, chain
 from gradveil.defenses.applied import check_defense, protected_model
-from gradveil.defenses.weights import load_weights
+from gradveil.defenses.weights import first_model
 from gradveil.federated.partition import Equal, Graph, Partition
 from gradveil.models import NormalizedName
 from gradveil.training.job import Recipe, TrainingJob
@@ -92,10 +92,7 @@ class FederationJob:
         check_fields(self)
         check_defense(self.defense)
         check_shown(self.defense, "__str__", "defense")
-        for name in ("clients", "rounds", "batch_size", "audited"):
-            if getattr(self, name) < 1:
-                value = getattr(self, name)
-                raise GradveilError(f"{name.replace('_', ' ')} {value}: it must be at least 1")
+        check_least(self, dict.fromkeys(("clients", "rounds", "batch_size", "audited"), 1))
         if not 0 < self.fraction <= 1:
             raise GradveilError(f"fraction {self.fraction:g}: choose above 0 and at most 1")
         outside = [number for number in self.spy_rounds if not 1 <= number <= self.rounds]
@@ -111,10 +108,7 @@ class FederationJob:
     def _check_local(self) -> None:
         if self.local_epochs is not None and self.local_steps is not None:
             raise GradveilError("local epochs and local steps: give one of them")
-        for name in ("local_epochs", "local_steps"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise GradveilError(f"{name.replace('_', ' ')} {value}: it must be at least 1")
+        check_least(self, {"local_epochs": 1, "local_steps": 1})
         for part in self.defense.parts():
             if part.repasses and not self.one_gradient:
                 raise GradveilError(
@@ -214,9 +208,9 @@ class FederationJob:
         Batches go through the client's share, which is shuffled anew after each pass.
         """
         size = min(self.batch_size, len(share))
-        passes, place = divmod(number - 1, len(share) // size)
+        passes, turn = divmod(number - 1, len(share) // size)
         order = torch.randperm(len(share), generator=generator(self.seed, "order", client, passes))
-        return share[order[place * size : (place + 1) * size]]
+        return share[order[turn * size : (turn + 1) * size]]
 
     def local_batches(self, share: Tensor, client: int, number: int) -> list[Tensor]:
         """Return the batches of a client's own training in this round, by the images' numbers."""
@@ -269,12 +263,8 @@ def make_model(job: FederationJob, train: Images) -> nn.Module:
 
 def make_first_model(job: FederationJob, train: Images) -> nn.Module:
     """Return the model before the first round: untrained, or with the weights to start from."""
-    if job.start is None:
-        return make_model(job, train)
     shape = train.channels, train.size, train.size
-    plain = candidate(job.model, train, job.seed)
-    model, protected = load_weights(job.start, plain, job.inside, shape)
-    return model if protected else protected_model(job.inside, model, shape)
+    return first_model(job.start, candidate(job.model, train, job.seed), job.inside, shape)
 
 
 def make_shares(job: FederationJob, train: Images) -> list[Tensor]:

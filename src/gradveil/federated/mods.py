@@ -177,8 +177,9 @@ def _joined(mods: Sequence[Defend]) -> Defense:
 
     def order(defense: Defense) -> tuple[int, str]:
         parts = defense.parts()
-        clips, noisy = any(part.clips for part in parts), any(part.noisy for part in parts)
-        return (2 if noisy else 0 if clips else 1), str(defense)
+        if any(part.noisy for part in parts):
+            return 2, str(defense)
+        return (0 if any(part.clips for part in parts) else 1), str(defense)
 
     return chain(sorted((mod.defense for mod in mods), key=order))
 

@@ -99,7 +99,7 @@ class ByClass(Partition):
         classes = classes[torch.randperm(len(classes), generator=rng)].tolist()
         count = min(self.count, len(classes))
         wanted = [
-            {classes[(number * count + place) % len(classes)] for place in range(count)}
+            {classes[(number * count + turn) % len(classes)] for turn in range(count)}
             for number in range(clients)
         ]
         shares: list[list[Tensor]] = [[] for _ in range(clients)]
@@ -107,8 +107,8 @@ class ByClass(Partition):
             owners = [number for number in range(clients) if label in wanted[number]]
             members = (labels == label).nonzero().flatten()
             members = members[torch.randperm(len(members), generator=rng)]
-            for place, owner in enumerate(owners):
-                shares[owner].append(members[place :: len(owners)])
+            for turn, owner in enumerate(owners):
+                shares[owner].append(members[turn :: len(owners)])
         return _shuffled([torch.cat(share) for share in shares], seed)
 
     def __str__(self) -> str:

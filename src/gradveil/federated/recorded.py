@@ -310,8 +310,8 @@ def foresee_victims(
     updates = [
         Update(group[0], number, {}, {}, job.one_gradient, 0.0)
         if job.average_of is None
-        else Update(f"average-{place}", number, {}, {}, job.one_gradient, 0.0, group)
-        for place, group in enumerate(groups)
+        else Update(f"average-{index}", number, {}, {}, job.one_gradient, 0.0, group)
+        for index, group in enumerate(groups)
     ]
     return _choose(job, number, updates, shares, train)
 

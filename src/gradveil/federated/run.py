@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import torch
 from msgspec import to_builtins
@@ -125,10 +126,10 @@ def federate(
     The clients train on the processor; `device` is that of the audits. `engine` runs the clients in
     another way than Flower's simulation.
     """
-    out, place = Path(out), None if root is None else Path(root)
+    out, root = Path(out), None if root is None else Path(root)
     FEDERATION.refuse_other(out, job.settings())
     refuse_held(out, FEDERATING)
-    splits = job.splits(place)
+    splits = job.splits(root)
     train, test = splits
     model = make_first_model(job, train)
     shares = make_shares(job, train)  # a division that cannot be is refused before anything starts
@@ -139,7 +140,7 @@ def federate(
         claim(out, job.settings(), PARTS)
         try:
             if not (out / FINAL).is_file():
-                _train(job, out, place, model, test, progress, engine or simulate)
+                _train(job, out, root, model, test, progress, engine or simulate)
             _clear(out)  # also where a run was killed just before
         except RAISED:
             remove_empty(out / STATES)
@@ -292,7 +293,12 @@ def _train(
                 )
     finally:
         bar.stop()
-    facts = {
+    save_checkpoint(out / FINAL, model, _facts(job, history))
+
+
+def _facts(job: FederationJob, history: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Return what is saved with the final weights."""
+    return {
         "model": job.training.model_name,
         "data": job.settings()["data"],
         "defense": str(job.defense),
@@ -300,10 +306,9 @@ def _train(
         "seed": job.seed,
         "step": job.rounds,
         "test_accuracy": history[-1]["test_accuracy"],
-        "history": history,
+        "history": list(history),
         **({} if job.start is None else {"start": str(job.start)}),
     }
-    save_checkpoint(out / FINAL, model, facts)
 
 
 def _clear(out: Path) -> None:

@@ -141,23 +141,14 @@ def make_app_audit(
         )
     pool, public = splits
     updates = read_round(spied, number)
-    found = {update.client: _read(update, truth, pool, resized) for update in updates}
-    known = {name: batch for name, batch in found.items() if batch is not None}
-    if not known:
-        there = (
-            ", ".join(member for update in updates for member in members_of(update)) or "no client"
-        )
-        raise GradveilError(
-            f"--client-images {shown(truth)} has no images of round {number}, which is of {there}: "
-            "a folder with a folder for each class, or a .npz with images and labels, for each"
-        )
+    known = _read_all(updates, number, truth, pool, resized)
     everyone, numbers = _together(known, pool)
     chosen = alike([each for each in updates if each.client in known], numbers, audited)
     network = build_for(model, pool, check=False)
     victims = _victims(chosen, known, numbers, protocol, network)
     images, count = lined_up(victims, everyone)
     record = make_record(victims, everyone, lambda name: generator(seed, "client", name), True)
-    absent = [name for name in found if name not in known]
+    absent = [update.client for update in updates if update.client not in known]
     notes = [
         victims.note,
         sham_words(victims, defense),
@@ -190,6 +181,22 @@ class Known(NamedTuple):
     images: Tensor
     labels: Tensor
     sizes: list[int]
+
+
+def _read_all(
+    updates: Sequence[Update], number: int, truth: Path, pool: Images, resized: bool
+) -> dict[str, Known]:
+    """Return what is behind the updates of a round, by client; an error where it is nothing."""
+    found = {update.client: _read(update, truth, pool, resized) for update in updates}
+    known = {name: batch for name, batch in found.items() if batch is not None}
+    if not known:
+        there = ", ".join(name for update in updates for name in members_of(update))
+        raise GradveilError(
+            f"--client-images {shown(truth)} has no images of round {number}, which is of "
+            f"{there or 'no client'}: a folder with a folder for each class, or a .npz with images "
+            "and labels, for each"
+        )
+    return known
 
 
 def _read(update: Update, truth: Path, pool: Images, resized: bool) -> Known | None:

@@ -21,7 +21,7 @@ from gradveil.audits.certificates import (
 from gradveil.report.answer import baseline
 from gradveil.report.audit import ATTACKER, DEFENSE
 from gradveil.report.layout import Fitted
-from gradveil.report.markup import Html, breakable, element, joined
+from gradveil.report.markup import Html, breakable, element, joined, scrolled
 from gradveil.report.provenance import images_words
 
 UNKNOWN = "unknown"
@@ -353,14 +353,7 @@ def certificate_section(
         *(element("tbody", *_page_rows(name_of(case), made, columns)) for case, made in found),
         class_="bounds",
     )
-    region = element(
-        "div",
-        table,
-        class_="scroll",
-        tabindex="0",
-        role="region",
-        aria_label="Table of certificates",
-    )
+    region = scrolled(table, "Table of certificates")
     notes = [(name_of(case), _page_words(made)) for case, made in found]
     words = [element("li", f"{name}: {said}") for name, said in notes if said]
     lines = element("ul", *words, class_="lines") if words else None

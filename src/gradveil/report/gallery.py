@@ -13,7 +13,7 @@ from gradveil.audits import CaseResult, Record
 from gradveil.audits.records import images_path, load_images
 from gradveil.core.files import MissingFileError
 from gradveil.report.answer import leakage
-from gradveil.report.markup import Html, breakable, element, joined
+from gradveil.report.markup import Html, breakable, element, joined, scrolled
 from gradveil.report.pictures import as_picture, caption
 
 FILMS = 8  # images with a film
@@ -142,8 +142,7 @@ def films(cases: Sequence[tuple[str, CaseResult]], budget: Budget) -> Html | Non
             "in this table; all are below it."
         )
         note = element("p", words, class_="note")
-    region = element("div", table, class_="scroll", tabindex="0", role="region", aria_label="films")
-    return joined([region, note])
+    return joined([scrolled(table, "films"), note])
 
 
 def slider() -> Html:

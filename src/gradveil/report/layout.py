@@ -26,9 +26,9 @@ WORD = 26  # letters: a longer word may be broken at the third kind of position
 NARROWEST = 8
 
 
-def broken(text: str, width: int, breaks: Sequence[re.Pattern[str]] = BREAKS) -> list[str]:
+def broken(text: str, width: int) -> list[str]:
     """Break a text into lines; a piece wider than a line is broken at the next kind of position."""
-    return [line.rstrip() for line in _broken(text, width, breaks) if line.strip()] or [""]
+    return [line.rstrip() for line in _broken(text, width, BREAKS) if line.strip()] or [""]
 
 
 def _broken(text: str, width: int, breaks: Sequence[re.Pattern[str]]) -> list[str]:

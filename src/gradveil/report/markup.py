@@ -55,6 +55,11 @@ def joined(parts: Iterable[object], between: str = "") -> Html:
     return Html(between.join(escaped(part) for part in parts if part is not None))
 
 
+def scrolled(table: Html, label: str, kind: str = "scroll") -> Html:
+    """Return a table in a region that scrolls where the page is narrow, by keys too."""
+    return element("div", table, class_=kind, tabindex="0", role="region", aria_label=label)
+
+
 def data_block(name: str, value: Any) -> Html:
     """Return JSON in an element that no browser runs, and that no text within can end."""
     text = json.dumps(value, allow_nan=False, separators=(",", ":")).translate(SCRIPT)

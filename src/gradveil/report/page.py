@@ -26,9 +26,8 @@ from gradveil.report.curves import Curves
 from gradveil.report.gallery import ALL_BYTES, Budget, films, gallery, slider
 from gradveil.report.glossary import glossary_section
 from gradveil.report.markup import Html, data_block, element, joined, prose
-from gradveil.report.page_settings import settings_section
 from gradveil.report.page_table import figure_table
-from gradveil.report.provenance import published
+from gradveil.report.provenance import published, settings_section
 from gradveil.report.search import search_in_words
 from gradveil.report.tables import csv_text, flat_rows
 from gradveil.report.verdict import Decision

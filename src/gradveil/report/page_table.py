@@ -1,12 +1,12 @@
 """The page's table of every figure: sorted and filtered by the page's script."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gradveil.audits import AuditResult
 from gradveil.audits.results import TESTED
 from gradveil.report.audit import number
-from gradveil.report.markup import Html, breakable, element, joined
+from gradveil.report.markup import Html, breakable, element, joined, scrolled
 from gradveil.report.tables import flat_rows
 
 TABLE = {
@@ -44,6 +44,9 @@ NUMBERS = (
     "accuracy",
 )
 
+Line = dict[str, tuple[str, Any]]
+"""The cells of a line: the words, and the value that they are sorted by."""
+
 
 def figure_table(results: Mapping[str, AuditResult], with_folders: bool) -> Html:
     """Return the table of every figure, with its filters and downloads.
@@ -62,27 +65,22 @@ def figure_table(results: Mapping[str, AuditResult], with_folders: bool) -> Html
         )
         for name in names
     ]
-    rows = [
-        element(
-            "tr",
-            *(
-                element(
-                    "td",
-                    line[name][0] if name in NUMBERS else breakable(line[name][0]),
-                    data_value=line[name][1],
-                    class_="number" if name in NUMBERS else None,
-                )
-                for name in names
-            ),
-            data_kind=line["kind"][0],
-            class_="strongest" if line["strongest"][0] else None,
-        )
-        for line in lines
-    ]
+    table = element(
+        "table",
+        element("thead", element("tr", *heads)),
+        element("tbody", *(_row(line, names) for line in lines)),
+        id="rows",
+        class_="data",
+    )
+    return joined([_tools(lines), scrolled(table, "Table of figures", "scroll figures")])
+
+
+def _tools(lines: Sequence[Line]) -> Html:
+    """Return the filters and downloads above the table."""
     kinds = dict.fromkeys(line["kind"][0] for line in lines)
     choices = [element("option", "all kinds", value="")]
     choices += [element("option", kind, value=kind) for kind in kinds]
-    tools = element(
+    return element(
         "div",
         element("label", "Filter ", element("input", type="search", id="filter")),
         element("label", "Kind ", element("select", *choices, id="kinds")),
@@ -91,29 +89,26 @@ def figure_table(results: Mapping[str, AuditResult], with_folders: bool) -> Html
         element("span", f"{len(lines)} rows", id="count", role="status"),
         class_="tools",
     )
-    table = element(
-        "table",
-        element("thead", element("tr", *heads)),
-        element("tbody", *rows),
-        id="rows",
-        class_="data",
-    )
-    region = element(
-        "div",
-        table,
-        class_="scroll figures",
-        tabindex="0",
-        role="region",
-        aria_label="Table of figures",
-    )
-    return joined([tools, region])
 
 
-def _table_line(line: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    """Return the cells of a line: the words, and the value that they are sorted by."""
-    made: dict[str, tuple[str, Any]] = {
-        key: ("" if value is None else str(value), value) for key, value in line.items()
-    }
+def _row(line: Line, names: Sequence[str]) -> Html:
+    """Return a line as a row of the table."""
+    cells = [
+        element(
+            "td",
+            line[name][0] if name in NUMBERS else breakable(line[name][0]),
+            data_value=line[name][1],
+            class_="number" if name in NUMBERS else None,
+        )
+        for name in names
+    ]
+    marked = "strongest" if line["strongest"][0] else None
+    return element("tr", *cells, data_kind=line["kind"][0], class_=marked)
+
+
+def _table_line(line: Mapping[str, Any]) -> Line:
+    """Return the cells of a row of figures."""
+    made: Line = {key: ("" if value is None else str(value), value) for key, value in line.items()}
     made["defense"] = (f"{line['defense']}{', clean gradient' if line['clean'] else ''}",) * 2
     made["strongest"] = ("strongest" if line["strongest"] else "", line["strongest"])
     share = line["identified"] / line["n"]

@@ -160,10 +160,10 @@ def _leak_point(case: CaseResult, x: float, name: str, color: int, row: Row, ids
     return Point(x, share, tip, low, high, "", color, ids.get(id(case)))
 
 
-def _color(case: CaseResult, place: int) -> int:
+def _color(case: CaseResult, number: int) -> int:
     """Return the number of a color in the style sheet."""
     others = [color for color in range(1, COLORS + 1) if color != NO_DEFENSE]
-    return NO_DEFENSE if case.defense == "none" else others[place % len(others)]
+    return NO_DEFENSE if case.defense == "none" else others[number % len(others)]
 
 
 def _luck(rows: Sequence[Row]) -> tuple[float, str]:
@@ -181,10 +181,10 @@ def accuracy_plot(cases: Sequence[tuple[str, CaseResult]], ids: Ids) -> Html | N
     if len({case.model.accuracy for _, case in known if case.model}) < 2:
         return None
     points, legend = [], []
-    for place, (name, case) in enumerate(known):
+    for number, (name, case) in enumerate(known):
         assert case.model is not None
         marked = name + ("" if case.trained_so else " *")
-        color = _color(case, place if len(known) <= COLORS else 0)
+        color = _color(case, number if len(known) <= COLORS else 0)
         points.append(_leak_point(case, case.model.accuracy, marked, color, case.strongest, ids))
         legend.append((f"color{color}", marked))
     if len(known) > COLORS:
@@ -220,8 +220,8 @@ def training_plot(result: AuditResult, ids: Ids) -> Html | None:
     if len(steps) < 2:
         return None
     made, legend = [], []
-    for place, (label, line) in enumerate(lines.items()):
-        color = _color(line[0][1], place)
+    for number, (label, line) in enumerate(lines.items()):
+        color = _color(line[0][1], number)
         line.sort(key=lambda pair: pair[0])
         points = [
             _leak_point(case, step, f"{label}, step {step}", color, case.strongest, ids)

@@ -1,7 +1,10 @@
-"""Where the figures come from: settings, digests, versions, and the command to run again."""
+"""Where the figures come from: settings, digests, versions, and the command to run again.
+
+`settings_section` is the last section of the page.
+"""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ from gradveil.audits import AuditResult, CaseResult
 from gradveil.audits.attackers import AUTO
 from gradveil.data import catalog
 from gradveil.federated.spied import SENT
+from gradveil.report.markup import Html, element, joined
 from gradveil.search import SearchResult
 from gradveil.search.job import FOLDER as SEARCH
 
@@ -56,6 +60,63 @@ def images_words(settings: Mapping[str, Any], count: int) -> str:
     data, split = str(settings["data"]), settings.get("split", "test")
     has_splits = published(data) or data.startswith("folder:")
     return f"{count} of {data} {split}" if has_splits else f"{count}"
+
+
+def settings_section(
+    runs: Mapping[str, AuditResult],
+    search: SearchResult | None,
+    name_of: Callable[[CaseResult], str],
+) -> Html:
+    """Return the settings of all runs and cases, each with the command that makes it again."""
+    parts: list[Html | None] = []
+    if search is not None:
+        parts += [_again(search_command(search)), _pairs(settings_lines(search.settings))]
+    for name, run in runs.items():
+        parts.append(element("h3", name) if len(runs) > 1 else None)
+        if search is None:
+            parts += [
+                _again(command(run), is_spied(run)),
+                _scored(run),
+                _pairs(settings_lines(run.settings)),
+            ]
+        for case in run.cases:
+            inner = _pairs(case_lines(case))
+            parts.append(element("details", element("summary", name_of(case)), inner))
+    return joined(parts)
+
+
+def _again(command: str | None, spied: bool = False) -> Html:
+    """Show the command that makes a run again, or say why there is none."""
+    if command is None:
+        words = "It was made of Python objects: make the same call again with these settings."
+        if spied:
+            words = (
+                "It attacked updates that a spy kept: train with the same settings again, or "
+                "attack what the spy kept by gradveil audit --flower."
+            )
+        return element("p", words)
+    copy = element("button", "Copy", type="button", class_="copy")
+    return element("div", element("pre", command, tabindex="0"), copy, class_="command")
+
+
+def _scored(run: AuditResult) -> Html | None:
+    """Say what a command with policies as text leaves out."""
+    if not run.settings.get("scored"):
+        return None
+    words = (
+        "Policies stand here as text. Name the policies.toml of their search in their place: it "
+        "tells which images the search has used, and without it other images are drawn."
+    )
+    return element("p", words)
+
+
+def _pairs(lines: Sequence[tuple[str, str]]) -> Html:
+    """Show names with their values as a table."""
+    rows = [
+        element("tr", element("th", name, scope="row"), element("td", value))
+        for name, value in lines
+    ]
+    return element("div", element("table", *rows, class_="pairs"), class_="scroll")
 
 
 def settings_lines(settings: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -114,8 +175,10 @@ def search_command(search: SearchResult) -> str | None:
         option = key.replace("_", "-")
         if key in FACTS:
             continue
-        if isinstance(value, bool):
-            words += [f"--{option}"] if value else ["--no-augment"] if key == "augment" else []
+        if value is True:
+            words.append(f"--{option}")
+        elif value is False:
+            words += ["--no-augment"] if key == "augment" else []
         elif value is not None:
             words += [f"--{option}", str(value)]
     return shlex.join((*words, "--out", FOLDER))

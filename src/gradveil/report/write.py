@@ -89,7 +89,7 @@ def write_report(
         raise GradveilError(
             f"{shown(cells[0])} holds a cell alone: give the folder of an audit or a search too"
         )
-    target = Path(out) if out is not None else folders[0] if len(folders) == 1 else Path(SEVERAL)
+    target = folders[0] if len(folders) == 1 else Path(SEVERAL)
     folders = [run for folder in folders for run in _audits_in(folder)]
     search = None
     results = {}
@@ -99,7 +99,7 @@ def write_report(
     advice = _advice(folders[0]) if len(folders) == 1 else []
     return write_files(
         _corrected(results),
-        target,
+        target if out is None else Path(out),
         asked,
         found,
         with_pictures,

@@ -1,9 +1,8 @@
 """Scores: how much of the private images a reconstruction shows, and how good a policy is."""
 
 from gradveil.scores.accuracy import AccuracyScorer, accuracy_score
-from gradveil.scores.blind import over_blind
 from gradveil.scores.identification import assign, identify, rank, rank_among, signatures
-from gradveil.scores.images import mse, psnr, psnr_affine, ssim
+from gradveil.scores.images import mse, over_blind, psnr, psnr_affine, ssim
 from gradveil.scores.privacy import PrivacyScorer, privacy_score
 from gradveil.scores.scorer import Estimate, Scorer
 

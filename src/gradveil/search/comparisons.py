@@ -145,7 +145,9 @@ def _headline(compared: Sequence[Comparison]) -> Comparison:
 
 def _side(test: Comparison, cutoff: float) -> str:
     """Name the side on which a test rejects; empty where it does on none."""
-    return "less" if test.less <= cutoff else "more" if test.more <= cutoff else ""
+    if test.less <= cutoff:
+        return "less"
+    return "more" if test.more <= cutoff else ""
 
 
 def saturated(test: Comparison) -> bool:

@@ -1,7 +1,6 @@
 """The result of a search: its policies, what was measured of them, and the files that hold both."""
 
 import csv
-import html
 import io
 import json
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from gradveil.core.errors import GradveilError, unknown
 from gradveil.core.files import MissingFileError, remove_unfinished, shown, write_text
 from gradveil.core.formats import FoundPolicy, Quantity, Savings, SearchFile, SearchSettings
 from gradveil.core.reading import check_format, convert, read_json
-from gradveil.core.text import SafeConsole, on_one_line
+from gradveil.core.text import SafeConsole, as_html, html_table, on_one_line
 from gradveil.core.toml import toml_lines
 from gradveil.scores.scorer import Estimate
 from gradveil.search.job import FOLDER, RESULT
@@ -149,9 +148,8 @@ class SearchResult:
         """Return the same table for a notebook."""
         heads, rows = policy_cells(self.kept)
         heads = [head.replace("\n", ", ") for head in heads]
-        lines = [_html_row("th", heads), *(_html_row("td", cells) for cells in rows)]
-        about = "".join(f"<p>{_html(line)}</p>" for line in self._about)
-        return f"<table><caption>{_html(self._title)}</caption>{''.join(lines)}</table>{about}"
+        about = "".join(f"<p>{as_html(line)}</p>" for line in self._about)
+        return html_table(heads, rows, self._title) + about
 
     @property
     def _title(self) -> str:
@@ -260,14 +258,6 @@ def policy_cells(policies: Sequence[TriedPolicy]) -> tuple[list[str], list[list[
         for rank, tried in enumerate(policies, start=1)
     ]
     return ["", "policy", "trial", *heads], rows
-
-
-def _html_row(tag: str, cells: Sequence[str]) -> str:
-    return "<tr>" + "".join(f"<{tag}>{_html(cell)}</{tag}>" for cell in cells) + "</tr>"
-
-
-def _html(text: str) -> str:
-    return html.escape(on_one_line(text))
 
 
 def trials_text(result: SearchResult) -> str:

@@ -22,8 +22,8 @@ from gradveil.core.seeds import generator
 from gradveil.core.types import Batch
 from gradveil.data.images import Images, as_images
 from gradveil.defenses import Defense, as_defense
-from gradveil.defenses.applied import protected_batch, protected_model
-from gradveil.defenses.weights import load_weights
+from gradveil.defenses.applied import protected_batch
+from gradveil.defenses.weights import first_model
 from gradveil.engine.device import find_device
 from gradveil.models import NormalizedName, build_for
 from gradveil.models.accuracy import measure_accuracy
@@ -135,11 +135,7 @@ def train(
     shape = train_split.channels, train_split.size, train_split.size
     plain = candidate(job.model, train_split, job.seed)
     _refuse_other_types(plain)
-    if job.start is None:
-        model = protected_model(job.defense, plain, shape)
-    else:
-        model, protected = load_weights(job.start, plain, job.defense, shape)
-        model = model if protected else protected_model(job.defense, model, shape)
+    model = first_model(job.start, plain, job.defense, shape)
     if model is not plain:
         check_fit(model, train_split, f"of defense {job.defense}", penalties(model))
     if (out / FINAL).is_file():

@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import torch
 from torch import nn
 
 from gradveil.attacks import Attack, GradientMatching, adam_cosine
@@ -29,14 +31,18 @@ from gradveil.search.services import (
     claimed,
     make_engine,
 )
-from gradveil.search.space import Drawn, FinishedTrial
+from gradveil.search.space import Drawn, FinishedTrial, Trial
+from gradveil.search.trials import TrialLoop, Values
 from gradveil.transforms import Policy
 from gradveil.tuning.job import ATTACK, FOLDER, TuningJob
-from gradveil.tuning.loop import OBJECTIVE, Loop, best_of
 from gradveil.tuning.results import TuningResult, compare, make_file
 from gradveil.tuning.setup import Setup
 from gradveil.tuning.space import AttackSpace
 
+if TYPE_CHECKING:  # it imports Optuna
+    from gradveil.search.study import Study
+
+OBJECTIVE = "missed"
 NOT_TOLD = ("space", "budget")  # settings that attack.toml does not repeat
 
 
@@ -151,6 +157,57 @@ def run_tuning(
                 if not (out / ATTACK).is_file():
                     _result(setup, out, done, made, (study, opened.url)).write()
         return TuningResult.read(out)
+
+
+class Loop(TrialLoop[Drawn]):
+    """The part of one process in a tuning: it tries attacks, and drops those clearly worse."""
+
+    def __init__(
+        self, job: TuningJob, space: AttackSpace, study: "Study[Drawn]", engine: Engine, bar: Bar
+    ) -> None:
+        super().__init__(study, engine, bar, job.at_once, OBJECTIVE)
+        self.job, self.space = job, space
+
+    def run(self) -> list[FinishedTrial[Drawn]]:
+        """Try all attacks; return the finished trials."""
+        self.work("tune", self.job.trials)
+        return self.study.finished(self.job.trials)
+
+    def scored(self, value: Drawn) -> object:
+        return self.space.attack(value, self.job.work)
+
+    def score(
+        self,
+        trials: Sequence[Trial[Drawn]],
+        done: Sequence[FinishedTrial[Drawn]],
+        target: int,
+    ) -> None:
+        values: dict[int, Values] = {trial.number: {} for trial in trials}
+        # Trials of the same group are no rivals, so that a tuning that was stopped in a group goes
+        # on as an unbroken one.
+        first = trials[0].number - trials[0].number % self.size
+        before = [trial for trial in done if trial.number < first]
+        alive, blocks = list(trials), range(len(self.engine.scorers["trial"].blocks))
+        for block in blocks:
+            self.measure("trial", alive, values, block)
+            if before and block != blocks[-1]:
+                rival = torch.tensor(best_of(before).values[OBJECTIVE], dtype=torch.float64)
+                alive = self.race(alive, values, rival, self.job.confidence)
+        for trial in alive:
+            self.finish(trial, "scored", values)
+
+    def news(self, done: Sequence[FinishedTrial[Drawn]]) -> str:
+        if not done:
+            return ""
+        best, dropped = best_of(done), sum(trial.state == "dropped" for trial in done)
+        said = f"best: line-up {best.mean('lineup'):.0%}, SSIM {best.mean('ssim'):.2f}"
+        return f"{said}, {dropped} dropped" if dropped else said
+
+
+def best_of(done: Sequence[FinishedTrial[Drawn]]) -> FinishedTrial[Drawn]:
+    """Return the trial that missed least of those that were scored on all images."""
+    scored = [trial for trial in done if trial.state == "scored"]
+    return min(scored, key=lambda trial: (trial.mean(OBJECTIVE), trial.number))
 
 
 def _foretell(setup: Setup, trials: int, bar: Bar, new: bool) -> None:

@@ -1,4 +1,4 @@
-"""gradveil defenses list: every defense, for people and for programs."""
+"""The lists of what there is: every defense, for people and for programs."""
 
 from typing import Any
 
