@@ -65,12 +65,13 @@ def test_the_version_is_printed(gradveil: Any) -> None:
     ("line", "says"),
     [
         ("nonsense", "No such command 'nonsense'"),
-        ("data nonsense", "No such command 'nonsense'"),
+        ("data nonsense", "No such command 'nonsense': choose from list, verify, fetch"),
         ("--nonsense", "No such option"),
         ("data list --nonsense", "No such option"),
         ("policy show", "Missing argument 'POLICY'"),
         ("data verify", "Missing argument 'NAME'"),
-        ("train --model mlp", "Missing option '--data'."),
+        ("train --model mlp", "Missing option '--data'. See `gradveil data list`, "),
+        ("audit --data d --model m --images 2 --out o", "See `gradveil attacks list`, `gradveil a"),
         ("audit", "Missing options '--data', '--model', '--attack', '--images' and '--out'."),
         ("audit --model mlp --out x --data y", "Missing options '--attack' and '--images'."),
         ("search --seed 3", "Missing options '--data', '--model' and '--out'."),
@@ -184,7 +185,7 @@ def test_without_a_command_the_help_is_shown_and_the_status_is_two(
     assert (
         outcome.status == 2
         and "Usage:" in outcome.shown
-        and outcome.said == "error: no command given: see gradveil --help\n"
+        and outcome.said == f"error: no command given: see gradveil {group} --help\n"
     )
 
 

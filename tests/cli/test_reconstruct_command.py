@@ -101,7 +101,8 @@ def test_given_images_score_what_was_found(
     assert found["scores"]["psnr"][0] > 15 and found["scores"]["ssim"][0] > 0.5
     shown = gradveil(f"reconstruct {files} {MINI} --steps 1").shown
     assert "PSNR" in shown and "SSIM" in shown
-    more = gradveil(f"reconstruct {files} {MINI} --steps 1 --size 2").error
+    assert shown.startswith("the search has ended: gradient distance ")
+    more = gradveil(f"reconstruct {files} {MINI} --steps 1 --batch-size 2").error
     assert "has 1 image(s), and the update is of 2" in more
 
 

@@ -227,8 +227,8 @@ def _equations(victim: Observation) -> tuple[Equations, str]:
     units, size = len(bias), victim.size
     if size >= units:
         raise GradveilError(
-            f"batch of {size}: features are found of fewer images than the last dense layer has "
-            f"units, {units}; choose a matching attack"
+            f"batch of {size}: features are found of fewer images than the last dense layer's "
+            f"{units} units; choose a matching attack"
         )
     if size > weight.shape[1]:
         raise GradveilError(

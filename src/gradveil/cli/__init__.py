@@ -38,6 +38,9 @@ UNEXPECTED = 70  # EX_SOFTWARE of sysexits.h: an error in the program itself
 READER_GONE = 1  # nobody reads the standard output any more, as after `| head`
 INTERRUPTED = 128 + 2  # as typer reports Ctrl-C
 
+# Commands that list what an option takes.
+LISTS = {"data": "gradveil data list", "attack": "gradveil attacks list"}
+
 LONGEST = 2_000  # letters of an error's line: it may quote an argument
 
 DEBUG = "--debug"
@@ -201,8 +204,9 @@ def _explained(error: BaseException) -> tuple[str, int]:
     # Of click's errors about usage, wherever this typer keeps click.
     usage = getattr(error, "format_message", None)
     if usage is not None:
-        said = _missing(error) or REPEATED.sub(r"\1", usage())
-        return said or "no command given: see gradveil --help", BAD_INPUT
+        said = _missing(error) or _unknown_command(error) or REPEATED.sub(r"\1", usage())
+        asked = getattr(getattr(error, "ctx", None), "command_path", app.info.name)
+        return said or f"no command given: see {asked} --help", BAD_INPUT
     said = one_line(error, 200)
     return f"unexpected {said}; run again with {DEBUG} for the traceback", UNEXPECTED
 
@@ -219,9 +223,21 @@ def _missing(error: Any) -> str:
         for each in error.ctx.command.params
         if each.required and each.name not in error.ctx.params
     ]
-    if len(absent) < 2:
+    if not absent:
         return ""
     kinds = {each.param_type_name for each in absent}
-    kind = f"{kinds.pop()}s " if len(kinds) == 1 else ""
+    kind = f"{kinds.pop()}{'s' * (len(absent) > 1)} " if len(kinds) == 1 else ""
     *names, last = (each.get_error_hint(error.ctx) for each in absent)
-    return f"Missing {kind}{', '.join(names)} and {last}."
+    named = f"{', '.join(names)} and {last}" if names else last
+    lists = [LISTS[each.name] for each in absent if each.name in LISTS]
+    see = ", ".join(f"`{line}`" for line in (*lists, f"{error.ctx.command_path} --help"))
+    return f"Missing {kind}{named}. See {see}."
+
+
+def _unknown_command(error: Any) -> str:
+    """Name the commands there are, where the one given is none of them and none is near it."""
+    groups = getattr(getattr(error.ctx, "command", None), "commands", None)
+    said = str(error.format_message())
+    if not groups or not said.startswith("No such command") or "Did you mean" in said:
+        return ""
+    return f"{said.rstrip('.')}: choose from {', '.join(groups)}"

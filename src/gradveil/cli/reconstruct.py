@@ -23,7 +23,7 @@ EXAMPLES = examples(
     "gradveil reconstruct --before r7.safetensors --after c3.safetensors --data cifar100 "
     "--model lenet --local-lr 0.01 --out found",
     "gradveil reconstruct --before a.pt --after b.npz --data folder:photos --model my.nets:make "
-    "--local-steps 5 --size 4 --out found",
+    "--local-steps 5 --batch-size 4 --out found",
     "gradveil reconstruct --spy spy --round 1 --data folder:photos --model my.nets:make "
     "--local-lr 0.01 --out found",
     "gradveil reconstruct --spy spy --round 1 --data folder:photos --model my.nets:make "
@@ -88,6 +88,8 @@ def reconstruct_command(
     size: Annotated[
         int | None,
         typer.Option(
+            "--size",
+            "--batch-size",
             min=1,
             max=10_000,
             help="Images that the client trained on. Default: 1, or what a spied client said.",
@@ -288,9 +290,10 @@ def _write(
 
 def _lines(fact: dict[str, Any], named: bool) -> list[str]:
     start = f"{fact['attack']}: " if named else ""
+    ended = "the search has ended" if fact["status"] == "ok" else fact["status"]
     distance = "none" if fact["distance"] is None else f"{fact['distance']:.3g}"
     lines = [
-        f"{start}{fact['status']}: gradient distance {distance}",
+        f"{start}{ended}: gradient distance {distance}, of the updates, not of the images",
         f"labels inferred: {', '.join(fact['labels'])}",
     ]
     if "scores" in fact:
@@ -320,9 +323,7 @@ def _comparison(facts: dict[str, Any]) -> list[str]:
         for each in facts["nearest"]
     ]
     if facts["nearest"]:
-        lines.append(
-            "the distance is that of the update, not of the images; others cannot be compared"
-        )
+        lines.append("distances by other measures cannot be compared")
     return lines + [
         f"left out: {name}: {without_name(name, why)}" for name, why in facts["left_out"].items()
     ]

@@ -95,7 +95,7 @@ def search_in_words(result: SearchResult) -> list[str]:
     )
     threshold = result.settings["threshold"]
     lines = [
-        f"{len(result.trials)} policies drawn: {counts} (accuracy threshold {threshold:g}).",
+        f"{len(result.trials)} policies drawn: {counts} (inaccurate: a score below {threshold:g}).",
         "The policies kept are scored on the images they were chosen by, and so look better than "
         "they are; the audits use other images.",
     ]
