@@ -56,6 +56,7 @@ install: $(INSTALLED)
 
 # One resolve for everything: a second one could bring another torch.
 $(INSTALLED): pyproject.toml constraints.txt
+	@echo "setting up $(VENV): some minutes, and a few GB with torch"
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,docs,search,cluster,dp,flower]'
 	touch $@
