@@ -31,11 +31,16 @@ def case(
 ) -> Any:
     """A case whose strongest attack identifies the first `hits` images and fails on the last."""
     records = [
-        SimpleNamespace(image=number, ok=True, scores={"used": {"rank": 1 if number < hits else 9}})
+        SimpleNamespace(
+            image=number,
+            shared_in=number,
+            ok=True,
+            scores={"used": {"rank": 1 if number < hits else 9}},
+        )
         for number in range(IMAGES - failed)
     ]
     records += [
-        SimpleNamespace(image=number, ok=False, scores={})
+        SimpleNamespace(image=number, shared_in=number, ok=False, scores={})
         for number in range(IMAGES - failed, IMAGES)
     ]
     row = SimpleNamespace(

@@ -173,6 +173,17 @@ def test_defenses_that_leak_no_less_are_not_said_to_leak_least(tmp_path: Path) -
     assert second.startswith("None of 2 defenses leaked less; under prune:0.9 it was 8 of 16 (")
 
 
+@pytest.mark.parametrize(("left", "luck"), [(6, True), (1, False)])
+def test_a_defense_is_not_praised_for_what_may_be_luck(
+    tmp_path: Path, left: int, luck: bool
+) -> None:
+    leaking = {"none": {"dlg": 8}, "prune:0.9": {"dlg": left}, "3-1-7": {"dlg": 9}}
+    run = make_audit(tmp_path / "run", leaking, 16)
+    second = make_answer(AuditResult.read(run)).sentences[1]
+    said = ", which may be luck" if luck else ""
+    assert second.startswith(f"Of 2 defenses prune:0.9 leaked least{said}: {left} of 16 (")
+
+
 def test_the_answer_is_about_the_defense_and_not_about_its_control(tmp_path: Path) -> None:
     named, control = "3-1-7,then,clip:1", "policy:none,then,clip:1"
     run = make_audit(tmp_path / "run", {named: {"dlg": 3}, control: {"dlg": 9}}, 16)
@@ -577,6 +588,7 @@ def test_without_line_ups_the_page_speaks_of_decibels(tmp_path: Path) -> None:
     _, parsed = page(run)
     assert "reached 16.6 dB PSNR, +4.6 dB over a blind guess, on 8 pictures" in parsed.words
     assert "no line-up could be made" in parsed.words and "rank 1 of" not in parsed.words
+    assert "No line-up could be made, so there is no share of recognized pictures" in parsed.words
     assert "Leakage against accuracy" not in parsed.words
 
 

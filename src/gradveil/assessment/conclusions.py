@@ -8,9 +8,9 @@ from typing import Any
 from gradveil.assessment.job import FORMAT, THEN, AssessJob
 from gradveil.audits import AuditResult, CaseResult
 from gradveil.checks import Diagnosis
-from gradveil.report.answer import few
+from gradveil.report.answer import few, p_of_less
 from gradveil.report.write import Report
-from gradveil.stats import Difference, difference, holm, sign_test
+from gradveil.stats import Difference, difference, holm
 
 LEVEL = 0.05
 FEW_ITERATIONS = 0.25  # share of the attacks' iterations below which they may be too weak
@@ -79,7 +79,7 @@ def conclude(
     """
     now, bare, *defended = result.cases
     tested = {case.defense: case.model for case in result.cases if case.asked_step == THEN}
-    p_less = holm([_p_less(case, bare) for case in defended])
+    p_less = holm([p_of_less(case, bare) for case in defended])
     judged = tuple(
         _judged(case, bare, tested, p, job.most_loss)
         for case, p in zip(defended, p_less, strict=True)
@@ -92,21 +92,6 @@ def conclude(
     advice = [*_on_now(now), *_on_best(best, judged, bare), *_on_limits(result, now)]
     recommended = best.defense if best else None
     return Assessment(out, diagnosis, result, write(advice), judged, recommended, tuple(advice))
-
-
-def _hits(case: CaseResult) -> dict[int, float]:
-    """Return by image whether the strongest attack gave it rank 1 in its line-up.
-
-    An image that the attack failed on is left out: that says nothing of the defense.
-    """
-    row = case.strongest
-    made = [record for record in case.of("attack", row.attack) if record.ok]
-    return {r.image: float(r.scores.get(row.truth, {}).get("rank") == 1) for r in made}
-
-
-def _p_less(case: CaseResult, bare: CaseResult) -> float:
-    ours, theirs = _hits(case), _hits(bare)
-    return sign_test([theirs[image] - ours[image] for image in ours.keys() & theirs.keys()])
 
 
 def _judged(

@@ -7,11 +7,13 @@ from typing import Literal
 
 from gradveil.audits import AuditResult, CaseResult, Row
 from gradveil.audits.attackers import without_name
-from gradveil.audits.results import NO_BETTER, TOO_FEW
+from gradveil.audits.records import by_update
+from gradveil.audits.results import LEVEL, NO_BETTER, TOO_FEW
 from gradveil.core.errors import GradveilError
 from gradveil.core.types import Protocol
 from gradveil.report.audit import ORIGINAL, USED, number
 from gradveil.report.provenance import images_words
+from gradveil.stats import sign_test
 
 Tone = Literal["leak", "unclear", "none"]
 BARE = {
@@ -176,6 +178,8 @@ def _best_words(
         least = f"Under {best.name} it was"
     elif row.candidates and beside is not None and not any(_helps(each, cases) for each in others):
         least = f"None of {count} defenses leaked less; under {best.name} it was"
+    elif beside is not None and _helps(best, cases) and p_of_less(best, beside) * count >= LEVEL:
+        least = f"Of {count} defenses {best.name} leaked least, which may be luck:"
     else:
         least = f"Of {count} defenses {best.name} leaked least:"
     doubt = {
@@ -197,6 +201,27 @@ def _helps(case: CaseResult, cases: Sequence[CaseResult]) -> bool:
     """Whether a defense leaked less than its baseline."""
     beside = baseline(case, cases)
     return beside is not None and leakage(case)[0] < leakage(beside)[0]
+
+
+def p_of_less(case: CaseResult, other: CaseResult) -> float:
+    """Return the p-value, by a sign test over updates, that a case leaks less than another one."""
+    ours, theirs = _hits(case), _hits(other)
+    return sign_test([theirs[update] - ours[update] for update in ours.keys() & theirs.keys()])
+
+
+def _hits(case: CaseResult) -> dict[int, float]:
+    """Return the share of rank 1 of the strongest attack, by the first image of each update.
+
+    Images that the attack failed on are left out: that says nothing of the defense.
+    """
+    row = case.strongest
+    found = {}
+    for update in by_update(case.of("attack", row.attack)):
+        scores = [record.scores.get(row.truth, {}) for record in update if record.ok]
+        hits = [each.get("rank") == 1 or each.get("identified") == 1 for each in scores]
+        if hits:
+            found[update[0].image] = sum(hits) / len(hits)
+    return found
 
 
 def _figures(row: Row) -> str:

@@ -268,6 +268,11 @@ class Page:
             "count comes without the victim's update (blind, sham, bar), at best (ceiling), and on "
             "an easy model (positive)."
         )
+        if not any(row.candidates for _, case in self.cases for row in case.rows):
+            intro = (
+                "No line-up could be made, so there is no share of recognized pictures; the notes "
+                "on the figures say why. At the right are dB over the blind guess."
+            )
         legend = element(
             "p",
             *(
