@@ -69,7 +69,7 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
         (b'{"images": 3, "parts": [{"name": 3}]}', r"parts\[0\].name: expected str, got int"),
         (b'{"images": 3, "parts": [{}]}', r"parts\[0\].name: missing"),
         (b"{}", "images: missing"),
-        (b'{"images": 3, "extra": 1}', "extra: unknown field"),
+        (b'{"images": 3, "extra": 1}', "extra: unknown field; choose from images, parts, more"),
         (b"[1]", "expected object, got array"),
         (b'{"images": ' + b"9" * 5000 + b"}", "images: integer value out of range"),
     ],

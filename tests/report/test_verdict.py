@@ -99,9 +99,9 @@ def test_without_thresholds_a_verdict_decides_nothing_and_has_the_figures(run: P
     ("text", "says"),
     [
         ("[most]\nidentified = 2", "most.identified: expected float <= 1.0"),
-        ("[most]\nrank = 1", "most.rank: unknown field"),
+        ("[most]\nrank = 1", "most.rank: unknown field; choose from identified, "),
         ("[least]\nimages = 0", "least.images: expected int >= 1"),
-        ("identified = 0.1", "identified: unknown field"),
+        ("identified = 0.1", "identified: unknown field; choose from most, "),
         ("[most", "thresholds.toml: "),
         ('defenses = ["prune:0.5"]', "unknown defense of the thresholds 'prune:0.5': choose from"),
     ],

@@ -27,13 +27,15 @@ MOST = 4 << 20  # bytes of a JSON file, unless its reader says otherwise
 MOST_TOML = 1 << 20  # the parser is plain Python, and slow
 LONGEST_LINE = 1 << 20
 DEEPEST = 64  # brackets within brackets
+UNKNOWN = "unknown field"
+CHOICES = 12  # fields that an error names at most: files that people write have few
 DOTS = 200  # in a line of TOML: the parts of a dotted key become tables within tables
 
 _TOKENS = re.compile(rb'"(?:[^"\\]|\\.)*+"?|[\[{]|[\]}]', re.DOTALL)
 _AT = re.compile(r"(.*?)(?: - at (.*))?", re.DOTALL)
 _ABOUT_FIELD = {
     re.compile(r"Object missing required field `(.*)`", re.DOTALL): "missing",
-    re.compile(r"Object contains unknown field `(.*)`", re.DOTALL): "unknown field",
+    re.compile(r"Object contains unknown field `(.*)`", re.DOTALL): UNKNOWN,
 }
 
 
@@ -76,7 +78,7 @@ def parse_json(data: bytes, kind: Any, where: object) -> Any:
     try:
         return _decoder(kind).decode(data)
     except msgspec.ValidationError as error:
-        raise WrongTypeError(_told(error, where)) from None
+        raise WrongTypeError(_told(error, where, kind)) from None
     except (msgspec.DecodeError, RecursionError) as error:
         if b"\\ud" not in data.lower():
             raise MalformedError(where, shown(error)) from None
@@ -158,7 +160,7 @@ def convert(value: object, kind: Any, where: object) -> Any:
     except UnicodeEncodeError:
         raise WrongTypeError(f"{shown(where)}: a text that is no UTF-8 is out of place") from None
     except (msgspec.ValidationError, RecursionError) as error:
-        raise WrongTypeError(_told(error, where)) from None
+        raise WrongTypeError(_told(error, where, kind)) from None
 
 
 def check_format(found: object, known: str, where: object) -> None:
@@ -214,17 +216,31 @@ def _decoder(kind: Any) -> "msgspec.json.Decoder[Any]":
     return msgspec.json.Decoder(kind)
 
 
-def _told(error: Exception, where: object) -> str:
+def _told(error: Exception, where: object, kind: Any) -> str:
     """Put msgspec's words, such as ``Expected `int`, got `str` - at `$.images` ``, field first."""
     matched = _AT.fullmatch(str(error))
     problem, path = matched.groups() if matched else (str(error), None)
     field = (path or "").replace("`", "").replace("$.", "").replace("$", "")
     for pattern, words in _ABOUT_FIELD.items():
         if named := pattern.fullmatch(problem):
-            field, problem = f"{field}.{named[1]}".lstrip("."), words
+            choices = _fields(kind, field) if words == UNKNOWN else ""
+            field, problem = f"{field}.{named[1]}".lstrip("."), words + choices
     problem = problem.replace("`", "")
     problem = problem[:1].lower() + problem[1:]
     return ": ".join(filter(None, (shown(where), shown(field), shown(problem))))
+
+
+def _fields(kind: Any, path: str) -> str:
+    """Say which fields there are at a path of a type, where they are few."""
+    for name in filter(None, path.split(".")):
+        kind = next((each.type for each in _fields_of(kind) if each.encode_name == name), None)
+    names = [each.encode_name for each in _fields_of(kind)]
+    return f"; choose from {', '.join(names)}" if 0 < len(names) <= CHOICES else ""
+
+
+def _fields_of(kind: Any) -> "tuple[msgspec.structs.FieldInfo, ...]":
+    known = isinstance(kind, type) and issubclass(kind, msgspec.Struct)
+    return msgspec.structs.fields(kind) if known else ()
 
 
 def _too_deep(value: object) -> bool:
