@@ -180,7 +180,8 @@ def _statistics() -> str:
     )
     shams = " and ".join(row(case, "sham", "sham").lineup for case in cases)
     corrected = holm([_gain(case) for case in cases])
-    shown = "a gain is shown" if max(corrected) < LEVEL else "a gain in both is not shown"
+    count = sum(p < LEVEL for p in corrected)
+    shown = ("no gain is shown", "a gain is shown in one", "a gain is shown in both")[count]
     return (
         "A client in train mode also sends the running statistics of its batch norm. "
         f"`{SENT}`, which matches them too, finds {told} of {n}, before and after training, "
