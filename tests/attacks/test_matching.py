@@ -18,7 +18,7 @@ from gradveil.core.errors import GradveilError
 from gradveil.core.seeds import generator
 from gradveil.core.types import Protocol
 from gradveil.scores import assign, psnr
-from toys import Brittle, batch, fashion, fused_attention, leaky, observe, observe_each
+from toys import Brittle, batch, fashion, fused_attention, leaky, mlp, observe, observe_each
 
 
 def test_every_row_does_what_a_plain_loop_does_alone() -> None:
@@ -140,6 +140,21 @@ def test_a_search_that_starts_where_the_model_overflows_goes_toward_gray_at_firs
     assert all(one.status == "ok" and one.distance < 0.5 for one in later)
     alone = replace(attack, steps=80, start=Given(starts[1:2]))(seen[1:2], generator(1))
     torch.testing.assert_close(later[1].images, alone[0].images)
+
+
+class Dark(nn.Module):
+    """Hands bright images on, and infinity in place of dark ones."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.where(x.mean((1, 2, 3), keepdim=True) < 0.2, torch.inf, 1.0)
+
+
+def test_gray_is_no_black_where_the_model_does_not_normalize() -> None:
+    batch = fashion(2)
+    smooth = replace(batch, images=torch.full_like(batch.images, 0.4) + 0.1 * batch.images)
+    seen = observe_each(nn.Sequential(Brittle(), Dark(), mlp(channels=1, size=12)), smooth)
+    attack = GradientMatching(cosine, Adam(0.01), frames=0, steps=80)
+    assert all(one.status == "ok" and one.distance < 0.1 for one in attack(seen, generator(1)))
 
 
 def test_a_victim_does_not_depend_on_those_beside_it() -> None:

@@ -203,6 +203,32 @@ def test_images_that_a_user_s_layer_mixes_stay_with_their_clients(
     assert as_one_client(averaged, model, 8, (1, 2, 2)) == averaged  # images that do not fit
 
 
+class Mixed(nn.Module):
+    """A user's layer that does something to a batch."""
+
+    def __init__(self, do: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.do = do
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.do(x)
+
+
+@pytest.mark.parametrize("size", [2, 8])
+@pytest.mark.parametrize("do", [lambda x: x.cumsum(0), lambda x: x - x[:1], lambda x: x - x[-1:]])
+def test_an_image_that_changes_others_and_is_not_changed_is_mixed_with_them(
+    do: Callable[[Tensor], Tensor], size: int
+) -> None:
+    model = nn.Sequential(Mixed(do), nn.Flatten(), nn.Linear(3 * SIZE**2, CLASSES)).eval()
+    averaged = Protocol(averaged_clients=2)
+    assert as_one_client(averaged, model, size, (3, SIZE, SIZE)) == averaged
+
+
+def test_a_model_without_parameters_may_be_asked_about_too() -> None:
+    averaged = Protocol(averaged_clients=2)
+    assert as_one_client(averaged, nn.Flatten(), 8, (3, SIZE, SIZE)).averaged_clients == 1
+
+
 @pytest.mark.parametrize("train", MODES)
 def test_frozen_parameters_stay_through_the_steps(train: bool) -> None:
     model = NETS["instances"]()

@@ -113,7 +113,6 @@ def test_clients_alone_have_the_distance_at_which_a_search_ended(tmp_path: Path)
     where = heads["clients"].index("distance (median)")
     found = {(row[0], row[1]): row[where] for row in rows["clients"]}
     assert found["untrained, batch 8, 1 step, train mode", "raced"] == "0.286"
-    assert found["trained, batch 8, 4 steps, eval mode", "raced"] == "-"  # all diverged
     assert {cell == "-" for (_, attack), cell in found.items() if attack == "dense-matching"} == {
         True
     }

@@ -4,6 +4,7 @@ import tarfile
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from shutil import rmtree
@@ -336,6 +337,58 @@ def test_a_model_that_another_process_trains_is_waited_for_at_the_end(queue: Que
     outcome = queue.run(plan)
     other.join()
     assert queue.order == [2, 1] and not outcome.left
+
+
+def test_a_model_that_another_process_has_nearly_trained_is_waited_for(
+    queue: Queue, day: Day, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of its training would take longer than the time that is left."""
+    cell = trained(1, 1, 20)
+    plan = queue.plan(given("one", cell))
+    other = ExitStack()
+    other.enter_context(held(queue.workspace.work / "held" / cell.training.key, lambda _: None))
+
+    def sleep(seconds: float) -> None:
+        day.now += seconds
+        if day.now == 20:
+            day.train(cell.training, queue.workspace)
+            other.close()
+
+    monkeypatch.setattr("time.sleep", sleep)
+    day.slower = 0.1  # and so the rest of the training takes 10 s
+    outcome = queue.run(plan, minutes=1)
+    assert day.done == ["training 1", "1"] and not outcome.left
+
+
+def test_a_model_that_another_process_trains_is_not_waited_for_beyond_the_time(
+    queue: Queue, day: Day
+) -> None:
+    cell = trained(1, 1, 20)
+    with held(queue.workspace.work / "held" / cell.training.key, lambda _: None):
+        outcome = queue.run(queue.plan(given("one", cell)), minutes=1)
+    assert 40 <= day.now < 42 and outcome.left == [cell.key]
+
+
+def test_a_training_that_ends_without_weights_fails(
+    queue: Queue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of a step may be lost where the last ones are not; nothing is trained then."""
+    times: list[Training] = []
+
+    def run(training: Training, _: Workspace) -> None:
+        times.append(training)
+        assert len(times) == 1
+
+    monkeypatch.setattr(Training, "run", run)
+    cell = trained(1, 1, 20)
+    outcome = queue.run(queue.plan(given("one", cell, seeded(2, 2))))
+    assert len(times) == 1 and outcome.done == [seeded(2, 2).key]
+    assert "is not there although its training has ended" in outcome.failed[cell.key]
+
+
+def test_several_processes_have_nothing_to_do_where_all_is_done(queue: Queue) -> None:
+    outcome = queue.run(queue.plan(), at_once=2)
+    assert not outcome.done and not outcome.left
 
 
 def test_a_cell_that_failed_is_tried_again_by_the_next_run_alone(queue: Queue) -> None:

@@ -263,6 +263,8 @@ class Problem:
         """Return the search for an optimizer; it calls `after` with the number of each step."""
         attack = self.attack
         low, high = (0 - self.mean) / self.std, (1 - self.mean) / self.std
+        # In a model's normalized space 0 is the mean color; without one it is black.
+        gray = torch.where((self.mean == 0) & (self.std == 1), 0.5, 0.0)
 
         def confine() -> None:
             if attack.boxed:
@@ -282,6 +284,7 @@ class Problem:
             after,
             replayable,
             partial(self.fresh.refill, fixed),
+            gray,
         )
 
     def _replayable(self) -> bool:

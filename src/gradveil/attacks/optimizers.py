@@ -14,7 +14,7 @@ from gradveil.core.schedule import count_decays
 from gradveil.engine.device import Replayed
 
 TOWARD_GRAY = 0.8
-"""What is left of an image in a step without a finite slope; 0 is the mean color there."""
+"""What is left of an image's distance from gray in a step without a finite slope."""
 
 Slopes = list[Tensor]
 """The slope of the loss by each variable, in the shape of the variable."""
@@ -28,7 +28,8 @@ class Search:
     optimizer the sign of the first variable's slope. `decay` lowers the learning rate on the way.
     `confine` moves the variables back to where they may be. `before` is called before each
     evaluation, `after(step)` after each step, counted from 1. `replayable` says that a GPU may
-    capture a whole step and replay it, but for these two.
+    capture a whole step and replay it, but for these two. `gray` is what is gray in the first
+    variable.
     """
 
     variables: list[Tensor]
@@ -40,6 +41,7 @@ class Search:
     after: Callable[[int], None]
     replayable: bool = False
     before: Callable[[], object] = bool  # which does nothing
+    gray: Tensor | float = 0.0
 
     def losses_and_slopes(self) -> tuple[Tensor, Slopes]:
         """Return the loss of each row, and the slopes as the optimizer shall see them."""
@@ -81,7 +83,8 @@ class FirstOrder(Optimizer):
                 kept = torch.where(_spread(borne, slope), slope, 0.0)
                 self.update(variable, kept, slots, numbers)
             images = search.variables[0]
-            images.mul_(torch.where(_spread(borne, images), 1.0, TOWARD_GRAY))
+            moved = torch.where(_spread(borne, images), 0.0, 1 - TOWARD_GRAY)
+            images.add_((search.gray - images) * moved)
             search.confine()
             number.add_(1)
 

@@ -21,6 +21,7 @@ ATTACKS = [
     "raced",
     "features",
     "dense-matching",
+    "sent-statistics",
     "closed-form",
     "dense-inversion",
     "peeling",

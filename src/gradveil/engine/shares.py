@@ -293,27 +293,29 @@ def as_one_client(
     if protocol == one or one.moves(each):
         return protocol
     with in_mode(model, protocol.train_mode):
-        return protocol if _mixes(model, min(max(size, 2), ROWS), image_shape) else one
+        return protocol if _mixes(model, min(max(size, 3), ROWS), image_shape) else one
 
 
 def _mixes(model: nn.Module, rows: int, image_shape: ImageShape) -> bool:
     """Tell whether the images of a batch are mixed in the model's present mode, by any layer.
 
-    Of random images all but the first are replaced by others, with the same draws: where its answer
-    changes, or no pass is possible, they count as mixed.
+    Of random images all but one in the middle are replaced by others, with the same draws: where
+    its answer changes, or no pass is possible, they count as mixed. The first and the last may
+    change others without being changed, as in sums over all images so far.
     """
     if mixes_rows(model):
         return True
-    example, rng = next(model.parameters()), Generator().manual_seed(0)
+    example = next(model.parameters(), torch.zeros(()))
+    rng, middle = Generator().manual_seed(0), rows // 2
     try:
-        first, *others = torch.rand(2 * rows - 1, *image_shape, generator=rng).to(example)
+        one, *others = torch.rand(2 * rows - 1, *image_shape, generator=rng).to(example)
         answers: list[Tensor] = []
         with torch.no_grad(), forked():
             for some in (others[: rows - 1], others[rows - 1 :]):
                 torch.manual_seed(0)
-                batch = torch.stack([first, *some])
+                batch = torch.stack([*some[:middle], one, *some[middle:]])
                 buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
-                answers.append(functional_call(model, buffers, (batch,))[0])
+                answers.append(functional_call(model, buffers, (batch,))[middle])
         here, there = answers
         return not torch.allclose(here, there, rtol=1e-4, atol=1e-6 * float(here.abs().max()))
     except RAISED:  # the model may be anyone's, and is refused where it is attacked

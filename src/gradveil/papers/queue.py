@@ -151,10 +151,9 @@ class _Job:
         """Return the group with the cells that are neither done nor failed."""
         return replace(group, cells=tuple(cell for cell in group.cells if not self._over(cell)))
 
-    def _begins(self, group: Group) -> bool:
-        """Tell whether the training and the shortest cell are likely to end in time."""
+    def _begins(self, group: Group, training: float = 0.0) -> bool:
+        """Tell whether the shortest cell is likely to end in time, after so long a training."""
         times = [cell.left(self.workspace) for cell in group.cells]
-        training = training_left(group.training, self.workspace)
         return bool(times) and self.clock.fits(training + min(times))
 
     def _order(self, group: Group) -> tuple[bool, bool, bool]:
@@ -171,12 +170,15 @@ class _Job:
     def _claim(self, group: Group) -> bool:
         """Train the model, or do a cell, unless other processes do; tell whether it did.
 
-        Several processes begin with the longest cell of a group that ends in time, so that none is
-        left with it. Else they take the cells as the plan has them.
+        A model that another process trains is waited for, however long a training takes: that one
+        may be nearly over. Several processes begin with the longest cell of a group that ends in
+        time, so that none is left with it. Else they take the cells as the plan has them.
         """
         if not group.training.there(self.workspace):
             try:
                 with self._held(group.training.key):
+                    if not self._begins(group, training_left(group.training, self.workspace)):
+                        return False
                     self._train(group.training, group.cells)
                     return True
             except _Busy:
@@ -210,7 +212,16 @@ class _Job:
         new = not self.workspace.weights(training).exists()
         if all(map(self._over, cells)) or training.there(self.workspace):
             return
-        if self._tried(lambda: training.run(self.workspace), training.key, cells):
+
+        def train() -> None:
+            training.run(self.workspace)
+            if (path := training.checkpoint(self.workspace)) and not path.is_file():
+                raise GradveilError(
+                    f"{shown(path)} is not there although its training has ended: remove the "
+                    "folder, and it is trained again"
+                )
+
+        if self._tried(train, training.key, cells):
             self._learn("trained", training.key, training.seconds if new else None, began)
 
     def _measure(self, cell: Cell) -> None:
@@ -338,7 +349,7 @@ def run_queue(
 
         with RayEngine({}, ray_address) as cluster:
             cluster.run([task] * min(cluster.workers, cells), workspace.device)
-    else:
+    elif cells:
         _side_by_side(task, min(at_once, cells))
     _archive(records, workspace, archive)
     every = {cell.key: cell for group in plan.groups for cell in group.cells}
