@@ -149,7 +149,7 @@ def test_the_committed_records_are_read(folder: Path) -> None:
 
 
 def test_there_are_committed_records() -> None:
-    assert len(COMMITTED) == 18
+    assert len(COMMITTED) == 20
 
 
 @pytest.fixture
