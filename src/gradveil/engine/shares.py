@@ -21,13 +21,7 @@ from gradveil.core.seeds import forked
 from gradveil.core.types import Gradients, ImageShape, Loss, Protocol, Statistics
 from gradveil.engine.batched import BatchedGradients, NotBatchableError
 from gradveil.engine.draws import Draws
-from gradveil.engine.gradients import (
-    check_victims,
-    in_mode,
-    loop_gradients,
-    loop_inputs,
-    try_pass,
-)
+from gradveil.engine.gradients import check_victims, in_mode, loop_gradients, loop_inputs, try_pass
 from gradveil.engine.local import LocalUpdates, mean_of_clients
 from gradveil.engine.norms import Running, mixes_rows
 from gradveil.engine.products import Aim, DotAndSquare
